@@ -1,0 +1,46 @@
+# One way to do each chore. Every target makes the environment it needs in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench clean system
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+venv: $(STAMP)  ## the environment, in .venv
+
+system:
+	@scripts/system-packages
+
+demo: $(STAMP)  ## fork a sample project three ways, commit one, undo it
+	@$(BIN)/python -m forkwise.app.demo
+
+test: system $(STAMP)  ## all tests (PYTEST_ARGS='-k name' for some)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)  ## lint, format, types, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## put the sources into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: system $(STAMP)  ## figures against the raw floor and the peers (BENCH_ARGS=--json)
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,90 @@
+"""Copy-on-write branches of any directory: fork it, try things, commit exactly one outcome, take it back if need be.
+
+Names are loaded when they are first asked for, so that ``from forkwise import Workspace`` costs no more than it uses.
+
+>>> from forkwise import Workspace
+>>> ws = Workspace("/path/to/project")                # doctest: +SKIP
+>>> with ws.branch("attempt") as branch:              # doctest: +SKIP
+...     (branch.path / "notes.txt").write_text("tried")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forkwise.errors import (
+        AbortError,
+        BranchError,
+        BranchingError,
+        BranchNotFoundError,
+        BranchStaleError,
+        CommitError,
+        ConflictError,
+        ForkError,
+        ForkwiseError,
+        ForkwiseWarning,
+        MemoryBranchError,
+        MountError,
+        NamespaceError,
+        ProcessBranchError,
+    )
+    from forkwise.files.branch import Branch
+    from forkwise.files.collect import Collected
+    from forkwise.files.commit import Commit
+    from forkwise.files.conflict import Conflict
+    from forkwise.files.delta import Change, Delta
+    from forkwise.files.rebase import Rebase
+    from forkwise.files.workspace import Workspace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortError",
+    "Branch",
+    "BranchError",
+    "BranchNotFoundError",
+    "BranchStaleError",
+    "BranchingError",
+    "Change",
+    "Collected",
+    "Commit",
+    "CommitError",
+    "Conflict",
+    "ConflictError",
+    "Delta",
+    "ForkError",
+    "ForkwiseError",
+    "ForkwiseWarning",
+    "MemoryBranchError",
+    "MountError",
+    "NamespaceError",
+    "ProcessBranchError",
+    "Rebase",
+    "Workspace",
+    "__version__",
+]
+
+_HOMES = {
+    "Branch": "forkwise.files.branch",
+    "Change": "forkwise.files.delta",
+    "Collected": "forkwise.files.collect",
+    "Commit": "forkwise.files.commit",
+    "Conflict": "forkwise.files.conflict",
+    "Delta": "forkwise.files.delta",
+    "Rebase": "forkwise.files.rebase",
+    "Workspace": "forkwise.files.workspace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES.get(name, "forkwise.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,1 @@
+"""The faces of forkwise: what shows and asks. Nothing is decided on this floor."""

@@ -1,0 +1,36 @@
+"""The ``forkwise`` command: one module a noun. It asks the floors below and shows what they say."""
+
+from __future__ import annotations
+
+import click
+
+import forkwise
+from forkwise.app.cli.branch import branch
+from forkwise.app.cli.doctor import doctor
+from forkwise.app.cli.history import gc, log, undo
+from forkwise.app.cli.verb import Commands
+
+__all__ = ["forkwise_command", "main"]
+
+
+@click.group(
+    "forkwise",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: forkwise doctor, then forkwise branch create NAME.",
+)
+@click.version_option(forkwise.__version__, prog_name="forkwise")
+def forkwise_command() -> None:
+    """Copy-on-write branches of any directory: fork it, try things, commit exactly one, take it back if need be.
+
+    Every verb works on the current directory, or on the one named by -C, and takes --json.
+    """
+
+
+for _verb in (doctor, branch, log, undo, gc):
+    forkwise_command.add_command(_verb)
+
+
+def main() -> None:
+    """Run the command line."""
+    forkwise_command.main(prog_name="forkwise")

@@ -1,0 +1,234 @@
+"""``forkwise branch``: make branches, look at them, commit one, drop the rest."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from forkwise.app.cli.failure import Exit
+from forkwise.app.cli.output import (
+    MARKS,
+    Output,
+    branch_record,
+    change_record,
+    commit_record,
+    conflict_record,
+    size_text,
+    totals,
+)
+from forkwise.app.cli.verb import Commands, json_option, workspace_option
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.conflict import OnConflict
+
+__all__ = ["branch"]
+
+
+@click.group("branch", cls=Commands)
+def branch() -> None:
+    """Make branches, look at them, commit one, drop the rest.
+
+    A branch is named as it was created (try-1), or by its full path (/main/try-1/variant) where branches nest.
+    """
+
+
+def _open(directory: Path, name: str) -> Branch:
+    from forkwise.app.cli.private import open_inside
+
+    return open_inside(directory, name)
+
+
+def _command(directory: Path, *words: str) -> str:
+    """A command line the reader can paste, for the same workspace."""
+    place = () if directory == Path(".") else ("-C", str(directory))
+    return shlex.join(("forkwise", *words, *place))
+
+
+@branch.command(
+    "create", example=("forkwise branch create try-1", "forkwise branch create variant --from try-1 --json")
+)
+@click.argument("name")
+@click.option("--from", "parent", metavar="BRANCH", help="Fork from this branch instead of from the workspace.")
+@click.option("--view", metavar="VIEW", help="Have this view or fail; forkwise doctor lists them.")
+@workspace_option
+@json_option
+def create(name: str, parent: str | None, view: str | None, directory: Path, output: Output) -> None:
+    """Make a branch that stays until it is committed or aborted, and print where it is.
+
+    Where this user may not mount, the kernel's overlay is used in a namespace of one's own, which only forkwise branch
+    shell can show. A view that every process sees can be asked for with --view.
+    """
+    from forkwise.app.cli.private import enter_to_create, is_private
+    from forkwise.files.workspace import Workspace
+
+    enter_to_create(directory, view)
+    workspace = Workspace(directory, view=view)
+    made = (workspace.open(parent) if parent else workspace).branch(name)
+    try:
+        made.keep()
+        place = None if is_private(made) else str(made.path)
+    except BaseException:
+        made.abort()
+        raise
+    if output.as_json:
+        output.document({"branch": {**branch_record(made), "path": place}})
+        return
+    output.line(f"{made.branch_path} ({made.view})", "bold")
+    output.line(place or f"seen by: {_command(directory, 'branch', 'shell', name)}")
+
+
+@branch.command("ls", example=("forkwise branch ls", "forkwise branch ls --json"))
+@workspace_option
+@json_option
+def ls(directory: Path, output: Output) -> None:
+    """List the branches of a workspace, nested ones and those of other processes included."""
+    from forkwise.files.workspace import Workspace
+
+    workspace = Workspace(directory)
+    branches = workspace.branches()
+    if output.as_json:
+        output.document({"workspace": str(workspace.path), "branches": [branch_record(item) for item in branches]})
+    elif not branches:
+        output.line("No branches.")
+    else:
+        output.table(("branch", "view", "status", "created", "held by"), [_row(item) for item in branches])
+
+
+def _row(item: Branch) -> tuple[str, ...]:
+    holder = "kept" if item.kept else "a running process" if item.owner_alive else "nobody: gc may take it"
+    return item.branch_path, item.view, item.status, item.created.astimezone().strftime("%Y-%m-%d %H:%M:%S"), holder
+
+
+@branch.command("path", example=("forkwise branch path try-1", 'cd "$(forkwise branch path try-1)"'))
+@click.argument("name")
+@workspace_option
+@json_option
+def path(name: str, directory: Path, output: Output) -> None:
+    """Print the directory in which a branch is seen."""
+    from forkwise.errors import MountError
+    from forkwise.files.workspace import Workspace
+
+    found = Workspace(directory).open(name)
+    try:
+        place = str(found.path)
+    except MountError as error:
+        error.remedy = f"{_command(directory, 'branch', 'shell', name)} shows it"
+        raise
+    if output.as_json:
+        output.document({"branch_path": found.branch_path, "path": place})
+    else:
+        click.echo(place)
+
+
+@branch.command("diff", example=("forkwise branch diff try-1", "forkwise branch diff try-1 --stat"))
+@click.argument("name")
+@click.option("--stat", is_flag=True, help="Only which paths changed, and how.")
+@workspace_option
+@json_option
+def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
+    """Show what a branch changed: a unified diff, or with --json the list of changes."""
+    found = _open(directory, name)
+    if not stat and not output.as_json:
+        output.diff(found.diff())
+        return
+    delta = found.delta()
+    if output.as_json:
+        output.document({"branch_path": found.branch_path, "changes": [change_record(change) for change in delta]})
+        return
+    if delta:
+        rows = [(MARKS[c.kind], c.path, c.type, "" if c.kind == "deleted" else size_text(c.size)) for c in delta]
+        output.table(("", "path", "type", "size"), rows)
+    output.line(f"{totals(delta)}.")
+
+
+@branch.command("commit", example=("forkwise branch commit try-1", "forkwise branch commit try-1 --on-conflict merge"))
+@click.argument("name")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(("refuse", "ours", "theirs", "merge")),
+    default="refuse",
+    show_default=True,
+    help="Where the parent was changed by somebody else: change nothing, take the branch's side, keep theirs, merge.",
+)
+@click.option(
+    "--no-durable", is_flag=True, help="Do not wait for the disk: quicker, but not safe over a power failure."
+)
+@click.option("--trust", is_flag=True, help="Commit a layer that a power failure may have damaged.")
+@workspace_option
+@json_option
+def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, directory: Path, output: Output) -> None:
+    """Apply what a branch changed to its parent: all of it or nothing, whatever is killed."""
+    durable = False if no_durable else None
+    done = _open(directory, name).commit(on_conflict=on_conflict, durable=durable, trust=trust)
+    if output.as_json:
+        output.document({"commit": commit_record(done)})
+        return
+    output.line(f"Committed {done.branch} as {done.id}: {totals(done)}.", "bold")
+    output.changes({"added": done.added, "changed": done.changed, "deleted": done.deleted})
+    output.conflicts(done.conflicts)
+    for skipped in done.skipped:
+        output.line(f"  skipped {skipped}", "yellow")
+    output.line(f"To take it back: {_command(directory, 'undo', str(done.undo_id))}")
+
+
+@branch.command("abort", example=("forkwise branch abort try-1", "forkwise branch abort /main/try-1/variant"))
+@click.argument("name")
+@workspace_option
+@json_option
+def abort(name: str, directory: Path, output: Output) -> None:
+    """Drop a branch and everything in it."""
+    found = _open(directory, name)
+    found.abort()
+    if output.as_json:
+        output.document({"aborted": found.branch_path})
+    else:
+        output.line(f"Aborted {found.branch_path}.")
+
+
+@branch.command("rebase", example=("forkwise branch rebase try-1", "forkwise branch rebase try-1 --json"))
+@click.argument("name")
+@workspace_option
+@json_option
+def rebase(name: str, directory: Path, output: Output) -> int:
+    """Bring a stale branch onto what its parent is now.
+
+    Text that both changed is merged three ways. What cannot be merged is listed, and the exit code is 3.
+    """
+    found = _open(directory, name)
+    result = found.rebase()
+    if output.as_json:
+        conflicts = [conflict_record(conflict) for conflict in result.conflicts]
+        output.document({"branch_path": found.branch_path, "merged": list(result.merged), "conflicts": conflicts})
+    else:
+        counts = f"{len(result.merged)} merged, {len(result.conflicts)} in conflict"
+        output.line(f"Rebased {found.branch_path}: {counts}.", "bold")
+        output.changes({"changed": result.merged})
+        output.conflicts(result.conflicts)
+    return Exit.CONFLICT if result.conflicts else Exit.OK
+
+
+@branch.command(
+    "shell",
+    example=("forkwise branch shell try-1", "forkwise branch shell try-1 -- make test"),
+)
+@click.argument("name")
+@click.argument("command", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
+@workspace_option
+@json_option
+def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) -> int:
+    """Start a shell, or a command, inside a branch.
+
+    Its exit status is passed on. FORKWISE_BRANCH holds the branch's path among branches. The branch stays: commit or
+    abort it afterwards. With --json, a document follows the command's own output.
+    """
+    from forkwise.app.cli.shell import run_inside
+
+    found = _open(directory, name)
+    status = run_inside(found.path, command, {"FORKWISE_BRANCH": found.branch_path})
+    if output.as_json:
+        output.document({"branch_path": found.branch_path, "command": list(command), "status": status})
+    return status

@@ -1,0 +1,188 @@
+"""How things are shown: one JSON document for programs, tables and coloured text for people.
+
+rich is imported when something is printed for a person and not before, because it takes longer than most verbs do.
+Names that come out of a branch are made printable first: a file name must not be able to drive a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forkwise.files.branch import Branch
+    from forkwise.files.collect import Collected
+    from forkwise.files.commit import Commit
+    from forkwise.files.conflict import Conflict
+    from forkwise.files.delta import Change, Delta
+    from forkwise.files.doctor import Report
+
+__all__ = [
+    "MARKS",
+    "Output",
+    "branch_record",
+    "change_record",
+    "collected_record",
+    "commit_record",
+    "conflict_record",
+    "printable",
+    "report_record",
+    "size_text",
+    "totals",
+]
+
+MARKS = {"added": "+", "changed": "~", "deleted": "-"}
+STYLES = {"added": "green", "changed": "yellow", "deleted": "red"}
+_WIDE = 100_000  # what is not read on a terminal is neither wrapped nor cut
+_LISTED = 20
+
+
+class Output:
+    """Where a verb says what it did."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """The terminal, or what stands for it."""
+        if self._console is None:
+            from rich.console import Console
+
+            console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+            self._console = (
+                console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_WIDE)
+            )
+        return self._console
+
+    def document(self, value: object) -> None:
+        """Print the one JSON document of a verb."""
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """Print one line for a person."""
+        self.console.print(printable(text), style=style or None)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table for a person."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(cell), style=_cell_style(cell)) for cell in row))
+        self.console.print(table, soft_wrap=False)
+
+    def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
+        """Print paths by what happened to them, and how many are left out of the list."""
+        rows = [(kind, path) for kind, names in paths.items() for path in names]
+        for kind, path in rows[:limit]:
+            self.line(f"  {MARKS[kind]} {path}", STYLES[kind])
+        if len(rows) > limit:
+            self.line(f"  and {len(rows) - limit} more")
+
+    def conflicts(self, conflicts: Iterable[Conflict]) -> None:
+        """Print what could not be reconciled."""
+        for conflict in conflicts:
+            detail = f" ({conflict.detail})" if conflict.detail else ""
+            self.line(f"  ! {conflict.path}: {conflict.kind}{detail}", "red")
+
+    def diff(self, text: str) -> None:
+        """Print a unified diff: coloured and harmless on a terminal, byte for byte anywhere else."""
+        if not self.console.is_terminal:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.flush()
+            return
+        for line in text.splitlines():
+            self.console.print(printable(line, keep="\t"), style=_diff_style(line))
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text with what a terminal would obey, or could not show, written out instead."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def _cell_style(cell: str) -> str:
+    return {"yes": "green", "no": "red", "stale": "yellow", **{MARKS[k]: s for k, s in STYLES.items()}}.get(cell, "")
+
+
+def _diff_style(line: str) -> str | None:
+    if line.startswith(("+++", "---", "diff ")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+
+
+def size_text(size: int) -> str:
+    """A number of bytes as people read it."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def totals(values: Commit | Delta) -> str:
+    """How many paths were added, changed and deleted."""
+    return f"{len(values.added)} added, {len(values.changed)} changed, {len(values.deleted)} deleted"
+
+
+def branch_record(branch: Branch) -> dict[str, Any]:
+    """A branch as JSON holds it. Its path is not in it: asking for that brings the view up."""
+    return {
+        "name": branch.name,
+        "branch_path": branch.branch_path,
+        "parent": branch.branch_path.rpartition("/")[0],
+        "view": branch.view,
+        "status": branch.status,
+        "created": branch.created.isoformat(),
+        "owner_alive": branch.owner_alive,
+        "kept": branch.kept,
+    }
+
+
+def change_record(change: Change) -> dict[str, Any]:
+    """One changed path as JSON holds it."""
+    return asdict(change)
+
+
+def commit_record(commit: Commit) -> dict[str, Any]:
+    """A commit as JSON holds it."""
+    return {
+        **asdict(commit),
+        "at": commit.at.isoformat(),
+        "undo_id": commit.undo_id,
+        "conflicts": [conflict_record(conflict) for conflict in commit.conflicts],
+    }
+
+
+def conflict_record(conflict: Conflict) -> dict[str, Any]:
+    """A conflict as JSON holds it."""
+    return asdict(conflict)
+
+
+def collected_record(collected: Collected) -> dict[str, Any]:
+    """What a clean-up did as JSON holds it."""
+    return asdict(collected)
+
+
+def report_record(report: Report) -> dict[str, Any]:
+    """The doctor's report as JSON holds it."""
+    return {**asdict(report), "chosen": report.chosen}

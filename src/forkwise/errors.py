@@ -1,0 +1,100 @@
+"""Every exception forkwise raises, in one tree.
+
+They live together so that a caller can see the whole tree at a glance, and carry their facts as fields so that
+nobody has to parse a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forkwise.files.conflict import Conflict
+
+__all__ = [
+    "AbortError",
+    "BranchError",
+    "BranchNotFoundError",
+    "BranchStaleError",
+    "BranchingError",
+    "CommitError",
+    "ConflictError",
+    "ForkError",
+    "ForkwiseError",
+    "ForkwiseWarning",
+    "MemoryBranchError",
+    "MountError",
+    "NamespaceError",
+    "ProcessBranchError",
+]
+
+
+class BranchingError(Exception):
+    """The root of all errors forkwise raises."""
+
+
+ForkwiseError = BranchingError
+
+
+class ForkwiseWarning(UserWarning):
+    """Something was left out that the caller may have expected; the message says what and why."""
+
+
+class MountError(BranchingError):
+    """A view of a branch could not be had, brought up or taken down."""
+
+    def __init__(self, message: str, *, view: str | None = None, reason: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.view = view
+        self.reason = reason
+        self.remedy = remedy
+
+
+class BranchError(BranchingError):
+    """An operation on a branch failed."""
+
+    def __init__(self, message: str, *, branch: str | None = None, paths: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.branch = branch
+        self.paths = tuple(paths)
+
+
+class BranchStaleError(BranchError):
+    """A sibling was committed first: what this branch was forked from is no longer what is there."""
+
+
+class BranchNotFoundError(BranchError):
+    """There is no such branch, or it was committed or aborted meanwhile."""
+
+
+class CommitError(BranchError):
+    """A commit or an undo could not be carried out; the workspace is as it was before."""
+
+
+class ConflictError(CommitError):
+    """The parent was changed by somebody else where the branch changed it too."""
+
+    def __init__(self, message: str, *, branch: str | None = None, conflicts: Sequence[Conflict] = ()) -> None:
+        super().__init__(message, branch=branch, paths=[c.path for c in conflicts])
+        self.conflicts = tuple(conflicts)
+
+
+class AbortError(BranchError):
+    """A branch could not be taken away."""
+
+
+class ProcessBranchError(BranchingError):
+    """A sandboxed process failed."""
+
+
+class ForkError(ProcessBranchError):
+    """A process could not be forked."""
+
+
+class NamespaceError(ProcessBranchError):
+    """The namespaces or the confinement of a process could not be set up."""
+
+
+class MemoryBranchError(BranchingError):
+    """Memory could not be branched."""

@@ -1,0 +1,95 @@
+"""The common ancestor of two versions of a file: what it was when the branch was forked.
+
+Nothing is snapshotted for it. The undo record of the first commit that changed the path since holds it; where it was
+no commit but somebody's own edit, and the file is tracked by git, git's index has a version both came from.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from typing import TYPE_CHECKING
+
+from forkwise.files.journal import Run, Step
+from forkwise.files.lower import Lower
+from forkwise.files.parent import Parent
+from forkwise.files.record import Record
+
+if TYPE_CHECKING:
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["find_ancestor"]
+
+_GIT_PATIENCE = 10.0
+
+
+def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
+    """What a parent had at ``path`` at the commit ``generation`` and the filesystem's time ``forked``, if known."""
+    records = [Record.load(parent.place.history(n)) for n in range(generation + 1, parent.place.head + 1)]
+    present = [r for r in records if r is not None]
+    undone = {r.undoes for r in present}
+    for record in present:
+        if record.number in undone or record.undoes is not None:
+            continue  # a commit and its undo cancel out
+        step = _step_on(record, path)
+        if step is not None:
+            return _kept(parent, record, *step, forked)
+    if parent is parent.workspace:
+        return _from_git(parent.workspace, path)
+    return None
+
+
+def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
+    """The step that changed a path, and the rest of the path where the step moved a directory above it."""
+    for run in record.runs:
+        prefix = f"{run.directory}/" if run.directory else ""
+        if not path.startswith(prefix):
+            continue
+        name, _, rest = path[len(prefix) :].partition("/")
+        for step in run.steps:
+            if step.name == name:
+                return run, step, rest
+    return None
+
+
+def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
+    if step.code == "put":
+        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])))
+    if step.slot:
+        slot = f"{parent.place.path}/{record.side}/{step.slot}"
+    else:
+        slot = f"{parent.place.path}/{record.layer}/{run.directory}/{step.name}"
+    path = f"{slot}/{rest}" if rest else slot
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns >= forked:
+            return None  # what the commit found was no longer what the branch was forked from
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _beneath_layer(parent: Parent, path: str) -> bytes | None:
+    """A layer that had nothing at a path showed what lies below it."""
+    if len(parent.lowers) == 1:
+        return None
+    directory, _, name = path.rpartition("/")
+    with Lower(parent.lowers[1:]) as lower, lower.directory(directory) as held:
+        holder = held.holder(name)
+        if holder is None:
+            return None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(name, flags, dir_fd=holder), "rb") as file:
+            return file.read()
+
+
+def _from_git(workspace: Workspace, path: str) -> bytes | None:
+    """An older ancestor than the fork's is as good: what both sides have since is the same on both."""
+    command = ["git", "-C", os.fspath(workspace.path), "cat-file", "blob", f":./{path}"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,286 @@
+"""Branch: an isolated copy-on-write line of work over a workspace or over another branch.
+
+The object is a handle: all that matters lies in the branch's home on the disk, so any process can open any branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from forkwise.errors import AbortError, BranchError, BranchNotFoundError
+from forkwise.files.birth import Birth
+from forkwise.files.commit import Commit
+from forkwise.files.conflict import OnConflict
+from forkwise.files.delta import Delta
+from forkwise.files.durability import sync_filesystem
+from forkwise.files.layer import Scan, scan_layer
+from forkwise.files.parent import OnError, OnSuccess, Parent
+from forkwise.files.state import Lock, Place, locked
+from forkwise.files.transaction import recover
+from forkwise.files.trash import discard
+from forkwise.files.views.protocol import View
+
+if TYPE_CHECKING:
+    from forkwise.files.rebase import Rebase
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["Branch"]
+
+Status = Literal["open", "frozen", "stale", "committed", "aborted"]
+
+
+class Branch(Parent):
+    """An isolated view of a workspace: what is written at ``path`` is seen there and nowhere else, until it is
+    committed into the parent, or aborted and gone.
+
+    Made by ``Workspace.branch`` or ``Branch.branch``, opened by ``Workspace.open``.
+    """
+
+    __slots__ = ("_ended", "_on_error", "_on_success", "home", "name", "parent", "place", "target", "view_kind")
+
+    def __init__(
+        self, parent: Parent, name: str, view: View, on_success: OnSuccess = None, on_error: OnError = None
+    ) -> None:
+        self.parent = parent
+        self.name = name
+        self.home = parent.place.home(name)
+        self.place = Place(self.home, parent.place.state)
+        self.target = f"{self.home}/layer"
+        self.view_kind = view
+        self._on_success = on_success
+        self._on_error = on_error
+        self._ended: Literal["committed", "aborted"] | None = None
+
+    @classmethod
+    def open(cls, parent: Parent, name: str) -> Branch:
+        """A handle on a branch that exists, whichever process made it."""
+        from forkwise.files.views import view_named  # noqa: PLC0415
+
+        return cls(parent, name, view_named(Birth.load(parent.place.home(name)).view))
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.branch_path} of {self.workspace.path} ({self.view})>"
+
+    # What it is
+
+    @property
+    def workspace(self) -> Workspace:
+        return self.parent.workspace
+
+    @property
+    def branch_path(self) -> str:
+        """Its full path in the tree of branches, such as ``/main/strategy/variant``."""
+        return f"{self.parent.branch_path}/{self.name}"
+
+    @property
+    def view(self) -> str:
+        """The name of the view it is seen through."""
+        return self.view_kind.name
+
+    @property
+    def path(self) -> Path:
+        """The directory in which to work; it is brought up at the first look."""
+        self._must_be_open()
+        with locked(self.place.state):
+            birth = Birth.load(self.home)
+            if self.place.is_interrupted:
+                recover(self.place, self.target)
+            return Path(
+                self.view_kind.show(self.home, self.parent.lowers, writable=not (birth.frozen or self.place.names()))
+            )
+
+    @property
+    def status(self) -> Status:
+        """``open``, ``frozen`` (read-only: it has branches of its own, or was told to be), ``stale`` (a sibling was
+        committed first), ``committed`` or ``aborted``."""
+        if self._ended:
+            return self._ended
+        birth = Birth.load(self.home)
+        if birth.generation != self.parent.place.head:
+            return "stale"
+        return "frozen" if birth.frozen or self.place.names() else "open"
+
+    @property
+    def created(self) -> datetime:
+        """When it was made."""
+        return datetime.fromtimestamp(Birth.load(self.home).created, UTC)
+
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the process that made it still runs."""
+        owner = Birth.load(self.home).owner
+        return owner is not None and owner.alive
+
+    @property
+    def kept(self) -> bool:
+        """Whether it was told to outlive its process."""
+        return Birth.load(self.home).kept
+
+    @property
+    def lowers(self) -> list[str]:
+        return [self.target] if self.view_kind.whole else [self.target, *self.parent.lowers]
+
+    @property
+    def commits_into_layer(self) -> bool:
+        """Whether its commit is folded into another layer, instead of changing a plain directory."""
+        return isinstance(self.parent, Branch) and not self.view_kind.whole
+
+    # What it changed
+
+    def delta(self) -> Delta:
+        """What it changed against its parent, as a value. Costs what was changed, not what is there (in a layered
+        view; a whole tree is looked through)."""
+        with self._lock():
+            return self.scan().delta()
+
+    def diff(self) -> str:
+        """What it changed, as unified text that ``git apply`` and ``patch -p1`` take."""
+        from forkwise.files.diff import unified  # noqa: PLC0415 - only who asks for text pays for it
+        from forkwise.files.versions import Versions, file_diffs  # noqa: PLC0415
+
+        with self._lock(), Versions(self.target, self.parent.lowers) as versions:
+            return unified(file_diffs(versions, self.scan()))
+
+    def scan(self) -> Scan:
+        """Read the layer against the parent. Called under the lock."""
+        base = self.view_kind.base(self.home)
+        if base is None:
+            return scan_layer(self.target, self.parent.lowers)
+        from forkwise.files.tree import scan_tree  # noqa: PLC0415
+
+        return scan_tree(self.target, self.parent.lowers, base, Birth.load(self.home).made)
+
+    # What becomes of it
+
+    def commit(
+        self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False
+    ) -> Commit:
+        """Apply what it changed to its parent, all of it or nothing, and end the branch.
+
+        Raises BranchStaleError where a sibling was committed first (see ``rebase``), and ConflictError where somebody
+        else changed the same paths in the parent since the fork; ``on_conflict`` decides those: ``ours`` takes the
+        branch's, ``theirs`` keeps the parent's, ``merge`` merges text three ways. ``durable=False`` skips the syncs
+        that make it hold over a power failure. ``trust=True`` accepts files that may have been torn by one.
+        """
+        from forkwise.files.committing import commit_branch  # noqa: PLC0415
+
+        self._must_be_open()
+        durable = self.workspace.durable if durable is None else durable
+        done = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
+        self._ended = "committed"
+        return done
+
+    def abort(self) -> None:
+        """Drop the branch and all branches made from it. Quick, however much was changed."""
+        self._must_be_open()
+        try:
+            with locked(self.place.state):
+                Birth.load(self.home)
+                self.remove()
+                self.parent.child_gone()
+        except OSError as error:
+            raise AbortError(f"{self.branch_path} could not be aborted: {error}", branch=self.name) from error
+        self._ended = "aborted"
+
+    def rebase(self) -> Rebase:
+        """Bring a stale branch onto what its parent is now.
+
+        Text that both changed is merged three ways. What cannot be merged stays as the branch has it, comes back as
+        ``Conflict`` values, and is refused by ``commit`` until the file is changed or ``on_conflict`` decides.
+        """
+        from forkwise.files.rebase import rebase_branch  # noqa: PLC0415
+
+        self._must_be_open()
+        return rebase_branch(self)
+
+    def freeze(self) -> None:
+        """Make it read-only, and its content safe on the disk, until ``thaw``."""
+        with self._lock() as lock:
+            self.view_kind.freeze(self.home, self.parent.lowers)
+            self._sync(lock, frozen=True)
+
+    def thaw(self) -> None:
+        """Make a frozen branch writable again; not while branches made from it live."""
+        with self._lock():
+            if self.place.names():
+                raise BranchError(f"{self.branch_path} has branches of its own; they come first", branch=self.name)
+            birth = Birth.load(self.home)
+            birth.frozen = False
+            birth.save(self.home)
+            self.child_gone()
+
+    def keep(self) -> Branch:
+        """Let it outlive this process and a loss of power: ``gc`` leaves it alone, the end of a ``with`` block too."""
+        with self._lock() as lock:
+            self._sync(lock, kept=True)
+        self._on_success = self._on_error = None
+        return self
+
+    def _sync(self, lock: Lock, *, frozen: bool | None = None, kept: bool | None = None) -> None:
+        birth = Birth.load(self.home)
+        now = lock.now()
+        sync_filesystem(self.target)
+        birth.synced = now
+        birth.frozen = birth.frozen if frozen is None else frozen
+        birth.kept = birth.kept if kept is None else kept
+        birth.save(self.home)
+
+    # As a context manager
+
+    def __enter__(self) -> Branch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._ended:
+            return
+        if error is None:
+            if self._on_success == "commit":
+                self.commit()
+        elif self._on_error == "abort":
+            self.abort()
+
+    # As a parent
+
+    def view_of_children(self) -> View:
+        return self.view_kind
+
+    def fork_begins(self) -> None:
+        self._must_be_open()
+        birth = Birth.load(self.home)
+        if not self.place.names() and not birth.frozen:
+            self.view_kind.freeze(self.home, self.parent.lowers)
+
+    def commit_begins(self) -> None:
+        # Changing a layer underneath its mount is undefined, so it is taken down; the next look mounts it anew.
+        self.view_kind.hide(self.home)
+
+    def child_gone(self) -> None:
+        if not self.place.names() and not Birth.load(self.home).frozen:
+            self.view_kind.thaw(self.home, self.parent.lowers)
+
+    # Under the lock
+
+    def remove(self) -> None:
+        """Take the branch and what was made from it out of sight. Called under the lock."""
+        for name in self.place.names():
+            Branch.open(self, name).remove()
+        self.view_kind.release(self.home)
+        discard(self.place, self.home)
+
+    @contextmanager
+    def _lock(self) -> Iterator[Lock]:
+        self._must_be_open()
+        with locked(self.place.state) as lock:
+            recover(self.parent.place, self.parent.target)
+            Birth.load(self.home)
+            recover(self.place, self.target)
+            yield lock
+
+    def _must_be_open(self) -> None:
+        if self._ended:
+            raise BranchNotFoundError(f"{self.branch_path} was {self._ended}", branch=self.name)

@@ -1,0 +1,98 @@
+"""Collecting what is no longer anybody's: branches of dead processes, old undo content, what never got finished.
+
+Nothing here follows a mount, and nothing that holds uncommitted work goes unless it was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkwise.files import trash
+from forkwise.files.birth import Birth
+from forkwise.files.branch import Branch
+from forkwise.files.parent import Parent
+from forkwise.files.state import locked
+from forkwise.files.transaction import recover
+
+if TYPE_CHECKING:
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["Collected", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was removed (branches and ``commit N``), which branches with uncommitted changes were left, and how many
+    bytes of disk came free."""
+
+    removed: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+    freed: int = 0
+
+
+def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> Collected:
+    """Collect what belongs to one workspace."""
+    place = workspace.place
+    with locked(place.state):
+        recover(place, workspace.target)
+        removed: list[str] = []
+        listed: list[str] = []
+        freed = 0
+        for branch in reversed(workspace.branches()):
+            if _is_wanted(branch):
+                continue
+            if not force and branch.scan().delta():
+                listed.append(branch.branch_path)
+                continue
+            removed.append(branch.branch_path)
+            freed += _size(f"{branch.home}/layer")
+            if not dry_run:
+                branch.remove()
+                branch.parent.child_gone()
+        leftovers = list(_unfinished(workspace))
+        old = [n for n in range(place.head - keep, 0, -1) if os.path.isdir(place.history(n))]
+        removed += [f"commit {n}" for n in old]
+        freed += sum(map(_size, [*leftovers, *(place.history(n) for n in old), f"{place.state}/trash"]))
+        if not dry_run:
+            for path in [*leftovers, *(place.history(n) for n in old)]:
+                trash.discard(place, path)
+    if not dry_run:
+        trash.wait()
+        trash.empty(place.state)
+    return Collected(tuple(removed), tuple(listed), freed)
+
+
+def _is_wanted(branch: Branch) -> bool:
+    birth = Birth.load(branch.home)
+    return birth.kept or (birth.owner is not None and birth.owner.alive) or bool(branch.place.names())
+
+
+def _unfinished(workspace: Workspace) -> Iterator[str]:
+    """Homes whose makers were killed: whoever makes one holds the lock, and now we do."""
+    parents: list[Parent] = [workspace, *workspace.branches()]
+    for parent in parents:
+        branches = f"{parent.place.path}/branches"
+        if os.path.isdir(branches):
+            yield from (f"{branches}/{n}" for n in os.listdir(branches) if n.startswith(".new-"))
+
+
+def _size(path: str) -> int:
+    """The disk space beneath a directory; what cannot be read counts as nothing."""
+    total = 0
+    pending = [path]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    total += found.st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue
+    return total
+
+

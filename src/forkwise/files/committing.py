@@ -1,0 +1,224 @@
+"""How a branch is committed: checked against its parent under the lock, planned, and carried out by the journal."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+from forkwise.errors import BranchError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
+from forkwise.files.birth import Birth
+from forkwise.files.commit import Commit
+from forkwise.files.conflict import Conflict, OnConflict
+from forkwise.files.layer import Entry, Scan
+from forkwise.files.marks import mark_opaque, unmark, unmark_origins
+from forkwise.files.owner import boot_id
+from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
+from forkwise.files.record import Record
+from forkwise.files.state import Lock, locked, same_mount
+from forkwise.files.syscalls import filesystem_magic
+from forkwise.files.transaction import Transaction, recover
+from forkwise.files.trash import discard
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+
+__all__ = ["commit_branch"]
+
+_OVERLAYFS = 0x794C7630
+_CHOICES = ("refuse", "ours", "theirs", "merge")
+
+
+def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, trust: bool) -> Commit:
+    """Apply a branch's layer to its parent; on any error nothing was changed and the branch is as before."""
+    if on_conflict not in _CHOICES:
+        raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
+    with locked(branch.place.state) as lock:
+        recover(branch.parent.place, branch.parent.target)
+        birth = Birth.load(branch.home)
+        _check_turn(branch, birth)
+        is_still = _still(branch)
+        try:
+            scan = branch.scan()
+            if not trust:
+                _check_trust(branch, birth, scan)
+            decision = _Decision(branch, birth, scan, on_conflict)
+            is_still = branch.view_kind.hide(branch.home) and is_still
+            branch.parent.commit_begins()
+        except BaseException:
+            if not birth.frozen:
+                branch.view_kind.thaw(branch.home, branch.parent.lowers)
+            raise
+        record = _carry_out(branch, birth, decision, lock, moves=is_still, durable=durable)
+        if branch.view_kind.whole:
+            # Its files were copied aside: the tree itself has nothing more to give.
+            home = f"{branch.parent.place.history(record.number)}/home"
+            branch.view_kind.release(home)
+            discard(branch.parent.place, home)
+        branch.parent.child_gone()
+    if record.skipped:
+        warnings.warn(
+            f"{branch.branch_path}: FIFOs, sockets and devices are not committed: {', '.join(record.skipped)}",
+            ForkwiseWarning,
+            stacklevel=4,
+        )
+    return record.commit()
+
+
+def _check_turn(branch: Branch, birth: Birth) -> None:
+    if names := branch.place.names():
+        raise BranchError(
+            f"{branch.branch_path} has branches of its own that are still open: {', '.join(names)}; "
+            "commit or abort those first",
+            branch=branch.name,
+        )
+    if birth.generation != branch.parent.place.head:
+        raise BranchStaleError(
+            f"{branch.branch_path} is stale: {branch.parent.branch_path} was committed to since it was forked; "
+            "rebase() brings it onto what is there now, abort() drops it",
+            branch=branch.name,
+        )
+
+
+def _still(branch: Branch) -> bool:
+    """Stop all writing to the branch; False where somebody has files open for it and goes on."""
+    try:
+        branch.view_kind.freeze(branch.home, branch.parent.lowers)
+    except BranchError:
+        return False
+    return True
+
+
+def _check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
+    """A layer is written without syncs: after the machine went down, what was not synced may be torn."""
+    if birth.boot == boot_id():
+        return
+    torn = [e.path for e in scan.entries if e.new is not None and e.new.st_ctime_ns >= birth.synced]
+    if torn:
+        raise CommitError(
+            f"the machine was restarted while {branch.branch_path} held changes that were not synced: if it lost power, "
+            f"files may be incomplete ({', '.join(torn[:5])}{', …' if len(torn) > 5 else ''}). "
+            "Look at them, then commit with trust=True (--trust); keep() syncs a branch",
+            branch=branch.name,
+            paths=torn,
+        )
+
+
+class _Decision:
+    """What is done about each conflict."""
+
+    def __init__(self, branch: Branch, birth: Birth, scan: Scan, on_conflict: OnConflict) -> None:
+        self.scan = scan
+        self.dropped: set[str] = set()
+        self.merged: dict[str, bytes] = {}
+        self.conflicts: list[Conflict] = []
+        entries = {e.path: e for e in scan.entries}
+        found = _unresolved(birth, entries)
+        if not branch.commits_into_layer:
+            found += find_conflicts(scan, birth.forked)
+        if not found:
+            return
+        if on_conflict == "ours":
+            self.conflicts = found
+        elif on_conflict == "theirs":
+            self.conflicts = found
+            self.dropped = {c.path for c in found}
+        else:
+            self._merge(branch, birth, found, entries, on_conflict)
+
+    def _merge(
+        self, branch: Branch, birth: Birth, found: list[Conflict], entries: dict[str, Entry], on_conflict: OnConflict
+    ) -> None:
+        from forkwise.files.merging import merge_conflicts  # noqa: PLC0415 - few commits need it
+        from forkwise.files.versions import Versions  # noqa: PLC0415
+
+        with Versions(branch.target, branch.parent.lowers) as versions:
+            same = [c for c in found if c.path in entries and versions.is_same(entries[c.path])]
+            self.dropped = {c.path for c in same}
+            left = [c for c in found if c not in same]
+            if on_conflict == "merge":
+                self.conflicts = left
+                self.merged, left = merge_conflicts(left, entries, versions, branch.parent, birth)
+        if left:
+            shown = "; ".join(str(c) for c in left[:5]) + ("; …" if len(left) > 5 else "")
+            raise ConflictError(
+                f"{branch.branch_path} was not committed, nothing was changed: {shown}. "
+                "on_conflict='ours', 'theirs' or 'merge' decides",
+                branch=branch.name,
+                conflicts=left,
+            )
+
+
+def _unresolved(birth: Birth, entries: dict[str, Entry]) -> list[Conflict]:
+    """What a rebase could not merge and nobody has touched since."""
+    return [
+        c
+        for c in birth.unmerged
+        if (entry := entries.get(c.path)) and (entry.new is None or entry.new.st_ctime_ns < birth.rebased)
+    ]
+
+
+def _carry_out(
+    branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool
+) -> Record:
+    parent, scan = branch.parent, decision.scan
+    transaction = Transaction(parent.place, parent.target)
+    try:
+        if branch.commits_into_layer:
+            plan = plan_layer(branch.target, parent.target, decision.dropped)
+            mark_opaque(branch.target, plan.opaque)
+            unmark_origins(branch.target, plan.foreign)
+            origins: list[str] = []
+        else:
+            moves = moves and not branch.view_kind.whole and same_mount(parent.place.path, parent.target)
+            plan = plan_directory(
+                scan,
+                forked=birth.forked,
+                moves=moves,
+                renames_directories=filesystem_magic(parent.target) != _OVERLAYFS,
+                dropped=decision.dropped,
+                merged=decision.merged,
+            )
+            transaction.fill(plan, branch.target, decision.merged)
+            origins = unmark(branch.target, scan.marked) if moves else []
+        record = _record(branch, decision, plan, transaction, durable, origins)
+    except BaseException as error:
+        transaction.roll_back()
+        if isinstance(error, OSError):
+            raise CommitError(
+                f"{branch.branch_path} was not committed, nothing was changed: {error}", branch=branch.name
+            ) from error
+        raise
+    transaction.run(record, lock, branch.target)
+    return record
+
+
+def _record(
+    branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool, origins: list[str]
+) -> Record:
+    number = transaction.number
+    record = Record(
+        number=number,
+        kind="commit",
+        branch=branch.branch_path,
+        at=time.time(),
+        durable=durable,
+        layer=f"history/{number}/home/layer",
+        side=f"history/{number}/side",
+        home=branch.name,
+        stage=transaction.stage,
+        runs=plan.runs,
+        metas=plan.metas,
+        origins=origins,
+        skipped=[] if branch.commits_into_layer else sorted(decision.scan.specials),
+        conflicts=decision.conflicts,
+    )
+    lists = {"added": record.added, "changed": record.changed, "deleted": record.deleted}
+    for entry in decision.scan.entries:
+        path = entry.path
+        if path not in decision.dropped:
+            lists[entry.kind].append(path)
+    record.changed += [t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped]
+    for paths in lists.values():
+        paths.sort()
+    return record

@@ -1,0 +1,178 @@
+"""A program, not a library: tries each means of confinement in a child of its own and prints what came of it as JSON.
+
+It is started by its path in a fresh interpreter because ``unshare(CLONE_NEWUSER)`` is refused to a process with more
+than one thread, and forking a process that has threads is unsafe: nothing is known of the process that asks. For the
+same reason it imports nothing of forkwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+MS_REC_PRIVATE = 16384 | (1 << 18)
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_CREATE_RULESET_VERSION = 1
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
+EFAULT = 14
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _must(outcome: int, step: str) -> None:
+    if outcome < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), step)
+
+
+def _unshare(flags: int, step: str) -> None:
+    _must(_libc.unshare(flags), step)
+
+
+def _enter_user_namespace() -> None:
+    """A user namespace in which this user is itself, with all capabilities over what the namespace owns."""
+    uid, gid = os.getuid(), os.getgid()
+    _unshare(CLONE_NEWUSER, "unshare(CLONE_NEWUSER)")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def user_namespace() -> str:
+    """Whether this user may have a user namespace."""
+    _enter_user_namespace()
+    return f"uid {os.getuid()} mapped to itself"
+
+
+def _enter(flag: int, name: str) -> str:
+    """Have a namespace directly where this user may, else inside a user namespace; says which."""
+    try:
+        _unshare(flag, f"unshare({name})")
+    except PermissionError:
+        _enter_user_namespace()
+        _unshare(flag, f"unshare({name}) in a user namespace")
+        return "inside a user namespace"
+    return "directly"
+
+
+def mount_namespace() -> str:
+    """Whether a mount namespace can be had and mounts in it be changed."""
+    how = _enter(CLONE_NEWNS, "CLONE_NEWNS")
+    _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+    return how
+
+
+def pid_namespace() -> str:
+    """Whether a PID namespace can be had, in which the first child is process 1."""
+    how = _enter(CLONE_NEWPID, "CLONE_NEWPID")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if os.getpid() == 1 else 1)
+    if os.waitpid(child, 0)[1] != 0:
+        raise OSError(0, "the first process of the namespace was not process 1", "fork")
+    return how
+
+
+def network_namespace() -> str:
+    """Whether a network namespace can be had that holds nothing but its own loopback."""
+    how = _enter(CLONE_NEWNET, "CLONE_NEWNET")
+    names = sorted(name for _, name in socket.if_nameindex())
+    return f"{how}; interfaces: {', '.join(names) or 'none'}"
+
+
+def landlock() -> str:
+    """The version of Landlock's interface."""
+    _libc.syscall.restype = ctypes.c_long
+    flags = ctypes.c_uint32(LANDLOCK_CREATE_RULESET_VERSION)
+    version = _libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), flags)
+    _must(version, "landlock_create_ruleset")
+    return f"ABI {version}"
+
+
+def seccomp() -> str:
+    """Whether filters can be installed: the kernel that knows them stumbles over the missing program, no other does."""
+    _must(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    try:
+        _must(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0), "prctl(PR_SET_SECCOMP)")
+    except OSError as error:
+        if error.errno != EFAULT:
+            raise
+    return "filters can be installed"
+
+
+def private_overlay(workspace: str, state: str) -> str:
+    """Whether overlayfs can be mounted over a workspace in namespaces of one's own, with its layer in ``state``."""
+    home = tempfile.mkdtemp(prefix=".probe-", dir=state)
+    try:
+        for name in ("layer", "work", "view"):
+            os.mkdir(f"{home}/{name}")
+        _enter_user_namespace()
+        _unshare(CLONE_NEWNS, "unshare(CLONE_NEWNS) in a user namespace")
+        _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+        descriptors = [os.open(path, os.O_PATH) for path in (workspace, f"{home}/layer", f"{home}/work")]
+        lower, upper, work = (f"/proc/self/fd/{fd}" for fd in descriptors)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr".encode()
+        view = os.fsencode(f"{home}/view")
+        _must(_libc.mount(b"forkwise", view, b"overlay", ctypes.c_ulong(0), options), "mount of an overlay")
+        _must(_libc.umount2(view, 0), "umount of an overlay")
+    finally:
+        shutil.rmtree(home)
+    return "kernel overlayfs, seen by one's own processes only"
+
+
+PROBES: dict[str, Callable[[], str]] = {
+    "user namespaces": user_namespace,
+    "mount namespaces": mount_namespace,
+    "PID namespaces": pid_namespace,
+    "network namespaces": network_namespace,
+    "Landlock": landlock,
+    "seccomp": seccomp,
+}
+
+
+def in_child(probe: Callable[[], str]) -> dict[str, object]:
+    """What a probe says when it is run in a child that is reaped before this returns."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer: dict[str, object]
+        try:
+            answer = {"works": True, "detail": probe(), "errno": 0}
+        except OSError as error:
+            answer = {"works": False, "detail": f"{error.filename}: {error.strerror}", "errno": error.errno}
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ValueError):
+        return dict(json.loads(text))
+    return {"works": False, "detail": f"the probe ended with wait status {status}", "errno": 0}
+
+
+def main(words: list[str]) -> None:
+    """Print what each probe says; with a workspace and its state directory, also whether an overlay can be had."""
+    probes = dict(PROBES)
+    if words:
+        workspace, state = words
+        probes["private overlay"] = partial(private_overlay, workspace, state)
+    print(json.dumps({name: in_child(probe) for name, probe in probes.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

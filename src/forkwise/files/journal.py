@@ -1,0 +1,360 @@
+"""The journal: steps that are carried out all or not at all, whatever is killed and whenever.
+
+A step is one rename. What it brings into the target comes from a *slot* in forkwise's own state, and what it takes out
+goes into that same slot, so the record of a finished commit is at the same time its undo record, and nothing is ever
+copied to be kept. Whether a step has happened is read off the filesystem by inode number, so that going back needs no
+log of progress and survives any order in which a crashed filesystem kept the renames.
+
+The order of things, each line finished before the next begins (``durable`` adds the syncs, and nothing else):
+
+1. the new content lies in its slots                                   -- synced
+2. the record, with every step in it, is written beside them           -- synced, and its directory
+3. the steps are carried out                                           -- every directory they touched is synced
+4. the place's ``head`` is renamed to the new number: it has happened  -- the directory that holds it is synced
+
+Killed before 4, the next one to open the place finds a record with a number above ``head`` and takes its steps back.
+Killed after, there is nothing left to do. A power failure at any point leaves what one of those two can handle: the
+record was on the disk before the first step, and all renames are before the head was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from forkwise.files.beneath import open_directory, open_root
+from forkwise.files.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
+
+__all__ = ["Meta", "Run", "Slots", "Step", "StepCode", "facts", "invert", "perform", "revert"]
+
+StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
+_INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
+_HALFWAY = ".halfway"
+
+
+@dataclass(slots=True)
+class Meta:
+    """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes."""
+
+    path: str
+    before: list[int]
+    after: list[int]
+    attributes_before: dict[str, str] | None = None
+    attributes_after: dict[str, str] | None = None
+
+    @classmethod
+    def change(
+        cls,
+        path: str,
+        old: os.stat_result | None,
+        new: os.stat_result | None,
+        old_attributes: dict[str, bytes] | None = None,
+        new_attributes: dict[str, bytes] | None = None,
+        *,
+        keeps_time: bool = False,
+    ) -> Meta:
+        """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
+        meta = cls(path, facts(old), facts(new))
+        if keeps_time:
+            meta.after[3] = -1
+        if old_attributes != new_attributes:
+            meta.attributes_before = {k: v.hex() for k, v in (old_attributes or {}).items()}
+            meta.attributes_after = {k: v.hex() for k, v in (new_attributes or {}).items()}
+        return meta
+
+    def inverse(self) -> Meta:
+        return Meta(self.path, self.after, self.before, self.attributes_after, self.attributes_before)
+
+    def dump(self) -> list[Any]:
+        return [self.path, self.before, self.after, self.attributes_before, self.attributes_after]
+
+
+@dataclass(slots=True)
+class Step:
+    """One rename between the target and a slot. An empty ``slot`` is the same path in the layer, any other a name in
+    the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target.
+
+    ``modes`` are those of a directory that enters or leaves and may not be written to: it has to be for the moment of
+    its rename, because its ``..`` changes. ``facts`` is the metadata of a directory that goes empty.
+    """
+
+    code: StepCode
+    name: str
+    slot: str
+    enters: int = 0
+    leaves: int = 0
+    modes: tuple[int, int] | None = None
+    facts: list[int] | None = None
+
+    def inverse(self) -> Step:
+        modes = None if self.modes is None else (self.modes[1], self.modes[0])
+        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, modes, self.facts)
+
+    def dump(self) -> list[Any]:
+        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves]
+        return row if self.modes is None and self.facts is None else [*row, self.modes, self.facts]
+
+
+@dataclass(slots=True)
+class Run:
+    """Steps in one directory of the target, in their order."""
+
+    directory: str
+    steps: list[Step] = field(default_factory=list)
+
+    def dump(self) -> list[Any]:
+        return [self.directory, [s.dump() for s in self.steps]]
+
+    @classmethod
+    def load(cls, row: list[Any]) -> Run:
+        return cls(row[0], [Step(*s) for s in row[1]])
+
+
+def invert(runs: Iterable[Run], metas: Iterable[Meta]) -> tuple[list[Run], list[Meta]]:
+    """The steps that undo others."""
+    back = [Run(r.directory, [s.inverse() for s in reversed(r.steps)]) for r in reversed(list(runs))]
+    return back, [m.inverse() for m in metas]
+
+
+class Slots:
+    """The directories steps work between, open: the target, the layer and the side directory."""
+
+    def __init__(self, target: str, layer: str | None, side: str) -> None:
+        self.target = open_root(target)
+        self.layer = -1 if layer is None else open_root(layer)
+        self.side = open_root(side)
+
+    def close(self) -> None:
+        for fd in (self.target, self.layer, self.side):
+            if fd >= 0:
+                os.close(fd)
+
+
+def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bool) -> None:
+    """Carry out all steps, then the directories' metadata. Raises OSError at the first that fails."""
+    for run in runs:
+        with _RunDirectories(run, slots, sync) as here:
+            for step in run.steps:
+                here.do(step)
+    _set_metas(metas, slots.target, "after")
+
+
+def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bool) -> list[str]:
+    """Take back whatever was carried out. Paths that somebody else replaced meanwhile are left, and returned."""
+    left: list[str] = []
+    metas = list(metas)
+    for run in reversed(list(runs)):
+        try:
+            here = _RunDirectories(run, slots, sync)
+        except FileNotFoundError:
+            continue  # inside a directory that was itself never put
+        with here:
+            left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
+    _set_metas(metas, slots.target, "before")
+    if slots.layer >= 0:
+        _set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
+    return left
+
+
+class _RunDirectories:
+    """The target's directory and the layer's for one run of steps."""
+
+    def __init__(self, run: Run, slots: Slots, sync: bool) -> None:
+        self.slots = slots
+        self.sync = sync
+        self.target = open_directory(slots.target, run.directory, os.O_RDONLY if sync else os.O_PATH)
+        self.layer = -1
+        try:
+            _allow_writing(self.target)
+            if any(not s.slot and s.code in ("put", "swap", "take") for s in run.steps):
+                self.layer = open_directory(slots.layer, run.directory, os.O_RDONLY if sync else os.O_PATH)
+                _allow_writing(self.layer)
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> _RunDirectories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self.target, self.layer):
+            if fd >= 0:
+                try:
+                    if self.sync:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def do(self, step: Step) -> None:
+        """Take one step."""
+        name, target = step.name, self.target
+        fd, slot = self._slot(step)
+        with _Writable(step, (fd, slot), (target, name)):
+            if step.code == "swap":
+                _exchange(fd, slot, target, name)
+            elif step.code == "put":
+                _move(fd, slot, target, name)
+            elif step.code == "take":
+                _move(target, name, fd, slot)
+            elif step.code == "rmdir":
+                os.rmdir(name, dir_fd=target)
+            else:
+                self._mkdir(step)
+
+    def undo(self, step: Step) -> bool:
+        """Take one step back if it was taken; False where somebody else has put something in its place."""
+        fd, slot = self._slot(step)
+        with _Writable(step.inverse(), (fd, slot), (self.target, step.name)):
+            if step.code == "swap":
+                return self._undo_swap(step, fd, slot)
+            there = _inode(self.target, step.name)
+            if step.code == "put":
+                if there != step.enters or _inode(fd, slot):
+                    return bool(_inode(fd, slot))
+                _move(self.target, step.name, fd, slot)
+            elif step.code == "take":
+                if not _inode(fd, slot):
+                    return True
+                if there:
+                    return False
+                _move(fd, slot, self.target, step.name)
+            elif step.code == "rmdir":
+                if not there:
+                    self._mkdir(step)
+            elif there:
+                os.rmdir(step.name, dir_fd=self.target)
+        return True
+
+    def _undo_swap(self, step: Step, fd: int, slot: str) -> bool:
+        there = _inode(self.target, step.name)
+        if _inode(fd, slot + _HALFWAY):
+            if there:
+                _move(self.target, step.name, fd, slot)
+            _move(fd, slot + _HALFWAY, self.target, step.name)
+            return True
+        if there == step.enters:
+            _exchange(fd, slot, self.target, step.name)
+            return True
+        return _inode(fd, slot) == step.enters
+
+    def _slot(self, step: Step) -> tuple[int, str]:
+        return (self.slots.side, step.slot) if step.slot else (self.layer, step.name)
+
+    def _mkdir(self, step: Step) -> None:
+        assert step.facts is not None
+        os.mkdir(step.name, 0o700, dir_fd=self.target)
+        _set_meta(self.target, step.name, step.facts, None)
+
+
+class _Writable:
+    """Lets read-only directories be renamed, and gives them their modes back, wherever they are afterwards."""
+
+    def __init__(self, step: Step, slot: tuple[int, str], target: tuple[int, str]) -> None:
+        self.modes = step.modes or ()
+        self.inodes = (step.enters, step.leaves)
+        self.places = (slot, target)
+
+    def __enter__(self) -> None:
+        self._set(0o200)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(0)
+
+    def _set(self, extra: int) -> None:
+        for mode, inode in zip(self.modes, self.inodes, strict=False):
+            for fd, name in self.places:
+                if mode >= 0 and _inode(fd, name) == inode:
+                    os.chmod(name, mode | extra, dir_fd=fd)
+
+
+def facts(entry: os.stat_result | None) -> list[int]:
+    """A directory's metadata as the journal keeps it."""
+    assert entry is not None
+    return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
+
+
+def _inode(fd: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _has(root: int, path: str) -> bool:
+    try:
+        os.close(open_directory(root, path, os.O_PATH))
+    except OSError:
+        return False
+    return True
+
+
+def _allow_writing(fd: int) -> None:
+    """A read-only directory must take and give names for a moment; its mode is set again with the metadata."""
+    if os.geteuid() == 0:
+        return
+    mode = os.fstat(fd).st_mode
+    if mode & 0o300 != 0o300:
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode) | 0o300)
+
+
+def _move(source: int, old: str, target: int, new: str) -> None:
+    try:
+        renameat2(source, old, target, new, RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):  # a filesystem that knows no flags
+            raise
+        if _inode(target, new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+        os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _exchange(slot_fd: int, slot: str, target: int, name: str) -> None:
+    try:
+        renameat2(slot_fd, slot, target, name, RENAME_EXCHANGE)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+        os.rename(name, slot + _HALFWAY, src_dir_fd=target, dst_dir_fd=slot_fd)
+        os.rename(slot, name, src_dir_fd=slot_fd, dst_dir_fd=target)
+        os.rename(slot + _HALFWAY, slot, src_dir_fd=slot_fd, dst_dir_fd=slot_fd)
+
+
+def _set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
+    for meta in metas:
+        try:
+            fd = open_directory(root, meta.path, os.O_PATH)
+        except FileNotFoundError:
+            continue
+        try:
+            if side == "before":
+                _set_meta(fd, ".", meta.before, meta.attributes_before)
+            else:
+                _set_meta(fd, ".", meta.after, meta.attributes_after)
+        finally:
+            os.close(fd)
+
+
+def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] | None) -> None:
+    mode, uid, gid, mtime = wanted
+    now = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if attributes is not None:
+        _set_attributes(f"/proc/self/fd/{fd}/{name}", attributes)
+    if (now.st_uid, now.st_gid) != (uid, gid):
+        os.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
+    if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
+        os.chmod(name, mode, dir_fd=fd)
+    if mtime >= 0 and now.st_mtime_ns != mtime:
+        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)
+
+
+def _set_attributes(path: str, wanted: dict[str, str]) -> None:
+    for attribute in os.listxattr(path, follow_symlinks=False):
+        # Only the user's own are ours to take away; a label of the security system may have been put there for us.
+        if attribute not in wanted and attribute.startswith("user.") and not attribute.startswith("user.overlay."):
+            os.removexattr(path, attribute, follow_symlinks=False)
+    for attribute, value in wanted.items():
+        os.setxattr(path, attribute, bytes.fromhex(value), follow_symlinks=False)

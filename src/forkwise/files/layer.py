@@ -1,0 +1,292 @@
+"""Layer: what a branch holds of its own, read entry by entry against what its parent has in the same place.
+
+Here is the reader for the layers of overlay and fuse views (only what changed, deletions as whiteouts); the one for
+trees that are whole is in tree.py. Both give the same Scan, so that nothing above knows which view a branch has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forkwise.files.beneath import join, open_directory, open_root, proc_path
+from forkwise.files.delta import Change, ChangeKind, Delta, entry_type
+from forkwise.files.lower import Lower, LowerDirectory
+from forkwise.files.marks import is_mark, is_of_user, is_opaque, is_origin, is_whiteout
+
+__all__ = ["Entry", "Reader", "Scan", "Touched", "scan_layer", "user_attributes"]
+
+_BLOCK = 1 << 20
+
+
+class Entry:
+    """One path that differs: what the branch has there (``new``), what the parent has (``old``), None for nothing.
+
+    ``copied`` is True where the branch's file began as the parent's. ``unit`` is True for what a commit moves in one
+    piece; the entries inside a directory that moves are listed with ``unit`` False.
+    """
+
+    __slots__ = ("copied", "directory", "name", "new", "old", "unit")
+
+    def __init__(
+        self, directory: str, name: str, new: os.stat_result | None, old: os.stat_result | None, copied: bool, unit: bool
+    ) -> None:
+        self.directory = directory
+        self.name = name
+        self.new = new
+        self.old = old
+        self.copied = copied
+        self.unit = unit
+
+    @property
+    def path(self) -> str:
+        return join(self.directory, self.name)
+
+    @property
+    def kind(self) -> ChangeKind:
+        if self.new is None:
+            return "deleted"
+        return "added" if self.old is None else "changed"
+
+    def change(self) -> Change:
+        """The same as a public value."""
+        shown = self.new or self.old
+        assert shown is not None
+        return Change(self.path, self.kind, entry_type(shown.st_mode), shown.st_size, stat.S_IMODE(shown.st_mode))
+
+
+class Touched:
+    """A directory that both the branch and the parent have, and in which the branch may have changed something."""
+
+    __slots__ = ("new", "new_attributes", "old", "old_attributes", "path")
+
+    def __init__(
+        self,
+        path: str,
+        new: os.stat_result,
+        old: os.stat_result,
+        new_attributes: dict[str, bytes],
+        old_attributes: dict[str, bytes],
+    ) -> None:
+        self.path = path
+        self.new = new
+        self.old = old
+        self.new_attributes = new_attributes
+        self.old_attributes = old_attributes
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the directory itself differs: mode, owner or attributes."""
+        new, old = self.new, self.old
+        return (
+            new.st_mode != old.st_mode
+            or new.st_uid != old.st_uid
+            or new.st_gid != old.st_gid
+            or self.new_attributes != self.old_attributes
+        )
+
+
+@dataclass(slots=True)
+class Scan:
+    """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
+    ``mixed`` are units that hold something a commit leaves out (``specials``)."""
+
+    entries: list[Entry] = field(default_factory=list)
+    touched: list[Touched] = field(default_factory=list)
+    marked: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    specials: list[str] = field(default_factory=list)
+    mixed: set[str] = field(default_factory=set)
+
+    def delta(self) -> Delta:
+        """What a person is shown."""
+        changes = [e.change() for e in self.entries]
+        changes += [
+            Change(t.path or ".", "changed", "directory", t.new.st_size, stat.S_IMODE(t.new.st_mode))
+            for t in self.touched
+            if t.is_changed
+        ]
+        return Delta(tuple(sorted(changes, key=lambda c: c.path)))
+
+
+def scan_layer(layer: str, lowers: Sequence[str]) -> Scan:
+    """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree."""
+    with Lower(lowers) as lower:
+        root = open_root(layer)
+        try:
+            reader = _LayerReader(root, lower)
+            reader.read()
+            return reader.scan
+        finally:
+            os.close(root)
+
+
+class Reader:
+    """What the readers of layers and of whole trees share: listing what moves or goes in one piece."""
+
+    def __init__(self, root: int, lower: Lower) -> None:
+        self.root = root
+        self.lower = lower
+        self.scan = Scan()
+        self.pending: list[str] = [""]
+
+    def read(self) -> None:
+        """Fill ``scan``, directory by directory."""
+        while self.pending:
+            path = self.pending.pop()
+            fd = open_directory(self.root, path)
+            try:
+                with self.lower.directory(path) as parent:
+                    self.read_directory(path, fd, parent)
+            finally:
+                os.close(fd)
+
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        """Read one directory that both sides have."""
+        raise AssertionError("every reader has its own")
+
+    def touch(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        """Note the directory itself."""
+        if parent.fds:
+            old_fd = parent.fds[0]
+            self.scan.touched.append(
+                Touched(path, os.fstat(fd), os.fstat(old_fd), user_attributes(fd), user_attributes(old_fd))
+            )
+
+    def add(self, entry: Entry) -> None:
+        """Note an entry, and all that the parent loses by it."""
+        self.scan.entries.append(entry)
+        old, new = entry.old, entry.new
+        if old is None or not stat.S_ISDIR(old.st_mode) or (new is not None and stat.S_ISDIR(new.st_mode)):
+            return
+        for directory, name, gone in self.lower.walk(entry.path):
+            self.scan.entries.append(Entry(directory, name, None, gone, True, False))
+
+    def add_unit(self, entry: Entry) -> None:
+        """Note a directory that is the branch's own, and what is inside it against what it takes the place of."""
+        self.add(entry)
+        unit = entry.path
+        pending = [unit]
+        while pending:
+            path = pending.pop()
+            fd = open_directory(self.root, path)
+            try:
+                with self.lower.directory(path) as parent:
+                    kept = self._list_inside(unit, path, fd, parent, pending)
+                    for name in sorted(parent.names() - kept):
+                        self.add(Entry(path, name, None, parent.lookup(name), True, False))
+            finally:
+                os.close(fd)
+
+    def _list_inside(self, unit: str, path: str, fd: int, parent: LowerDirectory, pending: list[str]) -> set[str]:
+        kept = set()
+        prefix = proc_path(fd, "")
+        with os.scandir(fd) as found:
+            for item in found:
+                name = item.name
+                new = item.stat(follow_symlinks=False)
+                if entry_type(new.st_mode) == "special":
+                    self.scan.mixed.add(unit)
+                    if not is_whiteout(new):
+                        self.scan.specials.append(join(path, name))
+                    continue
+                kept.add(name)
+                if not stat.S_ISLNK(new.st_mode):
+                    marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
+                    if marks:
+                        self.scan.marked.append((path, name, marks))
+                self.add(Entry(path, name, new, parent.lookup(name), False, False))
+                if stat.S_ISDIR(new.st_mode):
+                    pending.append(join(path, name))
+        return kept
+
+
+class _LayerReader(Reader):
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        self.touch(path, fd, parent)
+        lookup = parent.lookup
+        prefix = proc_path(fd, "")
+        with os.scandir(fd) as found:
+            for item in found:
+                name = item.name
+                new = item.stat(follow_symlinks=False)
+                mode = new.st_mode
+                if stat.S_ISREG(mode):
+                    old = lookup(name)
+                    copied = self._note_marks(path, name, prefix + name)
+                    if not (copied and old is not None and _is_untouched(fd, name, new, old, parent)):
+                        self.add(Entry(path, name, new, old, copied, True))
+                elif stat.S_ISDIR(mode):
+                    self._read_subdirectory(path, name, prefix + name, new, lookup(name))
+                elif stat.S_ISLNK(mode):
+                    old = lookup(name)
+                    if old is None or not _is_same_symlink(fd, name, new, old, parent):
+                        self.add(Entry(path, name, new, old, False, True))
+                elif is_whiteout(new):
+                    old = lookup(name)
+                    if old is not None:
+                        self.add(Entry(path, name, None, old, True, True))
+                else:
+                    self.scan.specials.append(join(path, name))
+
+    def _note_marks(self, path: str, name: str, beneath: str) -> bool:
+        """Whether the overlay says that a file began as the parent's."""
+        attributes = os.listxattr(beneath, follow_symlinks=False)
+        if not attributes:
+            return False
+        marks = [a for a in attributes if is_mark(a)]
+        if marks:
+            self.scan.marked.append((path, name, marks))
+        return any(is_origin(a) for a in marks)
+
+    def _read_subdirectory(
+        self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None
+    ) -> None:
+        marks = [a for a in os.listxattr(beneath, follow_symlinks=False) if is_mark(a)]
+        is_replaced = is_opaque(beneath, marks)
+        if old is not None and stat.S_ISDIR(old.st_mode) and not is_replaced:
+            self.pending.append(join(path, name))
+            return
+        if marks:
+            self.scan.marked.append((path, name, marks))
+        came_from_parent = not is_replaced and any(is_origin(a) for a in marks)
+        self.add_unit(Entry(path, name, new, old, came_from_parent, True))
+
+
+def user_attributes(fd: int) -> dict[str, bytes]:
+    """The extended attributes a user gave an open directory or file, without those the overlay put there."""
+    return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
+
+
+def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
+    if not stat.S_ISLNK(old.st_mode) or old.st_mtime_ns != new.st_mtime_ns:
+        return False
+    holder = parent.holder(name)
+    return holder is not None and os.readlink(name, dir_fd=fd) == os.readlink(name, dir_fd=holder)
+
+
+def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
+    """Whether a file was copied up (by opening it for writing, say) and then left as it was."""
+    if (
+        new.st_size != old.st_size
+        or new.st_mtime_ns != old.st_mtime_ns
+        or new.st_mode != old.st_mode
+        or new.st_uid != old.st_uid
+        or new.st_gid != old.st_gid
+    ):
+        return False
+    holder = parent.holder(name)
+    if holder is None:
+        return False
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with (
+        open(os.open(name, flags, dir_fd=fd), "rb", buffering=0) as ours,
+        open(os.open(name, flags, dir_fd=holder), "rb", buffering=0) as theirs,
+    ):
+        if user_attributes(ours.fileno()) != user_attributes(theirs.fileno()):
+            return False
+        while block := ours.read(_BLOCK):
+            if block != theirs.read(_BLOCK):
+                return False
+        return not theirs.read(1)

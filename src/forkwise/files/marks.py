@@ -1,0 +1,126 @@
+"""The marks an overlay leaves in a layer: whiteouts, opaque directories, and where a file came from.
+
+They mean something only inside a layer, so they are taken off whatever leaves one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from forkwise.files.beneath import join, open_directory, open_root, proc_path
+
+__all__ = [
+    "is_mark",
+    "is_of_user",
+    "is_opaque",
+    "is_origin",
+    "is_whiteout",
+    "mark_opaque",
+    "mark_origins",
+    "unmark",
+    "unmark_origins",
+]
+
+_MARKS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
+_OF_USER = ("user.", "system.posix_acl_")
+_OPAQUE = tuple(m + "opaque" for m in _MARKS)
+_ORIGIN = tuple(m + "origin" for m in _MARKS)
+
+
+def is_mark(attribute: str) -> bool:
+    """Whether an extended attribute belongs to the overlay and not to the user."""
+    return attribute.startswith(_MARKS)
+
+
+def is_of_user(attribute: str) -> bool:
+    """Whether an extended attribute was given by a user: neither the overlay's nor the security system's."""
+    return attribute.startswith(_OF_USER) and not attribute.startswith(_MARKS)
+
+
+def is_origin(attribute: str) -> bool:
+    """Whether an attribute says that a file began as the parent's."""
+    return attribute in _ORIGIN
+
+
+def is_whiteout(entry: os.stat_result) -> bool:
+    """Whether a layer's entry stands for a deletion."""
+    return stat.S_ISCHR(entry.st_mode) and entry.st_rdev == 0
+
+
+def is_opaque(path: str, attributes: Sequence[str]) -> bool:
+    """Whether a layer's directory hides what is below it."""
+    return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
+
+
+def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> list[str]:
+    """Take the marks off entries given as (directory, name, marks); gives those that began as the parent's."""
+    origins = []
+    with _Directories(layer) as directories:
+        for directory, name, marks in marked:
+            path = proc_path(directories.fd(directory), name)
+            for mark in marks:
+                os.removexattr(path, mark, follow_symlinks=False)
+                if is_origin(mark):
+                    origins.append(join(directory, name))
+    return origins
+
+
+def mark_origins(layer: str, paths: Iterable[str]) -> None:
+    """Say again of files that they began as the parent's, after what unmark did has to be taken back."""
+    _mark(layer, paths, _ORIGIN[0], b"")
+
+
+def mark_opaque(layer: str, paths: Iterable[str]) -> None:
+    """Make directories hide what the layers below have in their place."""
+    _mark(layer, paths, _OPAQUE[0], b"y")
+
+
+def unmark_origins(layer: str, paths: Iterable[str]) -> None:
+    """Forget that files began as the parent's."""
+    with _Directories(layer) as directories:
+        for path in paths:
+            directory, _, name = path.rpartition("/")
+            beneath = proc_path(directories.fd(directory), name)
+            for attribute in os.listxattr(beneath, follow_symlinks=False):
+                if is_origin(attribute):
+                    os.removexattr(beneath, attribute, follow_symlinks=False)
+
+
+def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
+    with _Directories(layer) as directories:
+        for path in paths:
+            directory, _, name = path.rpartition("/")
+            try:
+                os.setxattr(proc_path(directories.fd(directory), name), mark, value, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+
+
+class _Directories:
+    """The directories of a layer, one open at a time: marks come grouped by directory."""
+
+    def __init__(self, layer: str) -> None:
+        self.root = open_root(layer)
+        self.path: str | None = None
+        self.opened = -1
+
+    def fd(self, directory: str) -> int:
+        if directory != self.path:
+            self._shut()
+            self.opened = open_directory(self.root, directory, os.O_PATH)
+            self.path = directory
+        return self.opened
+
+    def _shut(self) -> None:
+        if self.opened >= 0:
+            os.close(self.opened)
+            self.opened, self.path = -1, None
+
+    def __enter__(self) -> _Directories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shut()
+        os.close(self.root)

@@ -1,0 +1,138 @@
+"""Parent: what branches are made from and commit into, a workspace or another branch."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+from forkwise.errors import BranchError, BranchNotFoundError
+from forkwise.files.birth import Birth
+from forkwise.files.owner import Owner, boot_id
+from forkwise.files.state import Lock, Place, locked
+from forkwise.files.transaction import recover
+from forkwise.files.trash import discard
+from forkwise.files.views.protocol import View
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["OnError", "OnSuccess", "Parent"]
+
+OnSuccess = Literal["commit"] | None
+OnError = Literal["abort"] | None
+
+_NAME = re.compile(r"[^./\0][^/\0]*\Z")
+_LONGEST_NAME = 200
+_serial = count()
+
+
+class Parent(ABC):
+    """Something with branches. ``target`` is the directory their commits change, ``lowers`` what they see beneath
+    their own layer, nearest first."""
+
+    place: Place
+    target: str
+
+    @property
+    @abstractmethod
+    def workspace(self) -> Workspace:
+        """The workspace at the bottom."""
+
+    @property
+    @abstractmethod
+    def branch_path(self) -> str:
+        """Where this stands in the tree of branches; the workspace is ``/main``."""
+
+    @property
+    @abstractmethod
+    def lowers(self) -> list[str]:
+        """What a branch of this one sees, nearest first."""
+
+    @abstractmethod
+    def view_of_children(self) -> View:
+        """The view that a branch made now gets."""
+
+    @abstractmethod
+    def fork_begins(self) -> None:
+        """Called under the lock, before a branch is made from this."""
+
+    @abstractmethod
+    def commit_begins(self) -> None:
+        """Called under the lock, before something is committed into this."""
+
+    @abstractmethod
+    def child_gone(self) -> None:
+        """Called under the lock, after a branch was committed or aborted."""
+
+    def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
+        """Make a branch, at once and in constant time.
+
+        Used as a context manager it commits when the block ends (``on_success=None``: stays open) and is aborted when
+        the block raises (``on_error=None``: stays open).
+        """
+        from forkwise.files.branch import Branch  # noqa: PLC0415 - a branch is itself a parent
+
+        check_name(name)
+        if on_success not in ("commit", None) or on_error not in ("abort", None):
+            raise ValueError("on_success takes 'commit' or None, on_error takes 'abort' or None")
+        view = self.view_of_children()
+        with locked(self.place.state, shared=True) as lock:
+            if not self.place.is_interrupted:
+                self._make(name, view, lock)
+                return Branch(self, name, view, on_success, on_error)
+        with locked(self.place.state) as lock:
+            recover(self.place, self.target)
+            self._make(name, view, lock)
+        return Branch(self, name, view, on_success, on_error)
+
+    def children(self) -> list[Branch]:
+        """The branches made from this one and not yet committed or aborted, whichever process made them."""
+        from forkwise.files.branch import Branch  # noqa: PLC0415
+
+        found = []
+        for name in self.place.names():
+            try:
+                found.append(Branch.open(self, name))
+            except BranchNotFoundError:
+                continue  # gone since the names were read
+        return found
+
+    def _make(self, name: str, view: View, lock: Lock) -> None:
+        self.fork_begins()
+        branches = f"{self.place.path}/branches"
+        home = f"{branches}/.new-{os.getpid()}-{next(_serial)}"
+        forked = lock.now()
+        try:
+            os.mkdir(home, 0o700)
+        except FileNotFoundError:
+            os.mkdir(branches, 0o700)
+            os.mkdir(home, 0o700)
+        try:
+            view.make(home, self.lowers)
+            made = lock.now() if view.whole else forked
+            birth = Birth(view.name, self.place.head, forked, made, time.time(), boot_id(), Owner.me())
+            birth.save_first(home)
+            os.rename(home, f"{branches}/{name}")
+        except BaseException as error:
+            view.release(home)
+            discard(self.place, home)
+            if isinstance(error, OSError) and os.path.isdir(f"{branches}/{name}"):
+                raise BranchError(
+                    f"there is already a branch {name!r}; commit or abort it, or choose another name", branch=name
+                ) from error
+            raise
+
+
+def check_name(name: str) -> None:
+    """Raise BranchError unless a name can be a branch's."""
+    if not _NAME.match(name) or len(os.fsencode(name)) > _LONGEST_NAME:
+        raise BranchError(
+            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or NUL, "
+            f"or be longer than {_LONGEST_NAME} bytes",
+            branch=name,
+        )

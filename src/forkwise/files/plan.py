@@ -1,0 +1,231 @@
+"""From what a layer says to the steps that carry it into its parent: pure decisions, nothing is touched here.
+
+Two targets differ: a plain directory (a workspace, or the tree of a whole view), and another layer in overlayfs's
+format (a branch that was forked again), where a deletion is itself an entry.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from forkwise.files.beneath import join, open_directory, open_root, proc_path
+from forkwise.files.conflict import Conflict
+from forkwise.files.journal import Meta, Run, Step, facts
+from forkwise.files.layer import Entry, Scan, Touched, user_attributes
+from forkwise.files.marks import is_mark, is_opaque, is_whiteout
+
+__all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name."""
+
+    runs: list[Run] = field(default_factory=list)
+    metas: list[Meta] = field(default_factory=list)
+    staged: dict[str, Entry] = field(default_factory=dict)
+    opaque: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def add(self, directory: str, step: Step) -> None:
+        if not self.runs or self.runs[-1].directory != directory:
+            self.runs.append(Run(directory, []))
+        self.runs[-1].steps.append(step)
+
+
+def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
+    """The paths that were changed in the parent since the filesystem's time ``forked``."""
+    conflicts = []
+    for entry in scan.entries:
+        old = entry.old
+        if old is None:
+            if entry.copied and entry.new is not None:
+                conflicts.append(Conflict(entry.path, "deleted", "changed by the branch, deleted in the parent since"))
+        elif old.st_ctime_ns >= forked:
+            did = "deleted" if entry.new is None else "changed"
+            conflicts.append(Conflict(entry.path, "changed", f"{did} by the branch, changed in the parent since"))
+    for touched in scan.touched:
+        if touched.old.st_ctime_ns >= forked and touched.is_changed:
+            detail = "its mode, owner or attributes are not the parent's, which changed since"
+            conflicts.append(Conflict(touched.path or ".", "metadata", detail))
+    return conflicts
+
+
+def plan_directory(
+    scan: Scan,
+    *,
+    forked: int,
+    moves: bool,
+    renames_directories: bool = True,
+    dropped: Collection[str] = (),
+    merged: Collection[str] = (),
+) -> Plan:
+    """Steps into a plain directory.
+
+    ``moves``: the branch's files may be renamed into place; otherwise they are copied aside first. ``dropped`` paths
+    stay as the parent has them, ``merged`` ones come from aside. A directory that takes the place of another moves in
+    one piece, unless the target cannot rename directories or something inside it is dropped or merged.
+    """
+    planner = _DirectoryPlanner(scan, moves, set(dropped), set(merged))
+    special = planner.dropped | planner.merged
+    split_all = not renames_directories
+    for entry in scan.entries:
+        if not entry.unit:
+            continue
+        path = entry.path
+        over_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
+        if over_directory and (split_all or any(p.startswith(path + "/") for p in special)):
+            planner.split(entry)
+        elif path not in planner.dropped:
+            planner.whole(entry)
+    for touched in scan.touched:
+        planner.meta(touched, forked)
+    return planner.plan
+
+
+class _DirectoryPlanner:
+    def __init__(self, scan: Scan, moves: bool, dropped: set[str], merged: set[str]) -> None:
+        self.scan = scan
+        self.moves = moves
+        self.dropped = dropped
+        self.merged = merged
+        self.plan = Plan()
+        self.slots = 0
+
+    def slot(self) -> str:
+        self.slots += 1
+        return str(self.slots)
+
+    def whole(self, entry: Entry) -> None:
+        """One entry in one piece."""
+        new, old = entry.new, entry.old
+        if new is None:
+            if old is not None:
+                step = Step("take", entry.name, self.slot(), leaves=old.st_ino, modes=_modes(None, old))
+                self.plan.add(entry.directory, step)
+            return
+        slot = ""
+        if not self.moves or entry.path in self.scan.mixed or entry.path in self.merged:
+            slot = self.slot()
+            self.plan.staged[slot] = entry
+        if old is None:
+            step = Step("put", entry.name, slot, new.st_ino, modes=_modes(new, None))
+        else:
+            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, _modes(new, old))
+        self.plan.add(entry.directory, step)
+
+    def split(self, unit: Entry) -> None:
+        """A directory that goes or is replaced, entry by entry."""
+        beneath = unit.path + "/"
+        inside = sorted((e for e in self.scan.entries if e.path.startswith(beneath)), key=lambda e: e.path)
+        moved: list[str] = []  # directories that are new as a whole: what is inside went with them
+        emptied: list[Entry] = []
+        for entry in [unit, *inside]:
+            if any(entry.path.startswith(m) for m in moved):
+                continue
+            is_directory = entry.new is not None and stat.S_ISDIR(entry.new.st_mode)
+            was_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
+            if was_directory and is_directory:
+                self.plan.metas.append(Meta.change(entry.path, entry.old, entry.new))
+            elif was_directory:
+                emptied.append(entry)
+            elif entry.path not in self.dropped:
+                self.whole(entry)
+                if is_directory:
+                    moved.append(entry.path + "/")
+        kept = [d for d in self.dropped if d.startswith(beneath)]
+        for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
+            if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
+                continue
+            self.plan.add(entry.directory, Step("rmdir", entry.name, "", facts=facts(entry.old)))
+            if entry.new is not None:
+                self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
+
+    def meta(self, touched: Touched, forked: int) -> None:
+        path = touched.path
+        if (path or ".") in self.dropped:
+            return
+        if touched.is_changed or any(run.directory == path for run in self.plan.runs):
+            self.plan.metas.append(
+                Meta.change(
+                    path,
+                    touched.old,
+                    touched.new,
+                    touched.old_attributes,
+                    touched.new_attributes,
+                    keeps_time=touched.old.st_ctime_ns >= forked,
+                )
+            )
+
+
+def plan_layer(child: str, parent: str, dropped: Collection[str] = ()) -> Plan:
+    """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all."""
+    plan = Plan()
+    roots = open_root(child), open_root(parent)
+    try:
+        pending = [""]
+        while pending:
+            path = pending.pop()
+            fds = [open_directory(root, path) for root in roots]
+            try:
+                _fold(plan, path, fds[0], fds[1], pending, dropped)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+    finally:
+        for root in roots:
+            os.close(root)
+    return plan
+
+
+def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dropped: Collection[str]) -> None:
+    plan.metas.append(
+        Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
+    )
+    with os.scandir(ours) as found:
+        for item in found:
+            name = item.name
+            if join(path, name) in dropped:
+                continue
+            new = item.stat(follow_symlinks=False)
+            is_directory = stat.S_ISDIR(new.st_mode)
+            try:
+                old = os.stat(name, dir_fd=theirs, follow_symlinks=False)
+            except FileNotFoundError:
+                plan.add(path, Step("put", name, "", new.st_ino, modes=_modes(new, None)))
+                continue
+            if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
+                pending.append(join(path, name))
+                continue
+            if is_whiteout(new) and is_whiteout(old):
+                continue
+            if is_directory and not stat.S_ISDIR(old.st_mode):
+                # What stood here hid whatever the layers below have under this name; the directory must go on hiding it.
+                plan.opaque.append(join(path, name))
+            elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode) and not _marks(theirs, name):
+                plan.foreign.append(join(path, name))
+            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, _modes(new, old)))
+
+
+def _marks(fd: int, name: str) -> list[str]:
+    return [a for a in os.listxattr(proc_path(fd, name), follow_symlinks=False) if is_mark(a)]
+
+
+def _hides(fd: int, name: str) -> bool:
+    return is_opaque(proc_path(fd, name), _marks(fd, name))
+
+
+
+
+def _modes(new: os.stat_result | None, old: os.stat_result | None) -> tuple[int, int] | None:
+    """The modes of directories that their owner may not write to; root need not care."""
+    if os.geteuid() == 0:
+        return None
+    modes = tuple(
+        stat.S_IMODE(e.st_mode) if e is not None and stat.S_ISDIR(e.st_mode) and not e.st_mode & 0o200 else -1
+        for e in (new, old)
+    )
+    return None if modes == (-1, -1) else (modes[0], modes[1])

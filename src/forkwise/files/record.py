@@ -1,0 +1,97 @@
+"""The record of one commit as it lies on the disk: what it says to people, and the steps that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from forkwise.files.commit import Commit, CommitKind
+from forkwise.files.conflict import Conflict
+from forkwise.files.journal import Meta, Run
+
+__all__ = ["Record"]
+
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Record:
+    """One commit into a place.
+
+    ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place. ``home`` is the name of
+    the branch that is being committed, ``stage`` the directory inside the target that stands for ``side`` while the
+    target's filesystem is not the state's. ``origins`` are the files that began as the parent's.
+    """
+
+    number: int
+    kind: CommitKind
+    branch: str
+    at: float
+    durable: bool
+    layer: str | None
+    side: str
+    home: str | None = None
+    stage: str | None = None
+    undoes: int | None = None
+    runs: list[Run] = field(default_factory=list)
+    metas: list[Meta] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    def commit(self, undone_by: int | None = None) -> Commit:
+        """What a caller gets to see."""
+        return Commit(
+            id=self.number,
+            kind=self.kind,
+            branch=self.branch,
+            at=datetime.fromtimestamp(self.at, UTC),
+            added=tuple(self.added),
+            changed=tuple(self.changed),
+            deleted=tuple(self.deleted),
+            conflicts=tuple(self.conflicts),
+            skipped=tuple(self.skipped),
+            undoes=self.undoes,
+            undone_by=undone_by,
+            durable=self.durable,
+        )
+
+    def save(self, directory: str, *, sync: bool) -> None:
+        """Write it, whole, under its final name."""
+        data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
+        data["format"] = _FORMAT
+        data["runs"] = [r.dump() for r in self.runs]
+        data["metas"] = [m.dump() for m in self.metas]
+        data["conflicts"] = [[c.path, c.kind, c.detail] for c in self.conflicts]
+        content = json.dumps(data, separators=(",", ":")).encode()
+        # The name appears only when the content is complete: a record that can be seen can be read.
+        fd = os.open(f"{directory}/record.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(f"{directory}/record.new", f"{directory}/record.json")
+
+    @classmethod
+    def load(cls, directory: str) -> Record | None:
+        """Read it; None where there is none."""
+        try:
+            with open(f"{directory}/record.json", "rb") as file:
+                data = json.load(file)
+        except FileNotFoundError:
+            return None
+        del data["format"]
+        data["runs"] = [Run.load(r) for r in data["runs"]]
+        data["metas"] = [Meta(*m) for m in data["metas"]]
+        data["conflicts"] = [Conflict(*c) for c in data["conflicts"]]
+        return cls(**data)

@@ -1,0 +1,213 @@
+"""Where forkwise keeps what it knows of a workspace: beside it on the same filesystem, never inside it.
+
+    <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
+    <state>/head            a symlink whose target is the number of the last commit
+    <state>/history/<n>/    one commit: its record and the old content of what it changed
+    <state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
+    <state>/trash/          what is gone already and is being deleted
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from forkwise.errors import MountError
+from forkwise.files.views.protocol import Site
+
+__all__ = ["Lock", "Place", "locked", "mount_id", "same_mount", "site"]
+
+_TICKS = 6000  # of half a millisecond: the coarsest clock waited for is one of two seconds
+
+
+class Lock:
+    """The workspace's lock, held. It carries the filesystem's clock, because its file lies on that filesystem."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def now(self) -> int:
+        """A moment by the filesystem's clock, in nanoseconds.
+
+        Every change made before has a ctime below it, every change made from now on has one at or above it. Where the
+        kernel's timestamps are multigrain the second touch is enough for that; elsewhere the clock's next tick is
+        waited for.
+        """
+        fd = self._fd
+        os.utime(fd)
+        first = os.fstat(fd).st_ctime_ns
+        for _ in range(_TICKS):
+            os.utime(fd)
+            now = os.fstat(fd).st_ctime_ns
+            if now > first:
+                return now
+            time.sleep(0.0005)
+        raise MountError(f"the clock of the filesystem that holds {os.readlink(f'/proc/self/fd/{fd}')} stands still")
+
+
+@contextmanager
+def locked(state: str, *, shared: bool = False) -> Iterator[Lock]:
+    """Hold the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
+    fd = os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield Lock(fd)
+    finally:
+        # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+class Place:
+    """What commits go into, a workspace or a branch: its head, its history and the branches made from it."""
+
+    __slots__ = ("path", "state")
+
+    def __init__(self, path: str, state: str) -> None:
+        self.path = path
+        self.state = state
+
+    @property
+    def head(self) -> int:
+        """The number of the last commit; 0 before the first."""
+        try:
+            return int(os.readlink(f"{self.path}/head"))
+        except FileNotFoundError:
+            return 0
+
+    def advance(self, number: int) -> None:
+        """Make a commit the last one. This rename is the moment at which a commit has happened."""
+        beside = f"{self.path}/head.new"
+        try:
+            os.symlink(str(number), beside)
+        except FileExistsError:
+            os.unlink(beside)
+            os.symlink(str(number), beside)
+        os.rename(beside, f"{self.path}/head")
+
+    def history(self, number: int) -> str:
+        """Where a commit is recorded."""
+        return f"{self.path}/history/{number}"
+
+    def home(self, name: str) -> str:
+        """Where a branch of this place lives."""
+        return f"{self.path}/branches/{name}"
+
+    def names(self) -> list[str]:
+        """The branches made from this place; those still being made or already going are not among them."""
+        try:
+            return sorted(n for n in os.listdir(f"{self.path}/branches") if not n.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a commit was begun and not brought to its end: one is under way, or its process was killed."""
+        return os.path.lexists(self.history(self.head + 1))
+
+
+def site(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
+    """Find (and make) the state directory of a workspace.
+
+    In this order: where ``state`` or $FORKWISE_STATE says; the user's state directory, if it is on the workspace's
+    filesystem; a hidden directory beside the workspace or beside one of its parents; the user's state directory even
+    though it is on another filesystem.
+    """
+    workspace = os.path.realpath(path)
+    if not os.path.isdir(workspace):
+        raise MountError(
+            f"{os.fspath(path)!r} is not a directory: a workspace is an existing directory",
+            reason="not a directory",
+            remedy="create it first, or check the path",
+        )
+    key = _key(workspace)
+    given = os.fspath(state) if state is not None else os.environ.get("FORKWISE_STATE")
+    roots = [os.path.abspath(given)] if given else _roots(workspace)
+    made = [r for r in roots if os.path.isdir(f"{r}/{key}")]
+    problems = []
+    for root in made or roots:
+        problem = _unfit(root, workspace) or _make(root, f"{root}/{key}")
+        if problem is None:
+            return Site(workspace, os.path.realpath(f"{root}/{key}"))
+        problems.append(f"{root}: {problem}")
+    raise MountError(
+        f"no place for the state of {workspace} ({'; '.join(problems)}); name a directory outside it in FORKWISE_STATE",
+        reason="; ".join(problems),
+        remedy="set FORKWISE_STATE to a writable directory outside the workspace, best on the same filesystem",
+    )
+
+
+def _key(workspace: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(workspace))[:40]
+    return f"{name or 'root'}-{hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]}"
+
+
+def _roots(workspace: str) -> list[str]:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    of_user = f"{home}/forkwise"
+    roots = [of_user] if same_mount(_existing(home), workspace) else []
+    parent = workspace
+    while parent != "/":
+        parent = os.path.dirname(parent)
+        if not same_mount(parent, workspace):
+            break
+        roots.append(f"{parent.rstrip('/')}/.forkwise-{os.geteuid()}")
+    return roots if of_user in roots else [*roots, of_user]
+
+
+def _existing(path: str) -> str:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _unfit(root: str, workspace: str) -> str | None:
+    inside = os.path.realpath(root) + "/"
+    if inside.startswith(workspace.rstrip("/") + "/"):
+        return "it lies inside the workspace"
+    try:
+        held = os.stat(root)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror
+    if held.st_uid != os.geteuid() and held.st_mode & 0o022:
+        return "somebody else owns it and others may write to it"
+    return None
+
+
+def _make(root: str, state: str) -> str | None:
+    try:
+        for path in (root, state):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        for name in ("branches", "history", "trash"):
+            os.makedirs(f"{state}/{name}", mode=0o700, exist_ok=True)
+    except OSError as error:
+        return error.strerror or errno.errorcode.get(error.errno or 0, "error")
+    return None if os.access(state, os.W_OK) else "not writable"
+
+
+def same_mount(first: str, second: str) -> bool:
+    """Whether a file can be renamed from one directory to the other: same device, same mount."""
+    try:
+        return os.stat(first).st_dev == os.stat(second).st_dev and mount_id(first) == mount_id(second)
+    except OSError:
+        return False
+
+
+def mount_id(path: str) -> int:
+    """The number of the mount that holds a path."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("mnt_id:"))
+    finally:
+        os.close(fd)

@@ -1,0 +1,130 @@
+"""The system calls the standard library has no name for, each as a typed function that raises OSError.
+
+Nothing here decides anything: flags and errors pass through. Kept apart so that all foreign calls can be read at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = [
+    "CLONE_NEWNS",
+    "CLONE_NEWUSER",
+    "MNT_DETACH",
+    "MS_BIND",
+    "MS_PRIVATE",
+    "MS_RDONLY",
+    "MS_REC",
+    "MS_REMOUNT",
+    "RENAME_EXCHANGE",
+    "RENAME_NOREPLACE",
+    "RESOLVE_BENEATH",
+    "RESOLVE_NO_SYMLINKS",
+    "RESOLVE_NO_XDEV",
+    "filesystem_magic",
+    "mount",
+    "openat2",
+    "renameat2",
+    "syncfs",
+    "umount2",
+    "unshare",
+]
+
+MS_RDONLY = 1
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+
+_OPENAT2 = 437  # the same number on every architecture: it was added after the tables were unified
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mount = _libc.mount
+_mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_umount2 = _libc.umount2
+_umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
+_renameat2 = _libc.renameat2
+_renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+_unshare = _libc.unshare
+_unshare.argtypes = [ctypes.c_int]
+_syncfs = _libc.syncfs
+_syncfs.argtypes = [ctypes.c_int]
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+_statfs = _libc.statfs
+_statfs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+_HOW_SIZE = ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+
+
+def _failure(*names: str | bytes | None) -> OSError:
+    number = ctypes.get_errno()
+    shown = [os.fsdecode(n) for n in names if n is not None]
+    if len(shown) == 2:
+        return OSError(number, os.strerror(number), shown[0], None, shown[1])
+    return OSError(number, os.strerror(number), *shown)
+
+
+def mount(source: str, target: str, fstype: str | None, flags: int = 0, data: str | None = None) -> None:
+    """mount(2)."""
+    kind = None if fstype is None else fstype.encode()
+    options = None if data is None else os.fsencode(data)
+    if _mount(os.fsencode(source), os.fsencode(target), kind, flags, options):
+        raise _failure(target)
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    if _umount2(os.fsencode(target), flags):
+        raise _failure(target)
+
+
+def renameat2(old_dir: int, old: str, new_dir: int, new: str, flags: int) -> None:
+    """renameat2(2); ``old`` and ``new`` are looked up beneath the two directory descriptors."""
+    if _renameat2(old_dir, os.fsencode(old), new_dir, os.fsencode(new), flags):
+        raise _failure(old, new)
+
+
+def openat2(directory: int, path: str, flags: int, resolve: int) -> int:
+    """openat2(2), without creation: a descriptor, or OSError."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    fd = int(_syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), _HOW_SIZE))
+    if fd < 0:
+        raise _failure(path)
+    return fd
+
+
+def filesystem_magic(path: str) -> int:
+    """The number statfs(2) gives for the kind of filesystem that holds a path."""
+    held = (ctypes.c_long * 64)()  # more than any architecture's struct statfs; f_type comes first in all
+    if _statfs(os.fsencode(path), held):
+        raise _failure(path)
+    return int(held[0])
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    if _unshare(flags):
+        raise _failure()
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2): all of one filesystem reaches the disk."""
+    if _syncfs(fd):
+        raise _failure()

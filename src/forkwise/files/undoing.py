@@ -1,0 +1,177 @@
+"""How a commit is taken back: the inverse of its steps, through the same journal, from the slots it left behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from forkwise.errors import CommitError, ConflictError
+from forkwise.files.beneath import join, open_directory, open_root
+from forkwise.files.commit import Commit, CommitKind
+from forkwise.files.conflict import Conflict
+from forkwise.files.journal import Meta, Run, Step, facts, invert
+from forkwise.files.lower import Lower
+from forkwise.files.record import Record
+from forkwise.files.state import Lock, Place, locked
+from forkwise.files.transaction import Transaction, recover
+
+if TYPE_CHECKING:
+    from forkwise.files.workspace import Workspace
+
+__all__ = ["history", "undo"]
+
+_KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo": "undo"}
+
+
+def history(workspace: Workspace) -> list[Commit]:
+    """All recorded commits of a workspace, newest first."""
+    records = _records(workspace.place)
+    undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
+    return [r.commit(undone_by.get(r.number)) for r in records]
+
+
+def undo(workspace: Workspace, number: int | None) -> Commit:
+    """Take back one commit."""
+    place = workspace.place
+    with locked(place.state) as lock:
+        recover(place, workspace.target)
+        record = _choose(place, number)
+        runs, metas = invert(record.runs, record.metas)
+        with _Target(workspace.target, _finished(place, record)) as target:
+            conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
+            if conflicts:
+                shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
+                raise ConflictError(
+                    f"commit {record.number} was not undone, nothing was changed: {shown}",
+                    branch=record.branch,
+                    conflicts=conflicts,
+                )
+            metas = [m for meta in metas for m in target.as_now(meta)]
+        return _carry_out(workspace, record, runs, metas, lock).commit()
+
+
+def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta], lock: Lock) -> Record:
+    place = workspace.place
+    kept = f"{place.path}/{undone.side}"
+    transaction = Transaction(place, workspace.target, side=kept)
+    side = undone.side
+    try:
+        if transaction.stage:
+            side = f"history/{transaction.number}/side"
+            entering = [s for run in runs for s in run.steps if s.slot and s.code in ("put", "swap")]
+            inodes = transaction.fetch(kept, [s.slot for s in entering])
+            for step in entering:
+                step.enters = inodes[step.slot]
+    except BaseException:
+        transaction.roll_back()
+        raise
+    record = Record(
+        number=transaction.number,
+        kind=_KINDS[undone.kind],
+        branch=undone.branch,
+        at=time.time(),
+        durable=workspace.durable,
+        layer=undone.layer,
+        side=side,
+        stage=transaction.stage,
+        undoes=undone.number,
+        runs=runs,
+        metas=metas,
+        added=undone.deleted,
+        changed=undone.changed,
+        deleted=undone.added,
+    )
+    uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
+    transaction.run(record, lock, f"{place.path}/{undone.layer}" if uses_layer else None)
+    return record
+
+
+class _Target:
+    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished``."""
+
+    def __init__(self, path: str, finished: int) -> None:
+        self.lower = Lower([path])
+        self.root = open_root(path)
+        self.finished = finished
+
+    def __enter__(self) -> _Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lower.close()
+        os.close(self.root)
+
+    def changes(self, directory: str, step: Step) -> list[Conflict]:
+        """What somebody did since at the path of one step."""
+        path = join(directory, step.name)
+        with self.lower.directory(directory) as held:
+            there = held.lookup(step.name)
+            if step.code in ("put", "mkdir"):
+                if there is not None:
+                    return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
+                return [] if held.fds else [Conflict(path, "deleted", "its directory is gone since the commit")]
+        if there is None:
+            return [Conflict(path, "deleted", "it is gone since the commit")]
+        if step.code == "rmdir":
+            return []
+        if there.st_ino != step.leaves or there.st_ctime_ns >= self.finished:
+            return [Conflict(path, "changed", "it was changed since the commit")]
+        if not stat.S_ISDIR(there.st_mode):
+            return []
+        return [
+            Conflict(join(below, name), "changed", "it was changed since the commit")
+            for below, name, entry in self.lower.walk(path)
+            if entry.st_ctime_ns >= self.finished
+        ]
+
+    def as_now(self, meta: Meta) -> list[Meta]:
+        """A directory's metadata to go back to, except where somebody else has set it since."""
+        try:
+            fd = open_directory(self.root, meta.path, os.O_PATH)
+        except FileNotFoundError:
+            return []
+        try:
+            now = facts(os.fstat(fd))
+        finally:
+            os.close(fd)
+        after = [wanted if left == held else held for wanted, left, held in zip(meta.after, meta.before, now, strict=True)]
+        if now[3] != meta.before[3]:
+            after[3] = -1
+        return [Meta(meta.path, now, after, meta.attributes_before, meta.attributes_after)]
+
+
+def _choose(place: Place, number: int | None) -> Record:
+    records = _records(place)
+    undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
+    if number is None:
+        standing = [r for r in records if r.number not in undone_by and r.kind != "undo"]
+        if not standing:
+            raise CommitError("there is no commit to undo")
+        record = standing[0]
+    else:
+        found = [r for r in records if r.number == number]
+        if not found:
+            raise CommitError(f"there is no commit {number}, or its content was collected; see the log")
+        record = found[0]
+    if record.number in undone_by:
+        again = undone_by[record.number]
+        raise CommitError(f"commit {record.number} was already undone, by {again}; undo {again} to have it back")
+    if not os.path.isdir(f"{place.path}/{record.side}"):
+        raise CommitError(f"the content that commit {record.number} replaced was collected; it cannot be undone")
+    return record
+
+
+def _finished(place: Place, record: Record) -> int:
+    return int(os.readlink(f"{place.history(record.number)}/done"))
+
+
+def _records(place: Place) -> list[Record]:
+    found = []
+    for number in range(place.head, 0, -1):
+        record = Record.load(place.history(number))
+        if record is None:
+            break  # older ones were collected
+        found.append(record)
+    return found

@@ -1,0 +1,196 @@
+"""The overlay view: the kernel's own overlayfs, mounted when somebody looks and never synced on the way.
+
+It is mounted ``volatile``, because a branch is speculative and durability belongs to the commit, and with ``userxattr``
+for root as well, so that a layer means the same whoever looks at it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+
+from forkwise.errors import BranchError, MountError
+from forkwise.files import namespace, trash
+from forkwise.files.beneath import open_root
+from forkwise.files.copying import remove_tree
+from forkwise.files.marks import is_of_user
+from forkwise.files.owner import Owner
+from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.files.views.protocol import Refusal, Site, View
+
+__all__ = ["OverlayView", "dress_like"]
+
+_OPTIONS = "userxattr,volatile,index=off"
+_AWKWARD = re.compile(r"[,:\\\s\"]")  # what the kernel reads as a separator inside an option
+_LONGEST = 3500  # bytes of options: the kernel takes one page
+
+
+class OverlayView(View):
+    """Kernel overlayfs: for whoever may mount, and for anybody inside a namespace of their own."""
+
+    name = "overlay"
+    whole = False
+
+    def refusal(self, site: Site) -> Refusal | None:
+        home = f"{site.state}/.probe-{secrets.token_hex(4)}"
+        os.mkdir(home, 0o700)
+        try:
+            self.make(home, [site.workspace])
+            os.setxattr(f"{home}/layer", "user.forkwise", b"y")
+            os.removexattr(f"{home}/layer", "user.forkwise")
+            _mount(home, [site.workspace], writable=True)
+            umount2(f"{home}/view", MNT_DETACH)
+        except OSError as error:
+            return _explain(error, site)
+        finally:
+            parent = open_root(site.state)
+            remove_tree(parent, os.path.basename(home))
+            os.close(parent)
+        return None
+
+    def make(self, home: str, lowers: Sequence[str]) -> None:
+        os.mkdir(f"{home}/layer")
+        os.mkdir(f"{home}/work", 0o700)
+        os.mkdir(f"{home}/view", 0o700)
+        dress_like(f"{home}/layer", lowers[0])
+
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+        view = f"{home}/view"
+        if _is_mounted(home):
+            if writable and os.statvfs(view).f_flag & os.ST_RDONLY:
+                mount("none", view, None, MS_REMOUNT)
+            return view
+        try:
+            _mount(home, lowers, writable)
+        except OSError as error:
+            raise MountError(
+                f"the overlay view of {home} could not be mounted: {error.strerror}",
+                view=self.name,
+                reason=error.strerror,
+                remedy="run forkwise doctor",
+            ) from error
+        if namespace.is_entered():
+            with open(f"{home}/private", "a") as file:
+                file.write(json.dumps(Owner.me().dump()) + "\n")
+        return view
+
+    def hide(self, home: str) -> bool:
+        is_quiet = not self._is_seen_elsewhere(home)
+        if _is_mounted(home):
+            try:
+                mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                is_quiet = False
+            umount2(f"{home}/view", MNT_DETACH)
+        return is_quiet
+
+    def freeze(self, home: str, lowers: Sequence[str]) -> None:
+        if not _is_mounted(home):
+            return
+        try:
+            mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise BranchError(
+                f"{home}/view has files open for writing; close them, then fork or freeze the branch"
+            ) from error
+
+    def thaw(self, home: str, lowers: Sequence[str]) -> None:
+        if _is_mounted(home):
+            self.show(home, lowers, writable=True)
+
+    def release(self, home: str) -> None:
+        if not _is_mounted(home):
+            return
+        # Taking down the last of a mount costs what its caches hold. This descriptor puts that off.
+        fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
+        umount2(f"{home}/view", MNT_DETACH)
+        trash.later(lambda: os.close(fd))
+
+    def _is_seen_elsewhere(self, home: str) -> bool:
+        """Whether another process has the branch mounted in a namespace of its own, out of our sight."""
+        try:
+            with open(f"{home}/private") as file:
+                owners = [Owner.load(json.loads(line)) for line in file]
+        except FileNotFoundError:
+            return False
+        return any(owner.alive for owner in owners if owner != Owner.me())
+
+
+def dress_like(layer: str, parent: str) -> None:
+    """Give a new layer's own directory, which is the root of what is seen, the looks of the parent's."""
+    above = os.stat(parent)
+    for attribute in os.listxattr(parent):
+        if is_of_user(attribute):
+            os.setxattr(layer, attribute, os.getxattr(parent, attribute))
+    if os.geteuid() == 0 and (above.st_uid or above.st_gid):
+        os.chown(layer, above.st_uid, above.st_gid)
+    os.chmod(layer, stat.S_IMODE(above.st_mode))
+    os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
+
+
+def _is_mounted(home: str) -> bool:
+    return os.stat(f"{home}/view").st_dev != os.stat(home).st_dev
+
+
+def _mount(home: str, lowers: Sequence[str], writable: bool) -> None:
+    try:
+        _mount_once(home, lowers, writable)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _forgive_volatile(home):
+            raise
+        _mount_once(home, lowers, writable)
+
+
+def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
+    paths = [*lowers, f"{home}/layer", f"{home}/work"]
+    fds: list[int] = []
+    try:
+        if sum(map(len, paths)) > _LONGEST // 4 or any(map(_AWKWARD.search, paths)):
+            fds = [os.open(p, os.O_PATH | os.O_CLOEXEC) for p in paths]
+            paths = [f"/proc/self/fd/{fd}" for fd in fds]
+        lower = ":".join(paths[:-2])
+        data = f"lowerdir={lower},upperdir={paths[-2]},workdir={paths[-1]},{_OPTIONS}"
+        mount("forkwise", f"{home}/view", "overlay", 0 if writable else MS_RDONLY, data)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _forgive_volatile(home: str) -> bool:
+    """A layer once mounted volatile refuses the next mount until told that its content is still good.
+
+    It is, as long as the machine has not gone down since; a branch that outlived that is not committed unasked.
+    """
+    if not os.path.isdir(f"{home}/work/work/incompat"):
+        return False
+    work = open_root(f"{home}/work/work")
+    try:
+        remove_tree(work, "incompat")
+    finally:
+        os.close(work)
+    return True
+
+
+def _explain(error: OSError, site: Site) -> Refusal:
+    if error.errno == errno.EPERM:
+        return Refusal(
+            "mounting needs CAP_SYS_ADMIN, which this process lacks",
+            "run as root, or call forkwise.files.namespace.enter() first (forkwise branch shell does)",
+        )
+    if error.errno == errno.ENODEV:
+        return Refusal("this kernel has no overlayfs", "modprobe overlay")
+    if error.errno in (errno.ENOTSUP, errno.EINVAL):
+        return Refusal(
+            f"{site.state} is on a filesystem that cannot hold an overlay's layer ({error.strerror})",
+            "set FORKWISE_STATE to a directory on ext4, XFS, btrfs or tmpfs",
+        )
+    return Refusal(f"{error.strerror} ({error.filename})", "run forkwise doctor as root for more")

@@ -1,0 +1,81 @@
+"""What every view of a branch offers: the one protocol that commits, forks and the command line know.
+
+A view shows a branch as an ordinary directory. There are two families. *Layered* views (overlay, fuse) keep only what
+changed, in overlayfs's format, in ``home/layer``. *Whole* views (btrfs, reflink, copy) keep a complete tree there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["Base", "Refusal", "Site", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a workspace and its state directory lie; both exist and both are absolute real paths."""
+
+    workspace: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a view cannot be had, and what would enable it."""
+
+    reason: str
+    remedy: str
+
+
+class Base(ABC):
+    """What a whole view's tree held when it was made, so that later deletions and replaced directories show."""
+
+    @abstractmethod
+    def directory(self, path: str) -> tuple[int, frozenset[str]] | None:
+        """The inode number and the names of a directory ('' is the root), or None where there was no directory."""
+
+
+class View(ABC):
+    """One way of seeing a branch as an ordinary directory.
+
+    ``home`` is the branch's own directory. ``lowers`` is what the branch was forked from, nearest first: the layers of
+    the branches above it, then the workspace. For a whole view the first of them is already a complete tree.
+    """
+
+    name: ClassVar[str]
+    whole: ClassVar[bool]
+
+    @abstractmethod
+    def refusal(self, site: Site) -> Refusal | None:
+        """Why this user cannot have this view at this site; None where they can."""
+
+    @abstractmethod
+    def make(self, home: str, lowers: Sequence[str]) -> None:
+        """Put into the new, empty directory ``home`` what a branch needs before anybody looks at it."""
+
+    @abstractmethod
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+        """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch."""
+
+    @abstractmethod
+    def hide(self, home: str) -> bool:
+        """Take the view down. True where no process can write to the layer any more, so that it may be moved."""
+
+    @abstractmethod
+    def freeze(self, home: str, lowers: Sequence[str]) -> None:
+        """Make the view read-only for whoever sees it; raises BranchError where files are open for writing."""
+
+    def thaw(self, home: str, lowers: Sequence[str]) -> None:
+        """Take back ``freeze``, now or at the next look."""
+        self.hide(home)
+
+    @abstractmethod
+    def release(self, home: str) -> None:
+        """Let go of everything but plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
+
+    def base(self, home: str) -> Base | None:
+        """For a whole view: what its tree held when it was made."""
+        return None

@@ -1,0 +1,58 @@
+"""The reflink view: a branch is a clone of every file that shares its blocks until one of the two is written.
+
+Apart from the copy view because it is only offered where sharing works, so that nobody gets a full copy unasked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from typing import ClassVar
+
+from forkwise.files.copying import FICLONE
+from forkwise.files.views.btrfs import filesystem_id
+from forkwise.files.views.protocol import Refusal, Site
+from forkwise.files.views.whole import CopiedView, state_refusal
+
+__all__ = ["ReflinkView"]
+
+
+class ReflinkView(CopiedView):
+    """A branch as a tree of clones (XFS, btrfs, bcachefs)."""
+
+    name: ClassVar[str] = "reflink"
+    reflink_only: ClassVar[bool] = True
+
+    def refusal(self, site: Site) -> Refusal | None:
+        refused = state_refusal(site)
+        if refused is not None:
+            return refused
+        if not _same_filesystem(site.workspace, site.state):
+            return Refusal(
+                f"{site.workspace} and {site.state} are on different filesystems, which cannot share blocks",
+                "choose a state directory on the workspace's filesystem, or take the copy view",
+            )
+        try:
+            _clone_within(site.state)
+        except OSError as error:
+            return Refusal(
+                f"the filesystem of {site.state} cannot clone files ({error.strerror})",
+                "keep the workspace on XFS (made with reflink=1), btrfs or bcachefs, or take the copy view",
+            )
+        return None
+
+
+def _same_filesystem(one: str, other: str) -> bool:
+    if os.stat(one).st_dev == os.stat(other).st_dev:
+        return True
+    # The subvolumes of one btrfs have numbers of their own and share blocks nevertheless.
+    found = filesystem_id(one)
+    return found is not None and found == filesystem_id(other)
+
+
+def _clone_within(directory: str) -> None:
+    with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
+        source.write(b"\0" * 4096)
+        source.flush()
+        fcntl.ioctl(target.fileno(), FICLONE, source.fileno())

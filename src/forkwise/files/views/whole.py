@@ -1,0 +1,194 @@
+"""What the whole views (copy, reflink, btrfs) share: a branch is a complete tree of its own in ``home/layer``.
+
+Nothing has to be mounted to see it, so these views differ only in how the tree is made and how it is made read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from forkwise.errors import BranchError, ForkwiseWarning, MountError
+from forkwise.files.copying import CopiedTree, copy_tree
+from forkwise.files.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.files.views.mountpoint import is_mount_point, kept_flags
+from forkwise.files.views.protocol import Base, Refusal, Site, View
+
+__all__ = ["CopiedView", "RecordedBase", "WholeView", "state_refusal"]
+
+
+class WholeView(View):
+    """A branch whose layer is a complete tree, seen where it lies."""
+
+    whole: ClassVar[bool] = True
+
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+        if writable:
+            self._unprotect(home)
+        else:
+            self._protect(home)
+        return layer_of(home)
+
+    def hide(self, home: str) -> bool:
+        self._unprotect(home)
+        # The tree was never mounted, so nothing tells whether a process still has one of its files open for writing.
+        return False
+
+    def freeze(self, home: str, lowers: Sequence[str]) -> None:
+        self._protect(home)
+        writers = _writers(layer_of(home))
+        if writers:
+            self._unprotect(home)
+            shown = ", ".join(map(str, writers))
+            raise BranchError(
+                f"the branch in {home} cannot be made read-only: processes {shown} have files of it open for writing. "
+                "Let them finish or end them, then fork again.",
+                branch=os.path.basename(home),
+            )
+
+    def thaw(self, home: str, lowers: Sequence[str]) -> None:
+        self._unprotect(home)
+
+    def release(self, home: str) -> None:
+        self._unprotect(home)
+
+    def _protect(self, home: str) -> None:
+        """Make the tree read-only by mounting it on itself.
+
+        Without the right to mount this does nothing: a frozen branch is then read-only by agreement. Its children do
+        not depend on it, they are complete trees. A process that stood in the tree before keeps its way to write.
+        """
+        layer = layer_of(home)
+        if is_mount_point(layer):
+            return
+        kept = kept_flags(layer)
+        try:
+            mount(layer, layer, None, MS_BIND)
+        except PermissionError:
+            return
+        try:
+            mount(layer, layer, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
+        except OSError as error:
+            umount2(layer, MNT_DETACH)
+            raise MountError(
+                f"the branch in {home} could not be made read-only: {error.strerror}",
+                view=self.name,
+                reason=error.strerror or "",
+            ) from error
+
+    def _unprotect(self, home: str) -> None:
+        layer = layer_of(home)
+        while is_mount_point(layer):
+            try:
+                umount2(layer)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise MountError(
+                        f"the read-only mount of the branch in {home} could not be taken down: {error.strerror}. "
+                        "Only a user who may mount can do that; run this as the user who froze the branch.",
+                        view=self.name,
+                        reason=error.strerror or "",
+                    ) from error
+                umount2(layer, MNT_DETACH)
+
+
+class CopiedView(WholeView):
+    """A whole view whose tree is copied file by file, with a record of what it held."""
+
+    reflink_only: ClassVar[bool]
+
+    def make(self, home: str, lowers: Sequence[str]) -> None:
+        os.mkdir(layer_of(home), 0o700)
+        source = os.open(lowers[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            target = os.open(layer_of(home), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                tree = copy_tree(source, target, reflink_only=self.reflink_only)
+            finally:
+                os.close(target)
+        except OSError as error:
+            raise MountError(
+                f"a {self.name} branch of {lowers[0]} could not be made: {error.filename or '.'}: {error.strerror}",
+                view=self.name,
+                reason=error.strerror or "",
+                remedy="free space or permissions for that path"
+                + (", or take the copy view" if self.reflink_only else ""),
+            ) from error
+        finally:
+            os.close(source)
+        RecordedBase.write(home, tree)
+        if tree.skipped:
+            warnings.warn(
+                f"{len(tree.skipped)} sockets, FIFOs, devices or mounted files of {lowers[0]} are not in the branch: "
+                + ", ".join(map(repr, tree.skipped[:5])),
+                ForkwiseWarning,
+                stacklevel=2,
+            )
+
+    def base(self, home: str) -> Base:
+        return RecordedBase(home)
+
+
+class RecordedBase(Base):
+    """What a copied tree held when it was made, read from ``home/base.json`` when first asked."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    @staticmethod
+    def write(home: str, tree: CopiedTree) -> None:
+        listed = {path: [inode, sorted(names)] for path, (inode, names) in tree.directories.items()}
+        # ASCII, because the names need not be valid UTF-8: what is not becomes an escape and comes back as it was.
+        with open(_record_of(home), "x", encoding="ascii") as file:
+            json.dump(listed, file, ensure_ascii=True)
+
+    def directory(self, path: str) -> tuple[int, frozenset[str]] | None:
+        found = self._directories.get(path)
+        return None if found is None else (found[0], frozenset(found[1]))
+
+    @cached_property
+    def _directories(self) -> Mapping[str, tuple[int, list[str]]]:
+        with open(_record_of(self.home), encoding="ascii") as file:
+            directories: dict[str, tuple[int, list[str]]] = json.load(file)
+        return directories
+
+
+def layer_of(home: str) -> str:
+    return f"{home}/layer"
+
+
+def state_refusal(site: Site) -> Refusal | None:
+    """Why nothing can be made in the state directory, whichever the view."""
+    if os.access(site.state, os.W_OK | os.X_OK):
+        return None
+    return Refusal(
+        f"{site.state} cannot be written by this user",
+        "run as its owner, make its filesystem writable, or choose another state directory",
+    )
+
+
+def _record_of(home: str) -> str:
+    return f"{home}/base.json"
+
+
+def _writers(layer: str) -> list[int]:
+    """The processes, of those this user may look at, that have a file beneath ``layer`` open for writing."""
+    beneath = os.path.realpath(layer) + "/"
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _writes(pid, beneath)]
+
+
+def _writes(pid: str, beneath: str) -> bool:
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as listing:
+            for entry in listing:
+                # The link's own permissions tell how the file was opened.
+                if os.readlink(entry.path).startswith(beneath) and entry.stat(follow_symlinks=False).st_mode & 0o200:
+                    return True
+    except OSError:
+        return False  # it has ended, or belongs to somebody else
+    return False

@@ -1,0 +1,146 @@
+"""Workspace: a directory somebody cares about. Any directory: nothing has to be mounted or set up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forkwise.errors import BranchNotFoundError
+from forkwise.files.branch import Branch
+from forkwise.files.commit import Commit
+from forkwise.files.parent import Parent
+from forkwise.files.state import Place, locked, site
+from forkwise.files.transaction import recover
+from forkwise.files.views import choose
+from forkwise.files.views.protocol import View
+
+if TYPE_CHECKING:
+    from forkwise.files.collect import Collected
+
+__all__ = ["Workspace"]
+
+
+class Workspace(Parent):
+    """A directory that can be forked into branches.
+
+    ``view`` forces one way of seeing branches (``overlay``, ``btrfs``, ``fuse``, ``reflink``, ``copy``); by default the
+    best that works here is taken. ``state`` says where branches and history are kept; by default that is found (see
+    ``$FORKWISE_STATE``). ``durable=False`` makes commits skip the syncs unless told otherwise.
+
+    >>> import tempfile, pathlib
+    >>> project = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (project / "a.txt").write_text("one")
+    >>> with Workspace(project).branch("attempt") as b:
+    ...     _ = (b.path / "a.txt").write_text("two")
+    >>> (project / "a.txt").read_text()
+    'two'
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        view: str | None = None,
+        state: str | os.PathLike[str] | None = None,
+        durable: bool = True,
+    ) -> None:
+        self.site = site(path, state)
+        self.target = self.site.workspace
+        self.place = Place(self.site.state, self.site.state)
+        self.durable = durable
+        self._view = None if view is None else choose(self.site, view)
+        if self.place.is_interrupted:
+            with locked(self.place.state):
+                recover(self.place, self.target)
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The directory itself."""
+        return Path(self.target)
+
+    @property
+    def state(self) -> Path:
+        """Where its branches and its history are kept."""
+        return Path(self.site.state)
+
+    @property
+    def fstype(self) -> str:
+        """The name of the view its new branches get."""
+        return self.view_of_children().name
+
+    @property
+    def workspace(self) -> Workspace:
+        return self
+
+    @property
+    def branch_path(self) -> str:
+        return "/main"
+
+    @property
+    def lowers(self) -> list[str]:
+        return [self.target]
+
+    def open(self, name: str) -> Branch:
+        """Open an existing branch by its name or its path (``a``, ``a/v1``, ``/main/a/v1``)."""
+        parts = name.removeprefix("/main/").strip("/").split("/")
+        found: Parent = self
+        for part in parts:
+            found = Branch.open(found, part)
+        if isinstance(found, Branch):
+            return found
+        raise BranchNotFoundError("a branch has a name", branch=name)
+
+    def branches(self) -> list[Branch]:
+        """All branches, nested ones after what they were made from, whichever process made them."""
+        found: list[Branch] = []
+        pending: list[Parent] = [self]
+        while pending:
+            children = pending.pop().children()
+            found += children
+            pending += children
+        return sorted(found, key=lambda b: b.branch_path)
+
+    def history(self) -> list[Commit]:
+        """What was committed and undone, newest first."""
+        from forkwise.files.undoing import history  # noqa: PLC0415
+
+        return history(self)
+
+    def undo(self, commit: int | Commit | None = None) -> Commit:
+        """Take back a commit, by default the last one that stands; the undo of an undo brings it back.
+
+        Content, modes, times and symlinks are restored exactly. Refuses, with ConflictError and nothing changed, where
+        somebody changed one of its paths since.
+        """
+        from forkwise.files.undoing import undo  # noqa: PLC0415
+
+        return undo(self, commit.id if isinstance(commit, Commit) else commit)
+
+    def gc(self, *, force: bool = False, keep: int = 50, dry_run: bool = False) -> Collected:
+        """Remove what dead processes left and the content of all but the last ``keep`` commits.
+
+        A branch with uncommitted changes is listed and left, unless ``force`` is given.
+        """
+        from forkwise.files.collect import collect  # noqa: PLC0415
+
+        return collect(self, force=force, keep=keep, dry_run=dry_run)
+
+    def view_of_children(self) -> View:
+        if self._view is None:
+            self._view = choose(self.site)
+        return self._view
+
+    def fork_begins(self) -> None:
+        """Nothing to do: a workspace stays as writable as it is."""
+
+    def commit_begins(self) -> None:
+        """Nothing to do: a workspace is a plain directory."""
+
+    def child_gone(self) -> None:
+        """Nothing to do: it was never frozen."""
+
+

@@ -1,0 +1,76 @@
+"""A small project to run the command line on, and two ways of running it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from forkwise import Workspace
+from forkwise.app.cli import forkwise_command
+
+FILES = {"a.txt": "one\n", "b.txt": "two\n", "sub/c.txt": "three\n"}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what forkwise knows inside the test's own directory, and colours out of what it prints."""
+    place = tmp_path / "state"
+    monkeypatch.setenv("FORKWISE_STATE", str(place))
+    for name in ("FORCE_COLOR", "COLORTERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return place
+
+
+@pytest.fixture
+def project(tmp_path: Path, state: Path) -> Iterator[Path]:
+    """A workspace, of which no branch is left afterwards."""
+    root = tmp_path / "project"
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    yield root
+    for branch in reversed(Workspace(root).branches()):
+        branch.abort()
+
+
+@pytest.fixture
+def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the command line in this process, with the project as current directory."""
+    monkeypatch.chdir(project)
+
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(forkwise_command, list(words))
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def ask(run: Callable[..., Result]) -> Callable[..., Any]:
+    """Run the command line with ``--json``: the document it printed."""
+
+    def ask(*words: str, code: int = 0) -> Any:
+        at = words.index("--") if "--" in words else len(words)
+        return json.loads(run(*words[:at], "--json", *words[at:], code=code).stdout)
+
+    return ask
+
+
+@pytest.fixture
+def command(project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line as a process of its own."""
+
+    def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c", "from forkwise.app.cli import main; main()", *words]
+        return subprocess.run(program, cwd=project, capture_output=True, text=True, env=dict(os.environ), **options)
+
+    return command

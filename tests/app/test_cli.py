@@ -1,0 +1,190 @@
+"""The command line as a whole: its help, its exit codes, its failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from forkwise import errors
+from forkwise.app.cli import forkwise_command
+from forkwise.app.cli.failure import Exit, exit_code
+from forkwise.app.cli.output import printable, size_text
+from forkwise.app.cli.verb import Verb
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+def verbs(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command there is, by the words that name it."""
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from verbs(inner, *words, name)
+    else:
+        yield words, command
+
+
+VERBS = dict(verbs(forkwise_command))
+
+
+def test_the_verbs_there_are() -> None:
+    branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "shell")
+    assert set(VERBS) == {("doctor",), ("log",), ("undo",), ("gc",), *(("branch", name) for name in branch)}
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_help_teaches(words: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(forkwise_command, [*words, "--help"]).stdout
+    verb = VERBS[words]
+    assert isinstance(verb, Verb)
+    assert len(verb.example) == 2
+    assert all(f"  $ {line}\n" in said for line in verb.example)
+    assert all(text in said for text in ("Exit codes:", "130 interrupted", "--json", "--workspace"))
+
+
+def test_help_has_no_traceback_and_needs_no_workspace(command: Callable[..., Any]) -> None:
+    done = command("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Exit codes:" in done.stdout
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == "forkwise, version 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("branch", "crate"), ("branch", "create"), ("undo", "x"), ("log", "-C", "/nowhere"), ("gc", "--keep", "-1")],
+    ids=" ".join,
+)
+def test_usage_errors(run: Run, ask: Ask, words: tuple[str, ...]) -> None:
+    said = run(*words, code=2)
+    assert said.stdout == ""
+    assert said.stderr.startswith("forkwise: error: ")
+    assert ask(*words, code=2)["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConflictError("x"), 3),
+        (errors.BranchStaleError("x"), 4),
+        (errors.BranchNotFoundError("x"), 5),
+        (errors.MountError("x"), 6),
+        (errors.NamespaceError("x"), 6),
+        (errors.CommitError("x"), 1),
+        (errors.AbortError("x"), 1),
+        (OSError(13, "Permission denied", "/x"), 1),
+        (click.UsageError("x"), 2),
+        (click.Abort(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code
+    assert code in set(Exit)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BranchStaleError("it went\nstale", branch="/main/a", paths=["x"]),
+        errors.MountError("no view", view="fuse", reason="because", remedy="install it"),
+        OSError(13, "Permission denied", "/some/path"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failure_is_one_line_or_one_document(error: BaseException) -> None:
+    @click.command("fails")
+    @click.option("--json", "as_json", is_flag=True)
+    def fails(as_json: bool) -> None:
+        raise error
+
+    root = type(forkwise_command)("root", commands={"fails": fails})
+    said = CliRunner().invoke(root, ["fails"])
+    assert said.exit_code == exit_code(click.Abort() if isinstance(error, KeyboardInterrupt) else error)
+    assert [line for line in said.stderr.splitlines() if line.startswith("forkwise: error: ")]
+    assert "Traceback" not in said.output
+    record = json.loads(CliRunner().invoke(root, ["fails", "--json"]).stdout)["error"]
+    assert {"type", "message", "exit_code"} <= set(record)
+    for name, value in vars(error).items():
+        assert record[name] == (list(value) if isinstance(value, tuple) else value)
+    if isinstance(error, errors.MountError):
+        assert "install it" in said.stderr
+
+
+def test_a_bug_is_not_hidden() -> None:
+    @click.command("fails")
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    said = CliRunner().invoke(type(forkwise_command)("root", commands={"fails": fails}), ["fails"])
+    assert isinstance(said.exception, ZeroDivisionError)
+
+
+def test_a_warning_is_one_line(run: Run, ask: Ask) -> None:
+    path = Path(ask("branch", "create", "try-1")["branch"]["path"])
+    os.mkfifo(path / "pipe")
+    said = run("branch", "commit", "try-1")
+    warned = [line for line in said.stderr.splitlines() if line.startswith("forkwise: warning: ")]
+    assert len(warned) == 1
+    assert "pipe" in warned[0]
+
+
+def test_interrupted_while_it_waits(project: Path, state: Path) -> None:
+    """Ctrl-C while another process holds the workspace: no traceback, nothing left."""
+    waits = """
+import fcntl, os, sys
+import forkwise.app.cli
+flock = fcntl.flock
+def loud(fd, how):
+    print("waiting", flush=True)
+    return flock(fd, how)
+fcntl.flock = loud
+forkwise.app.cli.main()
+"""
+    holds = """
+import sys
+from forkwise.files.state import locked, site
+with locked(site(sys.argv[1]).state):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE, "text": True, "cwd": project}
+    with subprocess.Popen([sys.executable, "-c", holds, str(project)], **pipes) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        words = [sys.executable, "-c", waits, "branch", "create", "try-1"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, **pipes) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+        holder.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.split() == ["forkwise:", "error:", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain ünï", "plain ünï"), ("a\x1b[0m", r"a\x1b[0m"), ("two\nlines", r"two\nlines"), ("\udcff", r"\xff")],
+)
+def test_printable(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")])
+def test_size_text(size: int, text: str) -> None:
+    assert size_text(size) == text

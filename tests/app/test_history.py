@@ -1,0 +1,80 @@
+"""``forkwise log``, ``undo`` and ``gc``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+DIES = """
+import os, sys
+from forkwise import Workspace
+branch = Workspace(sys.argv[1]).branch(sys.argv[2])
+if sys.argv[3]:
+    (branch.path / sys.argv[3]).write_text("left")
+os._exit(0)
+"""
+
+
+def commit(ask: Ask, name: str, text: str) -> None:
+    """Commit a new text of a.txt by a branch."""
+    path = ask("branch", "create", name)["branch"]["path"]
+    Path(path, "a.txt").write_text(text)
+    ask("branch", "commit", name)
+
+
+def test_log_is_newest_first(run: Run, ask: Ask) -> None:
+    assert "Nothing was committed" in run("log").stdout
+    commit(ask, "first", "uno\n")
+    commit(ask, "second", "due\n")
+    assert [c["branch"] for c in ask("log")["commits"]] == ["/main/second", "/main/first"]
+    assert [c["id"] for c in ask("log", "-n", "1")["commits"]] == [2]
+    table = run("log").stdout.splitlines()
+    assert table[0].split() == ["id", "kind", "branch", "when", "paths"]
+    assert "/main/second" in table[1]
+
+
+def test_undo_takes_the_last_commit_back_and_can_be_undone(run: Run, ask: Ask, project: Path) -> None:
+    commit(ask, "first", "uno\n")
+    assert "Undid 1 as 2" in run("undo").stdout
+    assert (project / "a.txt").read_text() == "one\n"
+    again = ask("undo", "2")["commit"]
+    assert (again["kind"], again["undoes"]) == ("redo", 2)
+    assert (project / "a.txt").read_text() == "uno\n"
+    assert "undone by 2" in run("log").stdout
+
+
+def test_undo_refuses_where_somebody_changed_the_path(ask: Ask, project: Path) -> None:
+    commit(ask, "first", "uno\n")
+    (project / "a.txt").write_text("somebody else's\n")
+    assert ask("undo", code=3)["error"]["paths"] == ["a.txt"]
+    assert (project / "a.txt").read_text() == "somebody else's\n"
+
+
+def test_undo_of_nothing(run: Run) -> None:
+    assert len(run("undo", code=1).stderr.splitlines()) == 1
+    assert "7" in run("undo", "7", code=1).stderr
+
+
+def test_gc_takes_what_the_dead_left_but_no_work(run: Run, ask: Ask, project: Path) -> None:
+    for name, left in (("empty", ""), ("full", "work.txt")):
+        subprocess.run([sys.executable, "-c", DIES, str(project), name, left], check=True)
+    planned = ask("gc", "--dry-run")
+    assert planned["dry_run"] is True
+    assert len(ask("branch", "ls")["branches"]) == 2
+
+    collected = ask("gc")
+    assert any("empty" in name for name in collected["removed"])
+    assert any("full" in name for name in collected["listed"])
+    assert "--force" in run("gc").stdout
+    assert [b["name"] for b in ask("branch", "ls")["branches"]] == ["full"]
+
+    assert "removed" in run("gc", "--force").stdout
+    assert ask("branch", "ls")["branches"] == []

@@ -1,0 +1,57 @@
+"""Filesystems in image files, for tests that need btrfs, XFS or another device than the one the tests run on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forkwise.files.syscalls import MNT_DETACH, mount, umount2
+from tests.need import need
+
+__all__ = ["loop_image", "mounted_tmpfs"]
+
+
+@contextmanager
+def loop_image(fstype: str, size_mb: int, tmp_path: Path, options: str = "") -> Iterator[Path]:
+    """Where a fresh filesystem is mounted; unmounted, and its loop device gone, when the block is left."""
+    need(os.geteuid() == 0, f"mounting a {fstype} image needs root")
+    need(shutil.which(f"mkfs.{fstype}") is not None, f"mkfs.{fstype} is not installed")
+    image = tmp_path / f"{fstype}.img"
+    where = tmp_path / f"{fstype}.mnt"
+    where.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(size_mb << 20)
+    subprocess.run([f"mkfs.{fstype}", "-q", str(image)], check=True, capture_output=True)
+    # mount(8) sets the loop device to detach itself with the last unmount, also where this process dies.
+    wanted = ",".join(filter(None, ("loop", options)))
+    done = subprocess.run(["mount", "-t", fstype, "-o", wanted, str(image), str(where)], capture_output=True, text=True)
+    need(done.returncode == 0, f"a {fstype} image cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        _unmount(where)
+        image.unlink()
+
+
+@contextmanager
+def mounted_tmpfs(where: Path) -> Iterator[None]:
+    """A tmpfs over an existing directory."""
+    need(os.geteuid() == 0, "mounting a tmpfs needs root")
+    mount("tmpfs", str(where), "tmpfs")
+    try:
+        yield
+    finally:
+        _unmount(where)
+
+
+def _unmount(where: Path) -> None:
+    try:
+        umount2(str(where))
+    except OSError:
+        # Something is open in it. It must not outlive the test, and must not pass unseen either.
+        umount2(str(where), MNT_DETACH)
+        raise
