@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forkwise.files.diff import FileDiff, Side, chunks, unified
@@ -34,6 +34,9 @@ ENVIRONMENT = {
 }
 
 Tree = dict[str, Side]
+
+# Most of an example's time is git's, and a busy machine is no failure.
+unhurried = settings(deadline=None, max_examples=1000)
 
 PLAIN_NAMES = ["a", "b", "caf\u00e9", 'quo"te', "-p"]
 NAMES = [*PLAIN_NAMES, "space d", " ", "tab\tbed", "new\nline", "back\\slash", "\udcff\udcfe", "\x7f"]
@@ -129,6 +132,7 @@ def trees(draw: st.DrawFn, sides: st.SearchStrategy[Side], names: list[str]) -> 
     return {path: side for path, side in drawn.items() if not any(other.startswith(f"{path}/") for other in drawn)}
 
 
+@unhurried
 @given(old=trees(files | links, NAMES), new=trees(files | links, NAMES), context=st.integers(1, 4))
 def test_git_applies_it(old: Tree, new: Tree, context: int) -> None:
     with TemporaryDirectory() as name:
@@ -136,18 +140,25 @@ def test_git_applies_it(old: Tree, new: Tree, context: int) -> None:
         assert applied(Path(name), old, unified(between(old, new), context=context)) == new
 
 
+@unhurried
 @given(old=trees(files | links, NAMES), new=trees(files | links, NAMES))
 def test_git_applies_it_backwards(old: Tree, new: Tree) -> None:
     with TemporaryDirectory() as name:
         assert applied(Path(name), new, unified(between(old, new)), "-R") == old
 
 
-@given(old=trees(files, ["f"]), new=trees(files, ["f"]))
+# Without context git matches a last line that has no ending with one that ends in CRLF.
+lf_files = files.map(lambda side: Side(side.mode, (side.content or b"").replace(b"\r", b"")))
+
+
+@unhurried
+@given(old=trees(lf_files, ["f"]), new=trees(lf_files, ["f"]))
 def test_git_applies_it_without_context(old: Tree, new: Tree) -> None:
     with TemporaryDirectory() as name:
         assert applied(Path(name), old, unified(between(old, new), context=0), "--unidiff-zero") == new
 
 
+@unhurried
 @given(old=trees(files | data | links, NAMES), new=trees(files | data | links, NAMES))
 def test_git_applies_binary_content(old: Tree, new: Tree) -> None:
     with TemporaryDirectory() as name:
@@ -165,6 +176,7 @@ def patched(place: Path, old: Tree, text: str) -> Tree:
 flat_trees = st.dictionaries(st.sampled_from([*PLAIN_NAMES, "sub/a", "sub/b"]), files, max_size=4)
 
 
+@unhurried
 @given(old=flat_trees, new=flat_trees)
 def test_patch_applies_it(old: Tree, new: Tree) -> None:
     """`patch` deletes last, so that it cannot put a directory where a file was; no diff could help that."""
@@ -192,6 +204,7 @@ def distinct(draw: st.DrawFn) -> Side:
 READABLE = [name for name in NAMES if not name.endswith(" ")]
 
 
+@unhurried
 @given(old=trees(distinct() | links | data, READABLE), new=trees(distinct() | links | data, READABLE))
 def test_it_is_what_git_writes(old: Tree, new: Tree) -> None:
     with TemporaryDirectory() as name:

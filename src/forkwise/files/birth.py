@@ -33,7 +33,6 @@ class Birth:
     boot: str
     owner: Owner | None
     kept: bool = False
-    frozen: bool = False
     synced: int = 0
     rebased: int = 0
     unmerged: list[Conflict] = field(default_factory=list)

@@ -5,14 +5,15 @@ The object is a handle: all that matters lies in the branch's home on the disk, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from forkwise.errors import AbortError, BranchError, BranchNotFoundError
+from forkwise.errors import AbortError, BranchError, BranchNotFoundError, MountError
 from forkwise.files.birth import Birth
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -87,12 +88,19 @@ class Branch(Parent):
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
         with locked(self.place.state):
-            birth = Birth.load(self.home)
             if self.place.is_interrupted:
                 recover(self.place, self.target)
-            return Path(
-                self.view_kind.show(self.home, self.parent.lowers, writable=not (birth.frozen or self.place.names()))
-            )
+            try:
+                seen = self.view_kind.show(self.home, self.parent.lowers, writable=not self.is_frozen)
+            except (FileNotFoundError, MountError):
+                Birth.load(self.home)  # says so, where the branch is gone
+                raise
+        return Path(seen)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is read-only: because it was told to be, or because branches were made from it."""
+        return os.path.exists(f"{self.home}/frozen") or bool(self.place.names())
 
     @property
     def status(self) -> Status:
@@ -100,10 +108,9 @@ class Branch(Parent):
         committed first), ``committed`` or ``aborted``."""
         if self._ended:
             return self._ended
-        birth = Birth.load(self.home)
-        if birth.generation != self.parent.place.head:
+        if Birth.load(self.home).generation != self.parent.place.head:
             return "stale"
-        return "frozen" if birth.frozen or self.place.names() else "open"
+        return "frozen" if self.is_frozen else "open"
 
     @property
     def created(self) -> datetime:
@@ -202,32 +209,30 @@ class Branch(Parent):
         """Make it read-only, and its content safe on the disk, until ``thaw``."""
         with self._lock() as lock:
             self.view_kind.freeze(self.home, self.parent.lowers)
-            self._sync(lock, frozen=True)
+            self._sync(lock)
+            os.close(os.open(f"{self.home}/frozen", os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def thaw(self) -> None:
         """Make a frozen branch writable again; not while branches made from it live."""
         with self._lock():
             if self.place.names():
                 raise BranchError(f"{self.branch_path} has branches of its own; they come first", branch=self.name)
-            birth = Birth.load(self.home)
-            birth.frozen = False
-            birth.save(self.home)
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.home}/frozen")
             self.child_gone()
 
     def keep(self) -> Branch:
         """Let it outlive this process and a loss of power: ``gc`` leaves it alone, the end of a ``with`` block too."""
         with self._lock() as lock:
-            self._sync(lock, kept=True)
+            self._sync(lock, keep=True)
         self._on_success = self._on_error = None
         return self
 
-    def _sync(self, lock: Lock, *, frozen: bool | None = None, kept: bool | None = None) -> None:
+    def _sync(self, lock: Lock, *, keep: bool = False) -> None:
         birth = Birth.load(self.home)
-        now = lock.now()
+        birth.synced = lock.now()
+        birth.kept = birth.kept or keep
         sync_filesystem(self.target)
-        birth.synced = now
-        birth.frozen = birth.frozen if frozen is None else frozen
-        birth.kept = birth.kept if kept is None else kept
         birth.save(self.home)
 
     # As a context manager
@@ -251,8 +256,8 @@ class Branch(Parent):
 
     def fork_begins(self) -> None:
         self._must_be_open()
-        birth = Birth.load(self.home)
-        if not self.place.names() and not birth.frozen:
+        Birth.load(self.home)
+        if not self.is_frozen:
             self.view_kind.freeze(self.home, self.parent.lowers)
 
     def commit_begins(self) -> None:
@@ -260,7 +265,7 @@ class Branch(Parent):
         self.view_kind.hide(self.home)
 
     def child_gone(self) -> None:
-        if not self.place.names() and not Birth.load(self.home).frozen:
+        if not self.is_frozen:
             self.view_kind.thaw(self.home, self.parent.lowers)
 
     # Under the lock

@@ -46,7 +46,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             is_still = branch.view_kind.hide(branch.home) and is_still
             branch.parent.commit_begins()
         except BaseException:
-            if not birth.frozen:
+            if not branch.is_frozen:
                 branch.view_kind.thaw(branch.home, branch.parent.lowers)
             raise
         record = _carry_out(branch, birth, decision, lock, moves=is_still, durable=durable)

@@ -56,7 +56,10 @@ class Lock:
 @contextmanager
 def locked(state: str, *, shared: bool = False) -> Iterator[Lock]:
     """Hold the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
-    fd = os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise MountError(f"the state directory {state} is gone; open the workspace again") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield Lock(fd)

@@ -78,7 +78,8 @@ def create(name: str, parent: str | None, view: str | None, directory: Path, out
         output.document({"branch": {**branch_record(made), "path": place}})
         return
     output.line(f"{made.branch_path} ({made.view})", "bold")
-    output.line(place or f"seen by: {_command(directory, 'branch', 'shell', name)}")
+    shown = made.branch_path if parent else name
+    output.line(place or f"seen by: {_command(directory, 'branch', 'shell', shown)}")
 
 
 @branch.command("ls", example=("forkwise branch ls", "forkwise branch ls --json"))
@@ -172,7 +173,11 @@ def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, di
     output.conflicts(done.conflicts)
     for skipped in done.skipped:
         output.line(f"  skipped {skipped}", "yellow")
-    output.line(f"To take it back: {_command(directory, 'undo', str(done.undo_id))}")
+    into = done.branch.rpartition("/")[0]
+    if into == "/main":
+        output.line(f"To take it back: {_command(directory, 'undo', str(done.undo_id))}")
+    else:
+        output.line(f"It is part of {into} now, and becomes part of the workspace when that is committed.")
 
 
 @branch.command("abort", example=("forkwise branch abort try-1", "forkwise branch abort /main/try-1/variant"))

@@ -7,8 +7,9 @@ Names that come out of a branch are made printable first: a file name must not b
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,6 @@ __all__ = [
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
 STYLES = {"added": "green", "changed": "yellow", "deleted": "red"}
-_WIDE = 100_000  # what is not read on a terminal is neither wrapped nor cut
 _LISTED = 20
 
 
@@ -50,15 +50,12 @@ class Output:
         self._console: Console | None = None
 
     @property
-    def console(self) -> Console:
-        """The terminal, or what stands for it."""
-        if self._console is None:
+    def console(self) -> Console | None:
+        """The terminal; None where nobody looks at one, and plain text is written without colours or wrapping."""
+        if self._console is None and (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
             from rich.console import Console
 
-            console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-            self._console = (
-                console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_WIDE)
-            )
+            self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         return self._console
 
     def document(self, value: object) -> None:
@@ -67,18 +64,25 @@ class Output:
 
     def line(self, text: str = "", style: str = "") -> None:
         """Print one line for a person."""
-        self.console.print(printable(text), style=style or None)
+        if self.console is None:
+            sys.stdout.write(f"{printable(text)}\n")
+        else:
+            self.console.print(printable(text), style=style or None)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table for a person."""
+        cells = [[printable(cell) for cell in row] for row in rows]
+        if self.console is None:
+            sys.stdout.writelines(_plain_table([list(columns), *cells]))
+            return
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
             table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(printable(cell), style=_cell_style(cell)) for cell in row))
+        for row in cells:
+            table.add_row(*(Text(cell, style=_cell_style(cell)) for cell in row))
         self.console.print(table, soft_wrap=False)
 
     def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
@@ -97,13 +101,19 @@ class Output:
 
     def diff(self, text: str) -> None:
         """Print a unified diff: coloured and harmless on a terminal, byte for byte anywhere else."""
-        if not self.console.is_terminal:
+        if self.console is None:
             sys.stdout.flush()
             sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
             sys.stdout.buffer.flush()
             return
-        for line in text.splitlines():
+        for line in text.removesuffix("\n").split("\n"):
             self.console.print(printable(line, keep="\t"), style=_diff_style(line))
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -164,11 +174,11 @@ def change_record(change: Change) -> dict[str, Any]:
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:
-    """A commit as JSON holds it."""
+    """A commit as JSON holds it. One into a branch has no ``undo_id``: only what a workspace got can be undone."""
     return {
         **asdict(commit),
         "at": commit.at.isoformat(),
-        "undo_id": commit.undo_id,
+        "undo_id": commit.undo_id if commit.branch.count("/") == 2 else None,
         "conflicts": [conflict_record(conflict) for conflict in commit.conflicts],
     }
 

@@ -138,7 +138,7 @@ def _directory(path: str) -> Iterator[int]:
 
 
 def _snapshot(source: int, directory: int, name: str, *, flags: int) -> None:
-    # struct btrfs_ioctl_vol_args_v2: fd, transid, flags, unused[4], name[4040]. A bytearray: bytes may not be that long.
+    # struct btrfs_ioctl_vol_args_v2: fd, transid, flags, unused[4], name[4040]; bytes are too long for an ioctl here.
     arguments = struct.pack("=qQQ32x4040s", source, 0, flags, os.fsencode(name))
     fcntl.ioctl(directory, _SNAP_CREATE_V2, bytearray(arguments))
 

@@ -247,7 +247,8 @@ def _signal_server(home: str, number: signal.Signals) -> None:
             try:
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                     is_server = file.read().strip() == _PROGRAM[:15]
-                if is_server and any(os.readlink(fd.path) == fifo for fd in os.scandir(f"/proc/{pid}/fd")):
+                held = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+                if is_server and fifo in held:
                     signal.pidfd_send_signal(process, number)
             finally:
                 os.close(process)

@@ -54,8 +54,7 @@ class OverlayView(View):
         return None
 
     def make(self, home: str, lowers: Sequence[str]) -> None:
-        os.mkdir(f"{home}/layer")
-        os.mkdir(f"{home}/work", 0o700)
+        os.mkdir(f"{home}/layer", 0o700)
         os.mkdir(f"{home}/view", 0o700)
         dress_like(f"{home}/layer", lowers[0])
 
@@ -151,7 +150,8 @@ def _mount(home: str, lowers: Sequence[str], writable: bool) -> None:
 
 
 def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
-    paths = [*lowers, f"{home}/layer", f"{home}/work"]
+    # The kernel's work directory is also what the view is mounted on: nobody has to see it while the view is up.
+    paths = [*lowers, f"{home}/layer", f"{home}/view"]
     fds: list[int] = []
     try:
         if sum(map(len, paths)) > _LONGEST // 4 or any(map(_AWKWARD.search, paths)):
@@ -170,9 +170,9 @@ def _forgive_volatile(home: str) -> bool:
 
     It is, as long as the machine has not gone down since; a branch that outlived that is not committed unasked.
     """
-    if not os.path.isdir(f"{home}/work/work/incompat"):
+    if not os.path.isdir(f"{home}/view/work/incompat"):
         return False
-    work = open_root(f"{home}/work/work")
+    work = open_root(f"{home}/view/work")
     try:
         remove_tree(work, "incompat")
     finally:

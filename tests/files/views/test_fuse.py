@@ -1,0 +1,273 @@
+"""The fuse view: its life as root and as nobody, and that its server goes when the view does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forkwise.errors import BranchError
+from forkwise.files.syscalls import CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
+from forkwise.files.views import fuse
+from forkwise.files.views.fuse import FuseView
+from forkwise.files.views.mountpoint import is_mount_point
+from forkwise.files.views.protocol import Site
+from tests.need import need
+
+NOBODY = 65534
+VIEW = FuseView()
+
+
+class Bench:
+    """A workspace and the home of one branch of it."""
+
+    def __init__(self, where: Path) -> None:
+        self.workspace = where / "ws"
+        self.home = where / "home"
+        (self.workspace / "dir").mkdir(parents=True)
+        (self.workspace / "file").write_text("as it was")
+        (self.workspace / "dir/inner").write_text("inner")
+        self.home.mkdir()
+        self.lowers = [str(self.workspace)]
+
+    def make(self) -> None:
+        VIEW.make(str(self.home), self.lowers)
+
+    def show(self, *, writable: bool = True) -> Path:
+        return Path(VIEW.show(str(self.home), self.lowers, writable=writable))
+
+    def hide(self) -> bool:
+        return VIEW.hide(str(self.home))
+
+    def freeze(self) -> None:
+        VIEW.freeze(str(self.home), self.lowers)
+
+    def release(self) -> None:
+        VIEW.release(str(self.home))
+
+    def has_server(self) -> bool:
+        return not fuse._has_ended(str(self.home), 0)
+
+
+@pytest.fixture(params=["plain", "com,ma back\\slash new\nline \udcff"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    name: str = request.param
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+@pytest.fixture
+def bench(where: Path) -> Iterator[Bench]:
+    refused = VIEW.refusal(Site(str(where), str(where)))
+    need(refused is None, f"no fuse view here: {refused}")
+    bench = Bench(where)
+    bench.make()
+    yield bench
+    bench.release()
+    assert not is_mount_point(str(bench.home / "view"))
+    assert not bench.has_server()
+
+
+def test_a_branch_holds_everything_and_writes_to_its_layer_only(bench: Bench) -> None:
+    seen = bench.show()
+    assert (seen / "file").read_text() == "as it was"
+    (seen / "file").write_text("changed")
+    (seen / "dir/inner").unlink()
+    (seen / "new").write_text("new")
+    assert bench.hide() is True
+    assert not bench.has_server()
+    assert (bench.workspace / "file").read_text() == "as it was"
+    layer = bench.home / "layer"
+    assert (layer / "file").read_text() == "changed"
+    assert os.getxattr(layer / "file", "user.fuseoverlayfs.origin") == b"file\0"
+    assert os.listxattr(layer / "new") == []
+    deleted = (layer / "dir/inner").lstat()
+    assert stat.S_ISCHR(deleted.st_mode)
+    assert deleted.st_rdev == 0
+    seen = bench.show()
+    assert (seen / "file").read_text() == "changed"
+    assert not (seen / "dir/inner").exists()
+
+
+def test_a_replaced_directory_hides_what_was_below(bench: Bench) -> None:
+    seen = bench.show()
+    shutil.rmtree(seen / "dir")
+    (seen / "dir").mkdir()
+    (seen / "dir/other").touch()
+    assert bench.hide() is True
+    names = set(os.listdir(bench.home / "layer/dir"))
+    assert names - {".wh..opq", ".wh..wh..opq"} == {"other"}
+    assert set(os.listxattr(bench.home / "layer/dir")) & {"trusted.overlay.opaque", "user.fuseoverlayfs.opaque"}
+    assert os.listdir(bench.show() / "dir") == ["other"]
+
+
+def test_lowers_are_seen_nearest_first(bench: Bench) -> None:
+    near = bench.home.parent / "near: with a colon"
+    near.mkdir()
+    (near / "file").write_text("nearer")
+    bench.lowers.insert(0, str(near))
+    seen = bench.show()
+    assert (seen / "file").read_text() == "nearer"
+    assert (seen / "dir/inner").read_text() == "inner"
+
+
+def test_shown_twice_is_one_mount(bench: Bench) -> None:
+    first = bench.show().stat()
+    assert bench.show().stat().st_dev == first.st_dev
+    assert bench.hide() is True
+    assert not is_mount_point(str(bench.home / "view"))
+
+
+def test_frozen_is_read_only_also_for_whoever_stands_in_it(bench: Bench) -> None:
+    seen = bench.show()
+    (seen / "new").touch()
+    standing = os.open(seen, os.O_RDONLY)
+    try:
+        bench.freeze()
+        with pytest.raises(OSError, match="Read-only"):
+            os.open("another", os.O_CREAT | os.O_WRONLY, dir_fd=standing)
+    finally:
+        os.close(standing)
+    assert bench.show(writable=False) == seen
+    with pytest.raises(OSError, match="Read-only"):
+        (seen / "another").touch()
+    VIEW.thaw(str(bench.home), bench.lowers)
+    (seen / "another").touch()
+    assert sorted(os.listdir(bench.home / "layer")) == ["another", "new"]
+
+
+def test_a_frozen_branch_is_first_shown_read_only(bench: Bench) -> None:
+    bench.freeze()
+    seen = bench.show(writable=False)
+    with pytest.raises(OSError, match="Read-only"):
+        (seen / "new").touch()
+    assert (seen / "file").read_text() == "as it was"
+
+
+def test_no_freeze_while_somebody_writes(bench: Bench) -> None:
+    seen = bench.show()
+    with open(seen / "file", "a"), pytest.raises(BranchError, match="Close the files"):
+        bench.freeze()
+    (seen / "file").write_text("still writable")
+
+
+def test_hiding_what_is_in_use_tells_so(bench: Bench) -> None:
+    with open(bench.show() / "file", "a") as file:
+        assert bench.hide() is False
+        assert not is_mount_point(str(bench.home / "view"))
+        assert bench.has_server()
+        file.write(", and more")
+    assert bench.hide() is True
+    assert (bench.home / "layer/file").read_text() == "as it was, and more"
+
+
+def test_release_ends_the_server_of_a_view_in_use(bench: Bench) -> None:
+    held = os.open(bench.show() / "file", os.O_RDONLY)
+    bench.release()
+    with pytest.raises(OSError, match="not connected"):
+        os.close(held)
+    assert not bench.has_server()
+    assert not is_mount_point(str(bench.home / "view"))
+
+
+def test_a_view_whose_server_died_is_brought_up_again(bench: Bench) -> None:
+    (bench.show() / "new").write_text("kept")
+    fuse._signal_server(str(bench.home), signal.SIGKILL)
+    assert fuse._has_ended(str(bench.home), 60)
+    assert (bench.show() / "new").read_text() == "kept"
+
+
+class TestRefusals:
+    def test_no_program(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        refused = VIEW.refusal(Site(str(tmp_path), str(tmp_path)))
+        assert refused is not None
+        assert refused.reason == "fuse-overlayfs is not installed"
+        assert "apt install fuse-overlayfs" in refused.remedy
+
+    def test_a_colon_in_the_state_directory(self, tmp_path: Path) -> None:
+        need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
+        need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
+        (tmp_path / "a:b").mkdir()
+        refused = VIEW.refusal(Site(str(tmp_path), str(tmp_path / "a:b")))
+        assert refused is not None
+        assert "colon" in refused.reason
+
+    def test_a_device_that_cannot_be_opened(self, tmp_path: Path) -> None:
+        need(os.geteuid() == 0, "only root can become nobody")
+        need(shutil.which("fusermount3") is not None, "fusermount3 is not installed")
+
+        def look(state: str) -> bool:
+            refused = VIEW.refusal(Site(state, state))
+            return refused is not None and refused.reason.startswith("/dev/fuse cannot be opened by this user")
+
+        assert as_nobody(look, tmp_path, device_mode=0o600)
+
+
+def test_the_whole_life_of_a_branch_without_root(tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "only root can become nobody")
+    need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
+    need(shutil.which("fusermount3") is not None, "fusermount3 is not installed")
+    need(os.path.exists("/dev/fuse"), "there is no /dev/fuse")
+    assert as_nobody(live, tmp_path, device_mode=0o666)
+
+
+def live(where: str) -> bool:
+    assert VIEW.refusal(Site(where, where)) is None
+    bench = Bench(Path(where))
+    bench.make()
+    seen = bench.show()
+    (seen / "file").write_text("changed")
+    (seen / "dir/inner").unlink()
+    shutil.rmtree(seen / "dir")
+    with open(seen / "file"):
+        try:
+            bench.freeze()
+        except BranchError:
+            pass  # without root a view in use cannot be remounted, so it is not frozen
+        else:
+            return False
+    bench.freeze()
+    assert (bench.show(writable=False) / "file").read_text() == "changed"
+    try:
+        (seen / "new").touch()
+    except OSError:
+        VIEW.thaw(str(bench.home), bench.lowers)
+    (seen / "new").touch()
+    with open(seen / "file"):
+        assert bench.hide() is False
+    assert bench.hide() is True
+    bench.show()
+    bench.release()
+    assert sorted(os.listdir(bench.home / "layer")) == ["dir", "file", "new"]
+    return not bench.has_server()
+
+
+def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
+    """What ``check`` says as another user, with a /dev/fuse of that mode and ``where`` within reach at /mnt."""
+    assert callable(check)
+    os.chown(where, NOBODY, NOBODY)
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            unshare(CLONE_NEWNS)
+            mount("none", "/", None, MS_REC | MS_PRIVATE)
+            device = where / "fuse-device"
+            os.mknod(device, stat.S_IFCHR | device_mode, os.stat("/dev/fuse").st_rdev)
+            os.chmod(device, device_mode)
+            mount(str(device), "/dev/fuse", None, MS_BIND)
+            mount(str(where), "/mnt", None, MS_BIND)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            code = 0 if check("/mnt") else 1
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
