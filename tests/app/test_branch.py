@@ -132,6 +132,30 @@ def test_commit_as_a_document(ask: Ask) -> None:
     assert (commit["id"], commit["added"], commit["durable"]) == (1, ["new"], False)
 
 
+def test_commit_into_a_branch_promises_no_undo(run: Run, ask: Ask, project: Path) -> None:
+    make(ask, "outer")
+    for name in ("inner", "other"):
+        (make(ask, name, "--from", "outer") / name).write_text("")
+    said = run("branch", "commit", "outer/inner").stdout
+    assert "forkwise undo" not in said
+    assert "part of /main/outer" in said
+    ask("branch", "rebase", "outer/other")
+    assert ask("branch", "commit", "outer/other")["commit"]["undo_id"] is None
+
+
+def test_colours_on_a_terminal(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(ask, "try-1")
+    (path / "a.txt").write_text("u\x1b[2Jno\r\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = run("branch", "diff", "try-1").stdout
+    assert "\x1b[31m-one\x1b[0m\n" in text
+    assert "\x1b[2J" not in text
+    assert r"+u\x1b[2Jno\r" in text
+    assert "\x1b[1m" in run("branch", "ls").stdout
+    assert "\x1b[33m" in run("branch", "diff", "try-1", "--stat").stdout
+
+
 def test_commit_refuses_a_conflict(run: Run, ask: Ask, project: Path) -> None:
     (make(ask, "try-1") / "a.txt").write_text("uno\n")
     (project / "a.txt").write_text("somebody else's\n")
@@ -186,6 +210,21 @@ def test_a_branch_that_is_not_there(run: Run, verb: str) -> None:
     said = run("branch", verb, "nowhere", code=5)
     assert said.stdout == ""
     assert "nowhere" in said.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../..", "/", "/main", "a/../b", "try-1/.."])
+def test_a_name_cannot_lead_elsewhere(run: Run, ask: Ask, name: str, state: Path) -> None:
+    make(ask, "try-1")
+    run("branch", "abort", "--", name, code=5)
+    assert [b["name"] for b in ask("branch", "ls")["branches"]] == ["try-1"]
+    assert state.exists()
+
+
+def test_nobody_reads_on(ask: Ask, project: Path) -> None:
+    (make(ask, "try-1") / "big.txt").write_text("a line\n" * 100_000)
+    script = f"{sys.executable} -c 'from forkwise.app.cli import main; main()' branch diff try-1 | head -n 1"
+    done = subprocess.run(["sh", "-c", script], cwd=project, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("diff --git a/big.txt b/big.txt\n", "")
 
 
 def test_shell_runs_a_command_in_the_branch(ask: Ask, command: Callable[..., Any], project: Path) -> None:

@@ -51,10 +51,11 @@ def test_undo_takes_the_last_commit_back_and_can_be_undone(run: Run, ask: Ask, p
     assert "undone by 2" in run("log").stdout
 
 
-def test_undo_refuses_where_somebody_changed_the_path(ask: Ask, project: Path) -> None:
+def test_undo_refuses_where_somebody_changed_the_path(run: Run, ask: Ask, project: Path) -> None:
     commit(ask, "first", "uno\n")
     (project / "a.txt").write_text("somebody else's\n")
     assert ask("undo", code=3)["error"]["paths"] == ["a.txt"]
+    assert "--on-conflict" not in run("undo", code=3).stderr
     assert (project / "a.txt").read_text() == "somebody else's\n"
 
 

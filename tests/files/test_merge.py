@@ -24,7 +24,7 @@ ENVIRONMENT = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_GLOBAL": os.devnu
 LABELS = ["-L", "branch", "-L", "base", "-L", "parent"]
 
 # Much of an example's time is git's, and a busy machine is no failure.
-unhurried = settings(deadline=None, max_examples=1000)
+unhurried = settings(deadline=None)
 
 Git = Callable[..., subprocess.CompletedProcess[bytes]]
 

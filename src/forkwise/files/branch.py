@@ -164,9 +164,7 @@ class Branch(Parent):
 
     # What becomes of it
 
-    def commit(
-        self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False
-    ) -> Commit:
+    def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
         """Apply what it changed to its parent, all of it or nothing, and end the branch.
 
         Raises BranchStaleError where a sibling was committed first (see ``rebase``), and ConflictError where somebody

@@ -94,5 +94,3 @@ def _size(path: str) -> int:
         except OSError:
             continue
     return total
-
-

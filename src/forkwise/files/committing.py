@@ -81,7 +81,9 @@ def _check_turn(branch: Branch, birth: Birth) -> None:
 
 
 def _still(branch: Branch) -> bool:
-    """Stop all writing to the branch; False where somebody has files open for it and goes on."""
+    """Stop all writing to the branch; False where somebody may go on, and its files have to be copied."""
+    if branch.view_kind.whole:
+        return False
     try:
         branch.view_kind.freeze(branch.home, branch.parent.lowers)
     except BranchError:
@@ -96,7 +98,7 @@ def _check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
     torn = [e.path for e in scan.entries if e.new is not None and e.new.st_ctime_ns >= birth.synced]
     if torn:
         raise CommitError(
-            f"the machine was restarted while {branch.branch_path} held changes that were not synced: if it lost power, "
+            f"the machine was restarted while {branch.branch_path} held changes that were not synced: if power was lost, "
             f"files may be incomplete ({', '.join(torn[:5])}{', …' if len(torn) > 5 else ''}). "
             "Look at them, then commit with trust=True (--trust); keep() syncs a branch",
             branch=branch.name,
@@ -158,9 +160,7 @@ def _unresolved(birth: Birth, entries: dict[str, Entry]) -> list[Conflict]:
     ]
 
 
-def _carry_out(
-    branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool
-) -> Record:
+def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool) -> Record:
     parent, scan = branch.parent, decision.scan
     transaction = Transaction(parent.place, parent.target)
     try:
@@ -218,7 +218,9 @@ def _record(
         path = entry.path
         if path not in decision.dropped:
             lists[entry.kind].append(path)
-    record.changed += [t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped]
+    record.changed += [
+        t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped
+    ]
     for paths in lists.values():
         paths.sort()
     return record

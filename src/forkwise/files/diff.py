@@ -137,8 +137,8 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
     if not olds:
         return []
     if len(olds) * len(news) <= _TABLE_BITS:
-        # Imported where it is needed: files that only come or go, or are the same, do not pay for it.
-        from rapidfuzz.distance import LCSseq
+        # Late, because it takes longer to load than all the rest, and files that only come or go do without.
+        from rapidfuzz.distance import LCSseq  # noqa: PLC0415
 
         # New before old: of several longest runs this finds, far more often than the other way, the one git takes.
         blocks = LCSseq.opcodes([after[j] for j in news], [before[i] for i in olds]).as_matching_blocks()

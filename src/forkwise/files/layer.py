@@ -31,7 +31,13 @@ class Entry:
     __slots__ = ("copied", "directory", "name", "new", "old", "unit")
 
     def __init__(
-        self, directory: str, name: str, new: os.stat_result | None, old: os.stat_result | None, copied: bool, unit: bool
+        self,
+        directory: str,
+        name: str,
+        new: os.stat_result | None,
+        old: os.stat_result | None,
+        copied: bool,
+        unit: bool,
     ) -> None:
         self.directory = directory
         self.name = name

@@ -24,7 +24,7 @@ def merge_conflicts(
     left = []
     for conflict in conflicts:
         entry = entries.get(conflict.path)
-        outcome = "what happened to it is no change of text" if entry is None else _merge(entry, versions, parent, birth)
+        outcome = _merge(entry, versions, parent, birth) if entry else "it is a directory's metadata"
         if isinstance(outcome, bytes):
             merged[conflict.path] = outcome
         else:

@@ -203,7 +203,7 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
             if is_whiteout(new) and is_whiteout(old):
                 continue
             if is_directory and not stat.S_ISDIR(old.st_mode):
-                # What stood here hid whatever the layers below have under this name; the directory must go on hiding it.
+                # What stood here hid whatever the layers below have under this name, and so must the directory.
                 plan.opaque.append(join(path, name))
             elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode) and not _marks(theirs, name):
                 plan.foreign.append(join(path, name))
@@ -216,8 +216,6 @@ def _marks(fd: int, name: str) -> list[str]:
 
 def _hides(fd: int, name: str) -> bool:
     return is_opaque(proc_path(fd, name), _marks(fd, name))
-
-
 
 
 def _modes(new: os.stat_result | None, old: os.stat_result | None) -> tuple[int, int] | None:

@@ -1,10 +1,10 @@
 """Where forkwise keeps what it knows of a workspace: beside it on the same filesystem, never inside it.
 
-    <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
-    <state>/head            a symlink whose target is the number of the last commit
-    <state>/history/<n>/    one commit: its record and the old content of what it changed
-    <state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
-    <state>/trash/          what is gone already and is being deleted
+<state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
+<state>/head            a symlink whose target is the number of the last commit
+<state>/history/<n>/    one commit: its record and the old content of what it changed
+<state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
+<state>/trash/          what is gone already and is being deleted
 """
 
 from __future__ import annotations

@@ -136,7 +136,9 @@ class _Target:
             now = facts(os.fstat(fd))
         finally:
             os.close(fd)
-        after = [wanted if left == held else held for wanted, left, held in zip(meta.after, meta.before, now, strict=True)]
+        after = [
+            wanted if left == held else held for wanted, left, held in zip(meta.after, meta.before, now, strict=True)
+        ]
         if now[3] != meta.before[3]:
             after[3] = -1
         return [Meta(meta.path, now, after, meta.attributes_before, meta.attributes_after)]

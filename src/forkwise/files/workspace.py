@@ -142,5 +142,3 @@ class Workspace(Parent):
 
     def child_gone(self) -> None:
         """Nothing to do: it was never frozen."""
-
-

@@ -16,10 +16,7 @@ from forkwise.app.cli.verb import Verb, json_option, workspace_option
 if TYPE_CHECKING:
     from forkwise.files.doctor import Finding, Report
 
-__all__ = ["WORSE", "doctor"]
-
-# Every process of the user sees these, but they cost a daemon's round trips or a walk over every file.
-WORSE = frozenset({"fuse", "reflink", "copy"})
+__all__ = ["doctor"]
 
 
 @click.command("doctor", cls=Verb, example=("forkwise doctor", "forkwise doctor ~/project --json"))
@@ -59,6 +56,8 @@ def _show(report: Report, output: Output) -> None:
 
 
 def _chosen(report: Report) -> str:
+    from forkwise.app.cli.private import WORSE
+
     if report.chosen is None:
         return "no view: none works here"
     if report.chosen in WORSE and report.has_private_overlay and os.geteuid() != 0:

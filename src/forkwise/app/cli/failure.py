@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -49,7 +50,6 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
 )
 
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
-    (ConflictError, "forkwise branch commit --on-conflict ours|theirs|merge decides who wins"),
     (BranchStaleError, "forkwise branch rebase brings it onto what is there now; forkwise branch abort drops it"),
     (BranchNotFoundError, "forkwise branch ls lists the branches there are"),
 )
@@ -69,8 +69,10 @@ def failure_line(error: BaseException) -> str:
     return printable(" ".join(message.split("\n")))
 
 
-def hint(error: BaseException) -> str:
-    """What the reader can type next, or nothing."""
+def hint(error: BaseException, words: Sequence[str]) -> str:
+    """What the reader can type next, or nothing; ``words`` are what they typed."""
+    if isinstance(error, ConflictError) and "commit" in words:
+        return "--on-conflict ours|theirs|merge decides who wins"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     return next((text for kind, text in _HINTS if isinstance(error, kind)), "")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forkwise.app.cli.doctor import WORSE
 from forkwise.files import namespace
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 
-__all__ = ["enter_to_create", "is_private", "open_inside"]
+__all__ = ["WORSE", "enter_to_create", "is_private", "open_inside"]
+
+WORSE = frozenset({"fuse", "reflink", "copy"})
+"""Views that every process of the user sees, but that cost a daemon's round trips or a walk over every file."""
 
 
 def enter_to_create(directory: Path, view: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -82,8 +83,13 @@ class Commands(click.Group):
         try:
             with _warnings_on_one_line():
                 code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Nobody reads on. Told by the exit code alone, and not once more when the interpreter flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(Exit.ERROR)
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
-            _fail(error, as_json=_wants_json(words))
+            _fail(error, words)
         sys.exit(code if isinstance(code, int) else Exit.OK)
 
 
@@ -98,8 +104,8 @@ def _wants_json(words: Sequence[str]) -> bool:
     return "--json" in own
 
 
-def _fail(error: BaseException, *, as_json: bool) -> NoReturn:
-    if as_json:
+def _fail(error: BaseException, words: Sequence[str]) -> NoReturn:
+    if _wants_json(words):
         Output(as_json=True).document(failure_record(error))
     else:
         _say("error", failure_line(error))
@@ -107,7 +113,7 @@ def _fail(error: BaseException, *, as_json: bool) -> NoReturn:
             for conflict in error.conflicts:
                 if conflict.path not in str(error):  # the message names the first few
                     click.echo(printable(f"  {conflict}"), err=True)
-        if advice := hint(error):
+        if advice := hint(error, words):
             _say("hint", advice)
     sys.exit(exit_code(error))
 

@@ -51,4 +51,6 @@ def choose(site: Site, name: str | None = None) -> View:
     reason = "; ".join(f"{n}: {r.reason}" for n, r in refusals)
     remedy = "; ".join(f"{n}: {r.remedy}" for n, r in refusals)
     asked = f"the {name} view" if name else "a view"
-    raise MountError(f"{asked} of {site.workspace} cannot be had ({reason}). {remedy}", view=name, reason=reason, remedy=remedy)
+    raise MountError(
+        f"{asked} of {site.workspace} cannot be had ({reason}). {remedy}", view=name, reason=reason, remedy=remedy
+    )

@@ -70,7 +70,7 @@ class OverlayView(View):
             raise MountError(
                 f"the overlay view of {home} could not be mounted: {error.strerror}",
                 view=self.name,
-                reason=error.strerror,
+                reason=error.strerror or "",
                 remedy="run forkwise doctor",
             ) from error
         if namespace.is_entered():

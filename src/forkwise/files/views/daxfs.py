@@ -1,0 +1,192 @@
+"""DaxFS: the driver for a workspace that is itself a DaxFS mount. A branch of it is a mount of its own.
+
+No View: the filesystem creates, commits and aborts by mount options. The calls of the new mount interface are here
+because nothing else needs them: only they can hand over a dma-buf.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+from forkwise.errors import AbortError, BranchError, BranchStaleError, CommitError, MountError
+from forkwise.files.syscalls import MNT_DETACH, MS_REMOUNT, mount, umount2
+from forkwise.files.views.mountpoint import Mount, holding, kept_flags, mounts
+
+__all__ = ["MOST_BRANCHES", "DaxFS", "backing_options", "branch_count", "branch_options", "find_mount", "mount_new"]
+
+MOST_BRANCHES = 256
+
+_GET_DMABUF = 0x4401  # _IO('D', 1)
+_NAME = re.compile(r"[^\s,/=]+")
+_LONGEST_NAME = 31  # bytes
+
+# The same numbers on every architecture.
+_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
+_CLOEXEC = 1
+_SET_FLAG, _SET_STRING, _SET_FD, _CMD_CREATE = 0, 1, 5, 6
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_AT_FDCWD = -100
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+
+
+class DaxFS:
+    """One DaxFS mount; its branches are mounted beneath the directory ``places``.
+
+    The main branch is read-only, and a commit merges a branch with all its parents into it.
+    """
+
+    def __init__(self, mount: str, places: str) -> None:
+        self.mount = mount
+        self.places = places
+
+    def path(self, name: str) -> str:
+        """Where a branch is seen."""
+        return f"{self.places}/{name}"
+
+    def create(self, name: str, parent: str | None = None) -> str:
+        """Make a branch of ``parent`` (or of main) and mount it; gives its name."""
+        among = mounts()
+        above = holding(self.mount, among)
+        if above is None or above.fstype != "daxfs":
+            raise MountError(f"{self.mount} is not a DaxFS mount", view="daxfs", remedy="mount it first")
+        if branch_count(above, among) >= MOST_BRANCHES:
+            raise BranchError(
+                f"{self.mount} already has {MOST_BRANCHES} branches, which is all DaxFS can hold. "
+                "Commit or abort some first.",
+                branch=name,
+            )
+        options = branch_options(name, parent or "main")
+        os.makedirs(self.path(name))
+        try:
+            with ExitStack() as stack:
+                buffer = _dmabuf(self.mount)
+                if buffer is None:
+                    mount_new("daxfs", self.path(name), [*backing_options(above), *options])
+                else:
+                    stack.callback(os.close, buffer)
+                    mount_new("daxfs", self.path(name), [("dmabuf", buffer), *options])
+        except OSError as error:
+            os.rmdir(self.path(name))
+            raise _explain(error, BranchError, f"a branch {name} of {self.mount} could not be made", name) from error
+        return name
+
+    def commit(self, name: str) -> None:
+        """Merge a branch and its parents into main; all other branches turn stale, and its mount goes."""
+        self._remount(name, "commit", CommitError)
+
+    def abort(self, name: str) -> None:
+        """Drop a branch and what it was forked from, back to main; its mount goes."""
+        self._remount(name, "abort", AbortError)
+
+    def _remount(self, name: str, flag: str, failure: type[BranchError]) -> None:
+        path = self.path(name)
+        try:
+            mount("none", path, None, MS_REMOUNT | kept_flags(path), flag)
+        except OSError as error:
+            raise _explain(error, failure, f"{path}: {flag} failed", name) from error
+        umount2(path, MNT_DETACH)
+        os.rmdir(path)
+
+
+def find_mount(path: str) -> str | None:
+    """The DaxFS mount a path lies on; None where it lies on something else."""
+    found = holding(os.path.realpath(path), mounts())
+    return found.point if found is not None and found.fstype == "daxfs" else None
+
+
+def branch_options(branch: str, parent: str) -> list[tuple[str, str | int | None]]:
+    """The mount options that make a branch.
+
+    >>> branch_options("try", "main")
+    [('branch', 'try'), ('parent', 'main')]
+    """
+    for name in (branch, parent):
+        if not _NAME.fullmatch(name) or len(os.fsencode(name)) > _LONGEST_NAME:
+            raise BranchError(
+                f"{name!r} cannot name a DaxFS branch: it is empty, longer than {_LONGEST_NAME} bytes, or has spaces, "
+                "commas, '/' or '='",
+                branch=name,
+            )
+    return [("branch", branch), ("parent", parent)]
+
+
+def backing_options(mount: Mount) -> list[tuple[str, str | int | None]]:
+    """The options of a mount that say which memory it is on, for another mount of the same."""
+    found: list[tuple[str, str | int | None]] = []
+    for option in mount.options:
+        key, _, value = option.partition("=")
+        if key in ("phys", "size", "name"):
+            found.append((key, value))
+    return found
+
+
+def branch_count(mount: Mount, among: Iterable[Mount]) -> int:
+    """How many branches on the memory of ``mount`` are mounted; the main one counts, it takes a place as well."""
+    backing = backing_options(mount)
+    names = {
+        option
+        for other in among
+        if other.fstype == "daxfs" and backing_options(other) == backing
+        for option in other.options
+        if option.startswith("branch=")
+    }
+    return len(names | {"branch=/main"})
+
+
+def mount_new(fstype: str, where: str, options: Sequence[tuple[str, str | int | None]]) -> None:
+    """Mount a new filesystem. An option's value is a string, a descriptor to be handed over, or None for a flag."""
+    with ExitStack() as stack:
+        context = _call(_FSOPEN, fstype.encode(), _CLOEXEC)
+        stack.callback(os.close, context)
+        for key, value in options:
+            if value is None:
+                _call(_FSCONFIG, context, _SET_FLAG, key.encode(), None, 0)
+            elif isinstance(value, int):
+                _call(_FSCONFIG, context, _SET_FD, key.encode(), None, value)
+            else:
+                _call(_FSCONFIG, context, _SET_STRING, key.encode(), os.fsencode(value), 0)
+        _call(_FSCONFIG, context, _CMD_CREATE, None, None, 0)
+        mounted = _call(_FSMOUNT, context, _CLOEXEC, 0)
+        stack.callback(os.close, mounted)
+        _call(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, os.fsencode(where), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    result = int(_syscall(number, *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _dmabuf(mount: str) -> int | None:
+    """A descriptor of the dma-buf a mount is on; None where it is on a range of physical memory."""
+    directory = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(directory, _GET_DMABUF)
+    except OSError:
+        return None
+    finally:
+        os.close(directory)
+
+
+def _explain(error: OSError, failure: type[BranchError], what: str, name: str) -> BranchError:
+    if error.errno == errno.ESTALE:
+        return BranchStaleError(f"{what}: a sibling was committed first. Fork again.", branch=name)
+    if error.errno == errno.EBUSY:
+        return failure(f"{what}: files of it are open. Close them, then try again.", branch=name)
+    if error.errno == errno.ENOSPC:
+        return failure(
+            f"{what}: no room is left, or there are {MOST_BRANCHES} branches. Commit or abort some first.", branch=name
+        )
+    if error.errno == errno.EIO:
+        return failure(f"{what}: DaxFS answers EIO. It may have children; commit or abort those first.", branch=name)
+    return failure(f"{what}: {error.strerror}", branch=name)
