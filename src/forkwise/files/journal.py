@@ -22,18 +22,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 
-__all__ = ["Meta", "Run", "Slots", "Step", "StepCode", "facts", "invert", "perform", "revert"]
+__all__ = ["Held", "Meta", "Run", "Slots", "Step", "StepCode", "facts", "invert", "perform", "revert", "set_metas"]
 
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _HALFWAY = ".halfway"
+
+#: Mode and mtime of a directory that enters a target, and of one that leaves it.
+Held: TypeAlias = tuple[list[int] | None, list[int] | None]
 
 
 @dataclass(slots=True)
@@ -78,8 +81,9 @@ class Step:
     """One rename between the target and a slot. An empty ``slot`` is the same path in the layer, any other a name in
     the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target.
 
-    ``modes`` are those of a directory that enters or leaves and may not be written to: it has to be for the moment of
-    its rename, because its ``..`` changes. ``facts`` is the metadata of a directory that goes empty.
+    ``held`` are mode and mtime of a directory that enters and of one that leaves: a rename changes its ``..``, for
+    which some filesystems set its mtime and all of them want it to be writable. ``facts`` is the metadata of a
+    directory that goes empty.
     """
 
     code: StepCode
@@ -87,16 +91,16 @@ class Step:
     slot: str
     enters: int = 0
     leaves: int = 0
-    modes: tuple[int, int] | None = None
+    held: Held | None = None
     facts: list[int] | None = None
 
     def inverse(self) -> Step:
-        modes = None if self.modes is None else (self.modes[1], self.modes[0])
-        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, modes, self.facts)
+        held = None if self.held is None else (self.held[1], self.held[0])
+        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, held, self.facts)
 
     def dump(self) -> list[Any]:
         row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves]
-        return row if self.modes is None and self.facts is None else [*row, self.modes, self.facts]
+        return row if self.held is None and self.facts is None else [*row, self.held, self.facts]
 
 
 @dataclass(slots=True)
@@ -140,7 +144,7 @@ def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: b
         with _RunDirectories(run, slots, sync) as here:
             for step in run.steps:
                 here.do(step)
-    _set_metas(metas, slots.target, "after")
+    set_metas(metas, slots.target, "after")
 
 
 def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bool) -> list[str]:
@@ -154,9 +158,9 @@ def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bo
             continue  # inside a directory that was itself never put
         with here:
             left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
-    _set_metas(metas, slots.target, "before")
+    set_metas(metas, slots.target, "before")
     if slots.layer >= 0:
-        _set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
+        set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
     return left
 
 
@@ -193,7 +197,7 @@ class _RunDirectories:
         """Take one step."""
         name, target = step.name, self.target
         fd, slot = self._slot(step)
-        with _Writable(step, (fd, slot), (target, name)):
+        with _Movable(step, (fd, slot), (target, name)):
             if step.code == "swap":
                 _exchange(fd, slot, target, name)
             elif step.code == "put":
@@ -208,7 +212,7 @@ class _RunDirectories:
     def undo(self, step: Step) -> bool:
         """Take one step back if it was taken; False where somebody else has put something in its place."""
         fd, slot = self._slot(step)
-        with _Writable(step.inverse(), (fd, slot), (self.target, step.name)):
+        with _Movable(step.inverse(), (fd, slot), (self.target, step.name)):
             if step.code == "swap":
                 return self._undo_swap(step, fd, slot)
             there = _inode(self.target, step.name)
@@ -250,25 +254,34 @@ class _RunDirectories:
         _set_meta(self.target, step.name, step.facts, None)
 
 
-class _Writable:
-    """Lets read-only directories be renamed, and gives them their modes back, wherever they are afterwards."""
+class _Movable:
+    """Lets directories be renamed whatever their mode is, and gives them mode and mtime back, wherever they are then."""
 
     def __init__(self, step: Step, slot: tuple[int, str], target: tuple[int, str]) -> None:
-        self.modes = step.modes or ()
+        self.held = step.held or ()
         self.inodes = (step.enters, step.leaves)
         self.places = (slot, target)
 
     def __enter__(self) -> None:
-        self._set(0o200)
+        if self.held and os.geteuid() != 0:
+            for fd, name, (mode, _) in self._found():
+                if not mode & 0o200:
+                    os.chmod(name, mode | 0o200, dir_fd=fd)
 
     def __exit__(self, *_: object) -> None:
-        self._set(0)
+        if self.held:
+            for fd, name, (mode, mtime) in self._found():
+                now = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_IMODE(now.st_mode) != mode:
+                    os.chmod(name, mode, dir_fd=fd)
+                if now.st_mtime_ns != mtime:
+                    os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)
 
-    def _set(self, extra: int) -> None:
-        for mode, inode in zip(self.modes, self.inodes, strict=False):
+    def _found(self) -> Iterator[tuple[int, str, list[int]]]:
+        for held, inode in zip(self.held, self.inodes, strict=True):
             for fd, name in self.places:
-                if mode >= 0 and _inode(fd, name) == inode:
-                    os.chmod(name, mode | extra, dir_fd=fd)
+                if held is not None and _inode(fd, name) == inode:
+                    yield fd, name, held
 
 
 def facts(entry: os.stat_result | None) -> list[int]:
@@ -323,7 +336,8 @@ def _exchange(slot_fd: int, slot: str, target: int, name: str) -> None:
         os.rename(slot + _HALFWAY, slot, src_dir_fd=slot_fd, dst_dir_fd=slot_fd)
 
 
-def _set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
+def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
+    """Give directories beneath a root the metadata they had before, or have after."""
     for meta in metas:
         try:
             fd = open_directory(root, meta.path, os.O_PATH)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
 from forkwise.files.conflict import Conflict
-from forkwise.files.journal import Meta, Run, Step, facts
+from forkwise.files.journal import Held, Meta, Run, Step, facts
 from forkwise.files.layer import Entry, Scan, Touched, user_attributes
 from forkwise.files.marks import is_mark, is_opaque, is_whiteout
 
@@ -81,6 +81,7 @@ def plan_directory(
             planner.split(entry)
         elif path not in planner.dropped:
             planner.whole(entry)
+    planner.stepped = {run.directory for run in planner.plan.runs}
     for touched in scan.touched:
         planner.meta(touched, forked)
     return planner.plan
@@ -94,6 +95,7 @@ class _DirectoryPlanner:
         self.merged = merged
         self.plan = Plan()
         self.slots = 0
+        self.stepped: set[str] = set()
 
     def slot(self) -> str:
         self.slots += 1
@@ -104,7 +106,7 @@ class _DirectoryPlanner:
         new, old = entry.new, entry.old
         if new is None:
             if old is not None:
-                step = Step("take", entry.name, self.slot(), leaves=old.st_ino, modes=_modes(None, old))
+                step = Step("take", entry.name, self.slot(), leaves=old.st_ino, held=_held(None, old))
                 self.plan.add(entry.directory, step)
             return
         slot = ""
@@ -112,9 +114,9 @@ class _DirectoryPlanner:
             slot = self.slot()
             self.plan.staged[slot] = entry
         if old is None:
-            step = Step("put", entry.name, slot, new.st_ino, modes=_modes(new, None))
+            step = Step("put", entry.name, slot, new.st_ino, held=_held(new, None))
         else:
-            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, _modes(new, old))
+            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, _held(new, old))
         self.plan.add(entry.directory, step)
 
     def split(self, unit: Entry) -> None:
@@ -148,7 +150,8 @@ class _DirectoryPlanner:
         path = touched.path
         if (path or ".") in self.dropped:
             return
-        if touched.is_changed or any(run.directory == path for run in self.plan.runs):
+        is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and touched.old.st_ctime_ns < forked
+        if touched.is_changed or is_dated or path in self.stepped:
             self.plan.metas.append(
                 Meta.change(
                     path,
@@ -195,7 +198,7 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
             try:
                 old = os.stat(name, dir_fd=theirs, follow_symlinks=False)
             except FileNotFoundError:
-                plan.add(path, Step("put", name, "", new.st_ino, modes=_modes(new, None)))
+                plan.add(path, Step("put", name, "", new.st_ino, held=_held(new, None)))
                 continue
             if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
                 pending.append(join(path, name))
@@ -207,7 +210,7 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
                 plan.opaque.append(join(path, name))
             elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode) and not _marks(theirs, name):
                 plan.foreign.append(join(path, name))
-            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, _modes(new, old)))
+            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, _held(new, old)))
 
 
 def _marks(fd: int, name: str) -> list[str]:
@@ -218,12 +221,7 @@ def _hides(fd: int, name: str) -> bool:
     return is_opaque(proc_path(fd, name), _marks(fd, name))
 
 
-def _modes(new: os.stat_result | None, old: os.stat_result | None) -> tuple[int, int] | None:
-    """The modes of directories that their owner may not write to; root need not care."""
-    if os.geteuid() == 0:
-        return None
-    modes = tuple(
-        stat.S_IMODE(e.st_mode) if e is not None and stat.S_ISDIR(e.st_mode) and not e.st_mode & 0o200 else -1
-        for e in (new, old)
-    )
-    return None if modes == (-1, -1) else (modes[0], modes[1])
+def _held(new: os.stat_result | None, old: os.stat_result | None) -> Held | None:
+    """What a rename may cost a directory of its own metadata."""
+    sides = [[stat.S_IMODE(e.st_mode), e.st_mtime_ns] if e and stat.S_ISDIR(e.st_mode) else None for e in (new, old)]
+    return None if sides == [None, None] else (sides[0], sides[1])

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
+from typing import Literal
 
 from forkwise.errors import CommitError
 from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.copying import copy_entry, remove_tree
 from forkwise.files.durability import SINGLY, sync_content, sync_directories, sync_filesystem
-from forkwise.files.journal import Slots, perform, revert
+from forkwise.files.journal import Meta, Slots, perform, revert, set_metas
 from forkwise.files.marks import mark_origins
 from forkwise.files.plan import Plan
 from forkwise.files.record import Record
@@ -43,6 +44,7 @@ class Transaction:
         if not same_mount(place.path, target):
             self.stage = f"{_STAGE}{secrets.token_hex(4)}"
             self.side = f"{target}/{self.stage}"
+            self.root = Meta.change("", found := os.stat(target), found)
             os.mkdir(self.side, 0o700)
 
     def fill(self, plan: Plan, layer: str, merged: dict[str, bytes]) -> None:
@@ -98,14 +100,16 @@ class Transaction:
         if record.durable:
             sync_directories([self.place.path])
         if self.stage:
-            _remove_stage(self.target, self.stage)
+            _remove_stage(self.target, self.stage, _root_meta(record.metas), "after")
 
     def roll_back(self) -> list[str]:
         """Undo whatever was done so far and forget the commit."""
-        return recover(self.place, self.target, stage=self.stage)
+        return recover(self.place, self.target, self)
 
     def _carry_out(self, record: Record, lock: Lock, layer: str | None) -> None:
         sync = record.durable
+        if self.stage and _root_meta(record.metas) is None:
+            record.metas.append(self.root)  # making and removing the stage must not show in the target's own mtime
         if sync:
             sync_content(record.runs, layer, self.side)
         record.save(self.history, sync=sync)
@@ -139,7 +143,7 @@ class Transaction:
             os.close(kept)
 
 
-def recover(place: Place, target: str, *, stage: str | None = None) -> list[str]:
+def recover(place: Place, target: str, transaction: Transaction | None = None) -> list[str]:
     """Take back a commit that was begun and not finished. Called under the exclusive lock.
 
     Gives the paths that somebody else replaced since, which are left as they are.
@@ -150,14 +154,16 @@ def recover(place: Place, target: str, *, stage: str | None = None) -> list[str]
     if os.path.isdir(history):
         record = Record.load(history)
         if record is not None:
-            stage = record.stage
             left = _take_back(place, target, history, record)
+            if record.stage:
+                _remove_stage(target, record.stage, _root_meta(record.metas), "before")
+        elif transaction is not None and transaction.stage:
+            _remove_stage(target, transaction.stage, transaction.root, "before")
         discard(place, history)
-    elif stage is None and number > 1 and not same_mount(place.path, target):
+    elif number > 1 and not same_mount(place.path, target):
         finished = Record.load(place.history(number - 1))
-        stage = finished.stage if finished else None
-    if stage:
-        _remove_stage(target, stage)
+        if finished is not None and finished.stage and os.path.isdir(f"{target}/{finished.stage}"):
+            _remove_stage(target, finished.stage, _root_meta(finished.metas), "after")
     return left
 
 
@@ -185,9 +191,16 @@ def _rewrite(side: int, slot: str, content: bytes) -> None:
         file.write(content)
 
 
-def _remove_stage(target: str, stage: str) -> None:
+def _root_meta(metas: Iterable[Meta]) -> Meta | None:
+    """What becomes of the target directory itself."""
+    return next((m for m in metas if not m.path), None)
+
+
+def _remove_stage(target: str, stage: str, meta: Meta | None, side: Literal["before", "after"]) -> None:
     root = open_root(target)
     try:
         remove_tree(root, stage)
+        if meta is not None:
+            set_metas([meta], root, side)
     finally:
         os.close(root)

@@ -39,8 +39,7 @@ class _TreeReader(Reader):
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
         known = self.base.directory(path)
         before = known[1] if known else frozenset()
-        if os.fstat(fd).st_ctime_ns >= self.made:
-            self.touch(path, fd, parent)
+        seen = len(self.scan.entries)
         now = set()
         with os.scandir(fd) as found:
             for item in found:
@@ -50,6 +49,8 @@ class _TreeReader(Reader):
             old = parent.lookup(name)
             if old is not None:
                 self.add(Entry(path, name, None, old, True, True))
+        if len(self.scan.entries) > seen or os.fstat(fd).st_ctime_ns >= self.made:
+            self.touch(path, fd, parent)
 
     def _read_entry(self, path: str, name: str, new: os.stat_result, existed: bool, parent: LowerDirectory) -> None:
         kind = entry_type(new.st_mode)

@@ -75,9 +75,6 @@ class BtrfsView(WholeView):
                 remedy="both must lie on one btrfs filesystem with space left, and this user must own the subvolume",
             ) from error
 
-    def hide(self, home: str) -> bool:
-        return False  # nothing to take down, and the flag of a frozen branch may stay
-
     def release(self, home: str) -> None:
         for name in ("layer", "base"):
             _delete_subvolume(home, name)
