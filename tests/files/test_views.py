@@ -14,6 +14,7 @@ import stat
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def write(path: Path, text: str = "", mode: int | None = None) -> Path:
 def commit_and_undo(ws: Workspace, branch: Branch) -> None:
     """The central check."""
     before = snapshot(ws.path)
+    if branch.view == "fuse":
+        branch.view_kind.hide(branch.home)  # the kernel remembers attributes of a fuse directory for a second
     shown = snapshot(branch.path)
     assert shown != before, "the branch changed nothing, so nothing is tested"
     commit = branch.commit()
@@ -359,10 +362,14 @@ def test_names_no_encoding_knows(project: Path, workspace: Callable[[], Workspac
     commit_and_undo(ws, branch)
 
 
-def test_paths_longer_than_the_kernel_takes(project: Path, workspace: Callable[[], Workspace]) -> None:
+def test_paths_longer_than_the_kernel_takes(project: Path, workspace: Callable[[], Workspace], view: str) -> None:
     _dig(project, "old")
     ws = workspace()
     branch = ws.branch("b")
+    if view == "fuse":  # fuse-overlayfs goes by whole paths itself
+        with pytest.raises(OSError, match="File name too long"):
+            _dig(branch.path, "new")
+        return
     _dig(branch.path, "new")
     _write_at_bottom(branch.path, "old", b"changed")
     assert max(len(p) for p in snapshot(branch.path)) > 4096
@@ -462,10 +469,8 @@ def test_a_directory_somebody_stands_in_while_committed(project: Path, workspace
     try:
         branch.commit()
         assert (project / "dir/a").read_text() == "y"
-        try:
+        with suppress(OSError):  # better still: the view is read-only by now
             os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
-        except OSError:
-            pass  # better still: the view is read-only by now
     finally:
         os.close(fd)
     assert sorted(snapshot(project)) == ["", "dir", "dir/a"]

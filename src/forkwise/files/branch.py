@@ -155,9 +155,10 @@ class Branch(Parent):
 
     def scan(self) -> Scan:
         """Read the layer against the parent. Called under the lock."""
+        self.view_kind.flush(self.home)
         base = self.view_kind.base(self.home)
         if base is None:
-            return scan_layer(self.target, self.parent.lowers)
+            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files)
         from forkwise.files.tree import scan_tree  # noqa: PLC0415
 
         return scan_tree(self.target, self.parent.lowers, base, Birth.load(self.home).made)

@@ -11,7 +11,7 @@ from forkwise.files.birth import Birth
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import Conflict, OnConflict
 from forkwise.files.layer import Entry, Scan
-from forkwise.files.marks import mark_opaque, unmark, unmark_origins
+from forkwise.files.marks import drop_mark_files, mark_opaque, unmark, unmark_origins
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
 from forkwise.files.record import Record
@@ -42,6 +42,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             scan = branch.scan()
             if not trust:
                 _check_trust(branch, birth, scan)
+            _check_mounts(branch, scan)
             decision = _Decision(branch, birth, scan, on_conflict)
             is_still = branch.view_kind.hide(branch.home) and is_still
             branch.parent.commit_begins()
@@ -103,6 +104,17 @@ def _check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
             "Look at them, then commit with trust=True (--trust); keep() syncs a branch",
             branch=branch.name,
             paths=torn,
+        )
+
+
+def _check_mounts(branch: Branch, scan: Scan) -> None:
+    if scan.mounted and not branch.commits_into_layer:
+        raise CommitError(
+            f"{branch.branch_path} was not committed, nothing was changed: another filesystem is mounted at "
+            f"{', '.join(sorted(scan.mounted))} in the parent, and what the branch wrote there belongs beneath it. "
+            "Unmount it, or take those files out of the branch",
+            branch=branch.name,
+            paths=sorted(scan.mounted),
         )
 
 
@@ -168,7 +180,6 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
             plan = plan_layer(branch.target, parent.target, decision.dropped)
             mark_opaque(branch.target, plan.opaque)
             unmark_origins(branch.target, plan.foreign)
-            origins: list[str] = []
         else:
             moves = moves and not branch.view_kind.whole and same_mount(parent.place.path, parent.target)
             plan = plan_directory(
@@ -179,9 +190,11 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
                 dropped=decision.dropped,
                 merged=decision.merged,
             )
+            drop_mark_files(branch.target, scan.mark_files)
             transaction.fill(plan, branch.target, decision.merged)
-            origins = unmark(branch.target, scan.marked) if moves else []
-        record = _record(branch, decision, plan, transaction, durable, origins)
+        record = _record(branch, decision, plan, transaction, durable)
+        if moves and not branch.commits_into_layer:
+            record.origins, record.opaque = unmark(branch.target, scan.marked)
     except BaseException as error:
         transaction.roll_back()
         if isinstance(error, OSError):
@@ -194,7 +207,7 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
 
 
 def _record(
-    branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool, origins: list[str]
+    branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool
 ) -> Record:
     number = transaction.number
     record = Record(
@@ -209,7 +222,6 @@ def _record(
         stage=transaction.stage,
         runs=plan.runs,
         metas=plan.metas,
-        origins=origins,
         skipped=[] if branch.commits_into_layer else sorted(decision.scan.specials),
         conflicts=decision.conflicts,
     )

@@ -156,6 +156,11 @@ def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bo
             here = _RunDirectories(run, slots, sync)
         except FileNotFoundError:
             continue  # inside a directory that was itself never put
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ELOOP, errno.ENOTDIR):
+                raise
+            left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
+            continue
         with here:
             left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
     set_metas(metas, slots.target, "before")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
@@ -97,13 +97,16 @@ class Touched:
 @dataclass(slots=True)
 class Scan:
     """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
-    ``mixed`` are units that hold something a commit leaves out (``specials``)."""
+    ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
+    files, ``mounted`` the directories with changes where the parent has another filesystem mounted."""
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)
     marked: list[tuple[str, str, list[str]]] = field(default_factory=list)
     specials: list[str] = field(default_factory=list)
     mixed: set[str] = field(default_factory=set)
+    mark_files: list[tuple[str, str]] = field(default_factory=list)
+    mounted: list[str] = field(default_factory=list)
 
     def delta(self) -> Delta:
         """What a person is shown."""
@@ -116,12 +119,15 @@ class Scan:
         return Delta(tuple(sorted(changes, key=lambda c: c.path)))
 
 
-def scan_layer(layer: str, lowers: Sequence[str]) -> Scan:
-    """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree."""
+def scan_layer(layer: str, lowers: Sequence[str], mark_files: Collection[str] = ()) -> Scan:
+    """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree.
+
+    ``mark_files`` are names that the view uses for marks of its own.
+    """
     with Lower(lowers) as lower:
         root = open_root(layer)
         try:
-            reader = _LayerReader(root, lower)
+            reader = _LayerReader(root, lower, mark_files)
             reader.read()
             return reader.scan
         finally:
@@ -131,9 +137,10 @@ def scan_layer(layer: str, lowers: Sequence[str]) -> Scan:
 class Reader:
     """What the readers of layers and of whole trees share: listing what moves or goes in one piece."""
 
-    def __init__(self, root: int, lower: Lower) -> None:
+    def __init__(self, root: int, lower: Lower, mark_files: Collection[str] = ()) -> None:
         self.root = root
         self.lower = lower
+        self.mark_files = mark_files
         self.scan = Scan()
         self.pending: list[str] = [""]
 
@@ -142,9 +149,12 @@ class Reader:
         while self.pending:
             path = self.pending.pop()
             fd = open_directory(self.root, path)
+            seen = len(self.scan.entries)
             try:
                 with self.lower.directory(path) as parent:
                     self.read_directory(path, fd, parent)
+                    if parent.is_mounted and len(self.scan.entries) > seen:
+                        self.scan.mounted.append(path)
             finally:
                 os.close(fd)
 
@@ -191,6 +201,9 @@ class Reader:
         with os.scandir(fd) as found:
             for item in found:
                 name = item.name
+                if name in self.mark_files:
+                    self.scan.mark_files.append((path, name))
+                    continue
                 new = item.stat(follow_symlinks=False)
                 if entry_type(new.st_mode) == "special":
                     self.scan.mixed.add(unit)
@@ -244,7 +257,7 @@ class _LayerReader(Reader):
         marks = [a for a in attributes if is_mark(a)]
         if marks:
             self.scan.marked.append((path, name, marks))
-        return any(is_origin(a) for a in marks)
+        return any(is_origin(a) and _is_own(beneath, a, join(path, name)) for a in marks)
 
     def _read_subdirectory(
         self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None
@@ -263,6 +276,13 @@ class _LayerReader(Reader):
 def user_attributes(fd: int) -> dict[str, bytes]:
     """The extended attributes a user gave an open directory or file, without those the overlay put there."""
     return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
+
+
+def _is_own(beneath: str, mark: str, path: str) -> bool:
+    """Whether an origin is that of this very path: fuse-overlayfs names it, and the mark goes where the file goes."""
+    if not mark.startswith("user.fuseoverlayfs."):
+        return True
+    return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(path)
 
 
 def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:

@@ -21,12 +21,14 @@ _NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class LowerDirectory:
-    """One directory of the parent, open in every layer that adds to it, nearest first."""
+    """One directory of the parent, open in every layer that adds to it, nearest first; in none where the parent has no
+    directory, or another filesystem's."""
 
-    __slots__ = ("fds",)
+    __slots__ = ("fds", "is_mounted")
 
-    def __init__(self, fds: list[int]) -> None:
+    def __init__(self, fds: list[int], *, is_mounted: bool = False) -> None:
         self.fds = fds
+        self.is_mounted = is_mounted
 
     def lookup(self, name: str) -> os.stat_result | None:
         """What the parent has under a name."""
@@ -85,13 +87,17 @@ class Lower:
 
     def directory(self, path: str) -> LowerDirectory:
         """Open one directory; where the parent has none there, it is empty."""
-        roots = self._roots
-        if len(roots) == 1:
-            fd = _open(roots[0], path)
-            return LowerDirectory([] if fd is None else [fd])
-        return LowerDirectory(self._open_merged(path))
+        try:
+            return LowerDirectory(self._open_merged(path))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return LowerDirectory([], is_mounted=True)  # a mount point is not part of the parent
 
     def _open_merged(self, path: str) -> list[int]:
+        if len(self._roots) == 1:
+            fd = _open(self._roots[0], path)
+            return [] if fd is None else [fd]
         fds: list[int] = []
         for root, is_last in zip(self._roots, [False] * (len(self._roots) - 1) + [True], strict=True):
             reach = _reach(root, path) if not is_last else "beneath"
@@ -133,7 +139,7 @@ def _open(root: int, path: str) -> int | None:
     try:
         return open_directory(root, path)
     except OSError as error:
-        if error.errno in _NO_DIRECTORY or error.errno == errno.EXDEV:  # a mount point is not part of the parent
+        if error.errno in _NO_DIRECTORY:
             return None
         raise
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
 
 __all__ = [
+    "drop_mark_files",
     "is_mark",
     "is_of_user",
     "is_opaque",
@@ -54,17 +55,32 @@ def is_opaque(path: str, attributes: Sequence[str]) -> bool:
     return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
 
 
-def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> list[str]:
-    """Take the marks off entries given as (directory, name, marks); gives those that began as the parent's."""
-    origins = []
+def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[list[str], list[str]]:
+    """Take the marks off entries given as (directory, name, marks).
+
+    Gives the files that began as the parent's and the directories that hid what is below, for going back.
+    """
+    origins, opaque = [], []
     with _Directories(layer) as directories:
         for directory, name, marks in marked:
             path = proc_path(directories.fd(directory), name)
+            if is_opaque(path, marks):
+                opaque.append(join(directory, name))
             for mark in marks:
                 os.removexattr(path, mark, follow_symlinks=False)
                 if is_origin(mark):
                     origins.append(join(directory, name))
-    return origins
+    return origins, opaque
+
+
+def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
+    """Remove the files with which a fuse layer repeats what its attributes say."""
+    with _Directories(layer) as directories:
+        for directory, name in files:
+            fd = directories.fd(directory)
+            found = os.stat(".", dir_fd=fd)
+            os.unlink(name, dir_fd=fd)
+            os.utime(".", ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=fd)
 
 
 def mark_origins(layer: str, paths: Iterable[str]) -> None:

@@ -53,7 +53,8 @@ def merge(
     r"""Both sides' changes to the base in one content.
 
     Changes with an unchanged line between them are combined, a change both sides made alike is taken once, and any
-    others that overlap or touch conflict. The labels name ours, base and theirs in the markers.
+    others that overlap or touch conflict. The labels name ours, base and theirs in the markers. Git differs only where
+    lines repeat so much that there are several shortest diffs and it takes another one, or not a shortest.
 
     >>> merge(b"a\nb\nc\n", b"A\nb\nc\n", b"a\nb\nC\n").content
     b'A\nb\nC\n'

@@ -26,7 +26,7 @@ __all__ = ["OnError", "OnSuccess", "Parent"]
 OnSuccess = Literal["commit"] | None
 OnError = Literal["abort"] | None
 
-_NAME = re.compile(r"[^./\0][^/\0]*\Z")
+_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*\Z")
 _LONGEST_NAME = 200
 _serial = count()
 
@@ -132,7 +132,7 @@ def check_name(name: str) -> None:
     """Raise BranchError unless a name can be a branch's."""
     if not _NAME.match(name) or len(os.fsencode(name)) > _LONGEST_NAME:
         raise BranchError(
-            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or NUL, "
+            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or a control character, "
             f"or be longer than {_LONGEST_NAME} bytes",
             branch=name,
         )

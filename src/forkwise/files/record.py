@@ -23,7 +23,8 @@ class Record:
 
     ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place. ``home`` is the name of
     the branch that is being committed, ``stage`` the directory inside the target that stands for ``side`` while the
-    target's filesystem is not the state's. ``origins`` are the files that began as the parent's.
+    target's filesystem is not the state's. ``origins`` and ``opaque`` are the marks
+    that what leaves the layer loses.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Record:
     runs: list[Run] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    opaque: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)

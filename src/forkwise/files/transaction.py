@@ -15,7 +15,7 @@ from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.copying import copy_entry, remove_tree
 from forkwise.files.durability import SINGLY, sync_content, sync_directories, sync_filesystem
 from forkwise.files.journal import Meta, Slots, perform, revert, set_metas
-from forkwise.files.marks import mark_origins
+from forkwise.files.marks import mark_opaque, mark_origins
 from forkwise.files.plan import Plan
 from forkwise.files.record import Record
 from forkwise.files.state import Lock, Place, same_mount
@@ -183,6 +183,7 @@ def _take_back(place: Place, target: str, history: str, record: Record) -> list[
         slots.close()
     if layer:
         mark_origins(layer, record.origins)
+        mark_opaque(layer, record.opaque)
     return left
 
 

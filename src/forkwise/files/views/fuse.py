@@ -19,7 +19,7 @@ from functools import cache
 from typing import ClassVar
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
 from forkwise.files.views.mountpoint import is_mount_point, kept_flags
 from forkwise.files.views.overlay import dress_like
 from forkwise.files.views.protocol import Refusal, Site, View
@@ -29,7 +29,7 @@ __all__ = ["FuseView"]
 
 _PROGRAM = "fuse-overlayfs"
 # fast_ino: without it a file copied up from one of several hard links is not found again after the next mount.
-_OPTIONS = "volatile,fast_ino=1"
+_OPTIONS = "volatile,fast_ino=1,writeback=0"
 _PATIENCE = 10.0  # seconds a server may take to end once nothing is mounted
 
 
@@ -42,6 +42,7 @@ class FuseView(View):
 
     name: ClassVar[str] = "fuse"
     whole: ClassVar[bool] = False
+    mark_files: ClassVar[frozenset[str]] = frozenset({".wh..opq", ".wh..wh..opq"})
 
     def refusal(self, site: Site) -> Refusal | None:
         return state_refusal(site) or _missing_part(site) or _failed_trial(site.state)
@@ -81,6 +82,15 @@ class FuseView(View):
     def thaw(self, home: str, lowers: Sequence[str]) -> None:
         if is_mount_point(f"{home}/view"):
             self.show(home, lowers, writable=True)
+
+    def flush(self, home: str) -> None:
+        # What was written lies in the kernel's cache first, and reaches the server and the layer from there.
+        if _is_served(f"{home}/view"):
+            fd = os.open(f"{home}/view", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                syncfs(fd)
+            finally:
+                os.close(fd)
 
     def release(self, home: str) -> None:
         if not self.hide(home):

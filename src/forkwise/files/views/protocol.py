@@ -47,6 +47,8 @@ class View(ABC):
 
     name: ClassVar[str]
     whole: ClassVar[bool]
+    #: Names of the files with which a layered view marks its layer, beside whiteouts and attributes.
+    mark_files: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def refusal(self, site: Site) -> Refusal | None:
@@ -75,6 +77,9 @@ class View(ABC):
     @abstractmethod
     def release(self, home: str) -> None:
         """Let go of everything but plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
+
+    def flush(self, home: str) -> None:
+        """See to it that all that was written through the view so far lies in the layer."""
 
     def base(self, home: str) -> Base | None:
         """For a whole view: what its tree held when it was made."""
