@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -33,7 +34,12 @@ def snapshot(root: Path, *, times: bool = True) -> dict[str, Seen]:
         seen[""] = _see(top, ".", times)
         while pending:
             path = pending.pop()
-            fd = open_directory(top, path)
+            try:
+                fd = open_directory(top, path)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                continue  # what is mounted there is not part of the tree
             try:
                 for name in os.listdir(fd):
                     entry = _see(fd, name, times)

@@ -143,6 +143,7 @@ class _DirectoryPlanner:
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
                 continue
             self.plan.add(entry.directory, Step("rmdir", entry.name, "", facts=facts(entry.old)))
+            self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # for when it is made again
             if entry.new is not None:
                 self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
 

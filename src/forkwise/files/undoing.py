@@ -39,7 +39,8 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         recover(place, workspace.target)
         record = _choose(place, number)
         runs, metas = invert(record.runs, record.metas)
-        with _Target(workspace.target, _finished(place, record)) as target:
+        made = {join(run.directory, s.name) for run in runs for s in run.steps if s.code == "mkdir"}
+        with _Target(workspace.target, _finished(place, record), made) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -89,12 +90,14 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
 
 
 class _Target:
-    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished``."""
+    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished``; ``made`` are
+    the directories that the undo itself will make again."""
 
-    def __init__(self, path: str, finished: int) -> None:
+    def __init__(self, path: str, finished: int, made: set[str]) -> None:
         self.lower = Lower([path])
         self.root = open_root(path)
         self.finished = finished
+        self.made = made
 
     def __enter__(self) -> _Target:
         return self
@@ -111,7 +114,7 @@ class _Target:
             if step.code in ("put", "mkdir"):
                 if there is not None:
                     return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
-                return [] if held.fds else [Conflict(path, "deleted", "its directory is gone since the commit")]
+                return [] if held.fds or directory in self.made else [Conflict(path, "deleted", "its directory is gone since the commit")]
         if there is None:
             return [Conflict(path, "deleted", "it is gone since the commit")]
         if step.code == "rmdir":
@@ -131,7 +134,7 @@ class _Target:
         try:
             fd = open_directory(self.root, meta.path, os.O_PATH)
         except FileNotFoundError:
-            return []
+            return [meta] if meta.path in self.made else []
         try:
             now = facts(os.fstat(fd))
         finally:

@@ -150,10 +150,16 @@ def _failed_trial(state: str) -> Refusal | None:
     """Mount once for real: a container may have every part and still forbid it."""
     view = FuseView()
     with tempfile.TemporaryDirectory(dir=state, prefix=".probe-") as home:
-        os.mkdir(f"{home}/lower")
+        os.makedirs(f"{home}/lower/deleted")
         view.make(home, [f"{home}/lower"])
         try:
-            view.show(home, [f"{home}/lower"], writable=True)
+            os.rmdir(f"{view.show(home, [f'{home}/lower'], writable=True)}/deleted")
+            if not os.path.lexists(f"{home}/layer/deleted"):
+                # It then makes do with files of special names, which only it can tell from others.
+                return Refusal(
+                    f"{state} is on a filesystem that cannot hold a whiteout, such as another overlay",
+                    "set FORKWISE_STATE to a directory on ext4, XFS, btrfs or tmpfs",
+                )
         except MountError as error:
             return Refusal(error.reason, error.remedy)
         finally:

@@ -1,0 +1,113 @@
+"""The suite of views once more, as a user with no privileges at all.
+
+It runs in a process of its own, in a mount namespace of its own where /dev/fuse has the permissions it has on a normal
+machine. The interpreter, the sources and the test tools are copied to where that user can read them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.files.images import loop_image
+from tests.need import need
+
+NOBODY = 65534
+ROOT = Path(__file__).parents[2]
+TOOLS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
+
+# An overlay is mounted inside a namespace that the whole run enters first; the other views need nothing of the kind.
+RUN = """
+import sys
+sys.path[:0] = {path!r}
+if "overlay" in {views!r}:
+    from forkwise.files import namespace
+    namespace.enter()
+import pytest
+sys.exit(pytest.main([
+    "tests/files/test_views.py", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null",
+    "--import-mode=importlib", "-W", "error", "--basetemp", {basetemp!r},
+]))
+"""
+
+# A device node in /dev may be root's alone where no udev runs; this gives the test the usual one, and nobody else.
+WRAP = """
+mount --make-rprivate / &&
+mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse &&
+shift && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def readable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory anybody can read, with all that a run needs."""
+    need(os.geteuid() == 0, "only root can become another user")
+    need(shutil.which("setpriv") is not None, "setpriv is not installed")
+    room = Path("/tmp") / f"forkwise-unprivileged-{os.getpid()}"
+    room.mkdir(mode=0o755)
+    try:
+        ignore = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / "src", room / "src", ignore=ignore)
+        shutil.copytree(ROOT / "tests", room / "tests", ignore=ignore)
+        for name in TOOLS:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert spec.origin is not None
+            shutil.copytree(Path(spec.origin).parent, room / "tools" / name, ignore=ignore)
+        subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
+        yield room
+    finally:
+        shutil.rmtree(room)
+
+
+@pytest.fixture
+def interpreter() -> str:
+    """A Python that the other user may run: root's own may lie in root's home."""
+    for candidate in (sys.executable, "/usr/bin/python3"):
+        command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", candidate, "-c"]
+        check = "import sys; sys.exit(sys.version_info < (3, 11))"
+        if shutil.which(candidate) and subprocess.run([*command, check], capture_output=True).returncode == 0:
+            return candidate
+    need(False, "no interpreter that another user may run")
+    raise AssertionError
+
+
+@pytest.mark.parametrize("views", ["overlay", "fuse,copy", "btrfs", "reflink"])
+def test_views_without_privileges(views: str, readable: Path, interpreter: str, tmp_path: Path) -> None:
+    home = readable / "home" / views
+    home.mkdir(parents=True)
+    os.chown(home, NOBODY, NOBODY)
+    with ExitStack() as images:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "FORKWISE_TEST_VIEWS": views,
+            "FORKWISE_MUST_WORK": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        if views in ("btrfs", "reflink"):
+            fstype, size = {"btrfs": ("btrfs", 256), "reflink": ("xfs", 400)}[views]
+            room = readable / f"image-{views}"
+            room.mkdir()
+            ground = images.enter_context(loop_image(fstype, size, room))
+            os.chown(ground, NOBODY, NOBODY)
+            environment[f"FORKWISE_TEST_GROUND_{views.upper()}"] = str(ground)
+        program = RUN.format(
+            path=[str(readable / d) for d in ("src", "tools", "")], views=views, basetemp=str(home / "tmp")
+        )
+        command = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(tmp_path), interpreter, "-c", program]
+        done = subprocess.run(command, cwd=readable, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
+    assert passed, done.stdout
+    assert int(passed[1]) == 28 * len(views.split(",")), done.stdout
