@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files import copying
-from forkwise.files.copying import CopiedTree, copy_entry, copy_tree, open_beneath, remove_tree
+from forkwise.files import beneath
+from forkwise.files.beneath import open_beneath
+from forkwise.files.copying import CopiedTree, copy_entry, copy_tree
+from forkwise.files.removing import remove_tree
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.need import need
 
@@ -51,7 +53,7 @@ def no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(directory: int, path: str, flags: int, resolve: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
 
-    monkeypatch.setattr(copying, "openat2", refuse)
+    monkeypatch.setattr(beneath, "openat2", refuse)
 
 
 @pytest.fixture(params=["openat2", "by hand"])

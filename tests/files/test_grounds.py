@@ -1,4 +1,4 @@
-"""Workspaces on every kind of ground: tmpfs, the top of a mount, another overlay, with mounts inside, state elsewhere."""
+"""Workspaces on every kind of ground: tmpfs, the top of a mount, another overlay, mounts inside, state elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.files.snapshot import Seen, snapshot
 from tests.need import need
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 and os.environ.get("FORKWISE_MUST_WORK") != "1", reason="these tests mount filesystems: run as root"
+    os.geteuid() != 0 and os.environ.get("FORKWISE_MUST_WORK") != "1",
+    reason="these tests mount filesystems: run as root",
 )
 
 
@@ -126,7 +127,9 @@ def container(tmp_path: Path) -> Iterator[Path]:
     for name in ("image", "upper", "work", "root"):
         (tmp_path / name).mkdir()
     fill(tmp_path / "image/project")
-    options = ",".join(f"{k}={tmp_path / v}" for k, v in (("lowerdir", "image"), ("upperdir", "upper"), ("workdir", "work")))
+    options = ",".join(
+        f"{k}={tmp_path / v}" for k, v in (("lowerdir", "image"), ("upperdir", "upper"), ("workdir", "work"))
+    )
     mount("container", str(tmp_path / "root"), "overlay", 0, options)
     try:
         yield tmp_path / "root"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files import diff
+from forkwise.files import lines as line_edits
 from forkwise.files import merge as merging
-from forkwise.files.diff import Edit, edits, lines_of
+from forkwise.files.lines import Edit, edits, lines_of
 from forkwise.files.merge import Hunk, Merge, is_text, merge
 from tests.need import need
 
@@ -196,7 +196,7 @@ def test_edits_turn_old_into_new(old: bytes, new: bytes) -> None:
 def test_edits_of_texts_too_large_for_one_table(old: bytes, new: bytes, bits: int) -> None:
     before, after = lines_of(old), lines_of(new)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(diff, "_TABLE_BITS", bits)
+        patched.setattr(line_edits, "_TABLE_BITS", bits)
         assert applied(edits(before, after), before, after) == after
 
 
@@ -205,7 +205,7 @@ def test_edits_of_texts_too_large_for_one_table(old: bytes, new: bytes, bits: in
 def test_lines_that_stand_once_find_each_other_without_a_table(ours: list[bytes]) -> None:
     whole = edits(BASE, ours)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(diff, "_TABLE_BITS", 1)
+        patched.setattr(line_edits, "_TABLE_BITS", 1)
         assert edits(BASE, ours) == whole
 
 
@@ -266,12 +266,12 @@ def test_gaps_are_moved_in_linear_time(period: int, step: int) -> None:
     lines = [n % period for n in range(size)]
     bounds = Counted([-1, *(n for n in range(size) if n % step), size])
     other = [n - 1 for n in range(len(bounds))]
-    diff._settle(lines, bounds, other)
+    line_edits._settle(lines, bounds, other)
     assert bounds.moves <= 4 * size
 
 
 def test_lines_only_one_side_has_need_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff, "_TABLE_BITS", 0)
+    monkeypatch.setattr(line_edits, "_TABLE_BITS", 0)
     base, ours, theirs = (joined([b"%s %d" % (name, n) for n in range(20_000)]) for name in (b"b", b"o", b"t"))
     assert len(merge(base, ours, theirs).conflicts) == 1
 

@@ -613,5 +613,3 @@ def test_everything_at_once(project: Path, workspace: Callable[[], Workspace]) -
     for number in range(20):
         write(root / f"new{number % 4}/x/f{number}", "new")
     commit_and_undo(ws, branch)
-
-

@@ -1,4 +1,4 @@
-"""Directories opened beneath a root by descriptor: no symlink followed, no mount crossed, no path too long.
+"""Paths opened beneath a directory by descriptor: no symlink followed, no mount crossed, no path too long.
 
 Every commit, scan and copy reaches its files through here, which is why a branch that plants a symlink gets nothing
 written outside.
@@ -11,11 +11,10 @@ import os
 
 from forkwise.files.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
-__all__ = ["join", "open_directory", "open_root", "proc_path"]
+__all__ = ["join", "mount_id", "open_beneath", "open_directory", "open_root", "proc_path"]
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
-_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LONGEST = 1000  # characters of a path given to the kernel at once: at most 4,000 bytes, PATH_MAX is 4,096
+_PIECE = 1000  # characters of a path opened at once: at most 4 bytes each, so always below PATH_MAX
 
 
 def join(directory: str, name: str) -> str:
@@ -30,59 +29,55 @@ def proc_path(fd: int, name: str) -> str:
 
 def open_root(path: str) -> int:
     """A descriptor to start from."""
-    return os.open(path, os.O_PATH | _DIRECTORY)
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def open_directory(root: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a directory beneath ``root``.
+    """Open a directory beneath ``root``, or with an empty path that one itself."""
+    return open_beneath(root, path, flags | os.O_DIRECTORY)
 
-    Raises OSError: ELOOP or ENOTDIR where a part of the path is no directory, EXDEV where it is another mount.
-    """
-    if not path:
-        return os.open(".", flags | _DIRECTORY, dir_fd=root)
-    here = root
-    for piece in _pieces(path):
-        try:
-            below = _open(here, piece, flags)
-        finally:
-            if here != root:
+
+def open_beneath(directory: int, path: str, flags: int) -> int:
+    """Open a path of any length beneath ``directory``: ELOOP at a symlink, EXDEV at a mount point."""
+    here = directory
+    try:
+        while len(path) > _PIECE:
+            cut = path.rindex("/", 0, _PIECE)
+            deeper = _open_piece(here, path[:cut], os.O_PATH | os.O_DIRECTORY)
+            path = path[cut + 1 :]
+            if here != directory:
                 os.close(here)
-        here = below
+            here = deeper
+        return _open_piece(here, path or ".", flags)
+    finally:
+        if here != directory:
+            os.close(here)
+
+
+def _open_piece(directory: int, path: str, flags: int) -> int:
+    try:
+        return openat2(directory, path, flags, _RESOLVE)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    # Linux before 5.6, or a seccomp filter that does not know openat2: the same by hand.
+    here = os.dup(directory)
+    names = path.split("/")
+    for depth, name in enumerate(names, start=1):
+        how = flags if depth == len(names) else os.O_PATH | os.O_DIRECTORY
+        try:
+            deeper = os.open(name, how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        finally:
+            os.close(here)
+        here = deeper
+    # A way down that leaves a mount never comes back into it, so its end tells of every step.
+    if mount_id(here) != mount_id(directory):
+        os.close(here)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
     return here
 
 
-def _pieces(path: str) -> list[str]:
-    if len(path) <= _LONGEST:
-        return [path]
-    pieces, piece = [], ""
-    for name in path.split("/"):
-        if piece and len(piece) + len(name) >= _LONGEST:
-            pieces.append(piece)
-            piece = name
-        else:
-            piece = join(piece, name)
-    return [*pieces, piece]
-
-
-def _open(here: int, path: str, flags: int) -> int:
-    try:
-        return openat2(here, path, flags | _DIRECTORY, _RESOLVE)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EPERM):  # no such call before Linux 5.6, or a seccomp filter
-            raise
-    return _open_by_steps(here, path, flags)
-
-
-def _open_by_steps(here: int, path: str, flags: int) -> int:
-    device = os.fstat(here).st_dev
-    fd = os.dup(here)
-    for name in path.split("/"):
-        try:
-            below = os.open(name, flags | _DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-        if os.fstat(fd).st_dev != device:
-            os.close(fd)
-            raise OSError(errno.EXDEV, "another filesystem is mounted there", path)
-    return fd
+def mount_id(fd: int) -> str:
+    """What names the mount that an open file is on."""
+    with open(f"/proc/self/fdinfo/{fd}") as lines:
+        return next(line for line in lines if line.startswith("mnt_id:"))

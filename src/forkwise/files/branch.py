@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
     from forkwise.files.workspace import Workspace
 
-__all__ = ["Branch"]
+__all__ = ["Branch", "Status"]
 
 Status = Literal["open", "frozen", "stale", "committed", "aborted"]
 

@@ -99,7 +99,7 @@ def _check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
     torn = [e.path for e in scan.entries if e.new is not None and e.new.st_ctime_ns >= birth.synced]
     if torn:
         raise CommitError(
-            f"the machine was restarted while {branch.branch_path} held changes that were not synced: if power was lost, "
+            f"the machine was restarted while {branch.branch_path} held unsynced changes: if it lost power, "
             f"files may be incomplete ({', '.join(torn[:5])}{', …' if len(torn) > 5 else ''}). "
             "Look at them, then commit with trust=True (--trust); keep() syncs a branch",
             branch=branch.name,
@@ -206,9 +206,7 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
     return record
 
 
-def _record(
-    branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool
-) -> Record:
+def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool) -> Record:
     number = transaction.number
     record = Record(
         number=number,

@@ -1,4 +1,4 @@
-"""Copies and removals of files and trees beneath directory descriptors: no symlink followed, no mount crossed.
+"""Copies of files and trees beneath directory descriptors: no symlink followed, no mount crossed.
 
 Apart from the views and the journal because both copy, and what a copy keeps must not differ between them. Trees are
 walked with a list of paths that are opened anew from the top, so neither depth nor the limit on descriptors matters.
@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from forkwise.files.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from forkwise.files.beneath import open_beneath
 
-__all__ = ["FICLONE", "CopiedTree", "copy_entry", "copy_tree", "open_beneath", "remove_tree"]
+__all__ = ["FICLONE", "CopiedTree", "copy_entry", "copy_tree"]
 
 FICLONE = 0x40049409
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
-_PIECE = 1000  # characters of a path opened at once: at most 4 bytes each, so always below PATH_MAX
 _RANGE = 1 << 27  # bytes one copy_file_range may take: few calls, and still interruptible
 _BUFFER = 1 << 20
 
@@ -70,73 +68,6 @@ def copy_tree(src_dir: int, dst_dir: int, *, reflink_only: bool = False) -> Copi
     ``reflink_only`` a file whose blocks cannot be shared is an OSError.
     """
     return _TreeCopy(src_dir, dst_dir, reflink_only=reflink_only, sync=False).run()
-
-
-def remove_tree(parent_dir: int, name: str) -> list[str]:
-    """Remove ``name`` with all it holds; gives the paths that had to stay because they are mount points."""
-    left: list[str] = []
-    pending = [(name, False)]
-    while pending:
-        path, emptied = pending.pop()
-        try:
-            if emptied:
-                _remove_directory(parent_dir, path, left)
-            else:
-                below = _empty_directory(parent_dir, path, left)
-                if below is not None:
-                    pending.append((path, True))
-                    pending.extend((child, False) for child in below)
-        except FileNotFoundError:
-            continue  # somebody else removes it too
-        except OSError as error:
-            error.filename = path
-            raise
-    return left
-
-
-def open_beneath(directory: int, path: str, flags: int) -> int:
-    """Open a path of any length beneath ``directory``: ELOOP at a symlink, EXDEV at a mount point."""
-    here = directory
-    try:
-        while len(path) > _PIECE:
-            cut = path.rindex("/", 0, _PIECE)
-            deeper = _open_piece(here, path[:cut], os.O_PATH | os.O_DIRECTORY)
-            path = path[cut + 1 :]
-            if here != directory:
-                os.close(here)
-            here = deeper
-        return _open_piece(here, path or ".", flags)
-    finally:
-        if here != directory:
-            os.close(here)
-
-
-def _open_piece(directory: int, path: str, flags: int) -> int:
-    try:
-        return openat2(directory, path, flags, _RESOLVE)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-    # Linux before 5.6, or a seccomp filter that does not know openat2: the same by hand.
-    here = os.dup(directory)
-    names = path.split("/")
-    for depth, name in enumerate(names, start=1):
-        how = flags if depth == len(names) else os.O_PATH | os.O_DIRECTORY
-        try:
-            deeper = os.open(name, how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-        finally:
-            os.close(here)
-        here = deeper
-    # A way down that leaves a mount never comes back into it, so its end tells of every step.
-    if _mount_id(here) != _mount_id(directory):
-        os.close(here)
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-    return here
-
-
-def _mount_id(fd: int) -> str:
-    with open(f"/proc/self/fdinfo/{fd}") as lines:
-        return next(line for line in lines if line.startswith("mnt_id:"))
 
 
 @contextmanager
@@ -374,60 +305,3 @@ def _write_xattrs(target: int | str, xattrs: Mapping[str, bytes]) -> None:
 
 def _is_privilege_missing(name: str, error: OSError) -> bool:
     return name.startswith(_PRIVILEGED_XATTRS) and error.errno in (errno.EPERM, errno.EACCES, errno.ENOTSUP)
-
-
-def _empty_directory(root: int, path: str, left: list[str]) -> list[str] | None:
-    """Unlink what one directory holds; gives the directories still in it, or None where ``path`` stays or is gone."""
-    parent, _, name = path.rpartition("/")
-    with _opened(open_beneath(root, parent, _DIRECTORY)) as above:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-            _unlink(above, name, path, left)
-            return None
-        try:
-            directory = _open_to_empty(above, name)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            left.append(path)
-            return None
-    below: list[str] = []
-    with _opened(directory):
-        with os.scandir(directory) as listing:
-            entries = list(listing)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                below.append(f"{path}/{entry.name}")
-            else:
-                _unlink(directory, entry.name, f"{path}/{entry.name}", left)
-    return below
-
-
-def _open_to_empty(above: int, name: str) -> int:
-    """Open a directory with the right to list and change it, taken where its owner lacks it."""
-    with _opened(open_beneath(above, name, os.O_PATH | os.O_DIRECTORY)) as found:
-        mode = stat.S_IMODE(os.fstat(found).st_mode)
-        if mode & 0o700 != 0o700:
-            with suppress(PermissionError):
-                os.chmod(f"/proc/self/fd/{found}", mode | 0o700)
-    return open_beneath(above, name, _DIRECTORY)
-
-
-def _unlink(directory: int, name: str, path: str, left: list[str]) -> None:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno != errno.EBUSY:  # which is what a mounted-over file answers
-            raise
-        left.append(path)
-
-
-def _remove_directory(root: int, path: str, left: list[str]) -> None:
-    parent, _, name = path.rpartition("/")
-    with _opened(open_beneath(root, parent, _DIRECTORY)) as above:
-        try:
-            os.rmdir(name, dir_fd=above)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY or not any(kept.startswith(f"{path}/") for kept in left):
-                raise

@@ -12,8 +12,9 @@ import shutil
 from dataclasses import dataclass
 
 from forkwise.files.confinement import Finding, confinement
-from forkwise.files.state import mount_id, site
+from forkwise.files.state import site
 from forkwise.files.views import catalogue
+from forkwise.files.views.mountpoint import holding, mounts
 from forkwise.files.views.protocol import Site, View
 
 __all__ = ["Finding", "Report", "examine"]
@@ -66,14 +67,8 @@ def _user_name() -> str:
 
 def _mount_of(path: str) -> tuple[str, str]:
     """The type and the source of the filesystem a path lies on."""
-    number = str(mount_id(path))
-    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            if fields.split(maxsplit=1)[0] == number:
-                fstype, source = rest.split()[:2]
-                return fstype, source
-    return "unknown", ""
+    found = holding(path, mounts())
+    return (found.fstype, found.source) if found else ("unknown", "")
 
 
 def _views(place: Site) -> list[Finding]:

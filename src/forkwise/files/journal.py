@@ -260,7 +260,7 @@ class _RunDirectories:
 
 
 class _Movable:
-    """Lets directories be renamed whatever their mode is, and gives them mode and mtime back, wherever they are then."""
+    """Lets directories be renamed whatever their mode, and gives them mode and mtime back wherever they are then."""
 
     def __init__(self, step: Step, slot: tuple[int, str], target: tuple[int, str]) -> None:
         self.held = step.held or ()

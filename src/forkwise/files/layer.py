@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -15,20 +16,24 @@ from forkwise.files.beneath import join, open_directory, open_root, proc_path
 from forkwise.files.delta import Change, ChangeKind, Delta, entry_type
 from forkwise.files.lower import Lower, LowerDirectory
 from forkwise.files.marks import is_mark, is_of_user, is_opaque, is_origin, is_whiteout
+from forkwise.files.syscalls import file_handle
 
 __all__ = ["Entry", "Reader", "Scan", "Touched", "scan_layer", "user_attributes"]
 
 _BLOCK = 1 << 20
+_HANDLE = 21  # bytes before the handle in an origin: version, magic, length, flags, type, and the filesystem's UUID
 
 
 class Entry:
     """One path that differs: what the branch has there (``new``), what the parent has (``old``), None for nothing.
 
     ``copied`` is True where the branch's file began as the parent's. ``unit`` is True for what a commit moves in one
-    piece; the entries inside a directory that moves are listed with ``unit`` False.
+    piece; the entries inside a directory that moves are listed with ``unit`` False. ``above`` is when the parent's
+    directory last lost or gained a name, as far as that matters; ``appeared`` is True where that directory is not the
+    one the branch was forked from, so that the parent's entry is news, however old it is.
     """
 
-    __slots__ = ("copied", "directory", "name", "new", "old", "unit")
+    __slots__ = ("above", "appeared", "copied", "directory", "name", "new", "old", "unit")
 
     def __init__(
         self,
@@ -38,6 +43,8 @@ class Entry:
         old: os.stat_result | None,
         copied: bool,
         unit: bool,
+        above: int = sys.maxsize,
+        appeared: bool = False,
     ) -> None:
         self.directory = directory
         self.name = name
@@ -45,6 +52,8 @@ class Entry:
         self.old = old
         self.copied = copied
         self.unit = unit
+        self.above = above
+        self.appeared = appeared
 
     @property
     def path(self) -> str:
@@ -98,7 +107,8 @@ class Touched:
 class Scan:
     """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
     ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
-    files, ``mounted`` the directories with changes where the parent has another filesystem mounted."""
+    files, ``mounted`` the directories with changes where the parent has another filesystem mounted, ``appeared`` those
+    that the parent has not had since the fork."""
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)
@@ -107,6 +117,7 @@ class Scan:
     mixed: set[str] = field(default_factory=set)
     mark_files: list[tuple[str, str]] = field(default_factory=list)
     mounted: list[str] = field(default_factory=list)
+    appeared: list[str] = field(default_factory=list)
 
     def delta(self) -> Delta:
         """What a person is shown."""
@@ -129,6 +140,7 @@ def scan_layer(layer: str, lowers: Sequence[str], mark_files: Collection[str] = 
         try:
             reader = _LayerReader(root, lower, mark_files)
             reader.read()
+            reader.tell_moved()
             return reader.scan
         finally:
             os.close(root)
@@ -222,10 +234,18 @@ class Reader:
 
 
 class _LayerReader(Reader):
+    def __init__(self, root: int, lower: Lower, mark_files: Collection[str]) -> None:
+        super().__init__(root, lower, mark_files)
+        self.linked: list[tuple[str, str]] = []
+
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
         self.touch(path, fd, parent)
         lookup = parent.lookup
         prefix = proc_path(fd, "")
+        above = max((os.fstat(f).st_ctime_ns for f in parent.fds), default=sys.maxsize)
+        appeared = bool(path) and bool(parent.fds) and not self._is_same_directory(fd, parent)
+        if appeared:
+            self.scan.appeared.append(path)
         with os.scandir(fd) as found:
             for item in found:
                 name = item.name
@@ -235,19 +255,51 @@ class _LayerReader(Reader):
                     old = lookup(name)
                     copied = self._note_marks(path, name, prefix + name)
                     if not (copied and old is not None and _is_untouched(fd, name, new, old, parent)):
-                        self.add(Entry(path, name, new, old, copied, True))
+                        self.add(Entry(path, name, new, old, copied, True, above, appeared))
+                    elif new.st_nlink > 1:
+                        self.linked.append((path, name))
                 elif stat.S_ISDIR(mode):
                     self._read_subdirectory(path, name, prefix + name, new, lookup(name))
                 elif stat.S_ISLNK(mode):
                     old = lookup(name)
                     if old is None or not _is_same_symlink(fd, name, new, old, parent):
-                        self.add(Entry(path, name, new, old, False, True))
+                        self.add(Entry(path, name, new, old, False, True, above, appeared))
                 elif is_whiteout(new):
                     old = lookup(name)
                     if old is not None:
-                        self.add(Entry(path, name, None, old, True, True))
+                        self.add(Entry(path, name, None, old, True, True, above, appeared))
                 else:
                     self.scan.specials.append(join(path, name))
+
+    def _is_same_directory(self, fd: int, parent: LowerDirectory) -> bool:
+        """Whether the parent's directory is the one that was there when the branch first wrote into it."""
+        marks = [a for a in os.listxattr(fd) if is_origin(a)]
+        if self.mark_files:
+            return True  # fuse-overlayfs does not mark directories
+        origins = [os.getxattr(fd, a)[_HANDLE:] for a in marks]
+        return any(not o or o in {file_handle(f, ".") for f in parent.fds} for o in origins)
+
+    def tell_moved(self) -> None:
+        """Tell files that were moved or linked to a name the parent never had from those it has lost.
+
+        Both have an origin and no file in the parent; but the origin of what was moved is still there, elsewhere.
+        """
+        lost = [e for e in self.scan.entries if e.copied and e.old is None and e.unit and e.new is not None]
+        files = [e for e in lost if e.new is not None and stat.S_ISREG(e.new.st_mode)]
+        if not files:
+            return
+        held = [(e.directory, e.name) for e in self.scan.entries if e.old is not None and stat.S_ISREG(e.old.st_mode)]
+        handles = set()
+        for directory, name in held + self.linked:
+            with self.lower.directory(directory) as parent:
+                holder = parent.holder(name)
+                handles.add(None if holder is None else file_handle(holder, name))
+        for entry in files:
+            fd = open_directory(self.root, entry.directory, os.O_PATH)
+            try:
+                entry.copied = _origin_of(proc_path(fd, entry.name)) not in handles
+            finally:
+                os.close(fd)
 
     def _note_marks(self, path: str, name: str, beneath: str) -> bool:
         """Whether the overlay says that a file began as the parent's."""
@@ -276,6 +328,12 @@ class _LayerReader(Reader):
 def user_attributes(fd: int) -> dict[str, bytes]:
     """The extended attributes a user gave an open directory or file, without those the overlay put there."""
     return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
+
+
+def _origin_of(path: str) -> bytes:
+    """The handle of the file that one was copied up from; empty where it is not known."""
+    found = [os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)]
+    return found[0][_HANDLE:] if found else b""
 
 
 def _is_own(beneath: str, mark: str, path: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from forkwise.files.diff import Edit, edits, is_text, lines_of
+from forkwise.files.lines import Edit, edits, is_text, lines_of
 
 __all__ = ["Hunk", "Merge", "is_text", "merge"]
 

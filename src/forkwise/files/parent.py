@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.workspace import Workspace
 
-__all__ = ["OnError", "OnSuccess", "Parent"]
+__all__ = ["OnError", "OnSuccess", "Parent", "check_name", "check_outcomes"]
 
 OnSuccess = Literal["commit"] | None
 OnError = Literal["abort"] | None
@@ -78,8 +78,7 @@ class Parent(ABC):
         from forkwise.files.branch import Branch  # noqa: PLC0415 - a branch is itself a parent
 
         check_name(name)
-        if on_success not in ("commit", None) or on_error not in ("abort", None):
-            raise ValueError("on_success takes 'commit' or None, on_error takes 'abort' or None")
+        check_outcomes(on_success, on_error)
         view = self.view_of_children()
         with locked(self.place.state, shared=True) as lock:
             if not self.place.is_interrupted:
@@ -128,11 +127,17 @@ class Parent(ABC):
             raise
 
 
+def check_outcomes(on_success: object, on_error: object) -> None:
+    """Raise ValueError unless a branch can end like that."""
+    if on_success not in ("commit", None) or on_error not in ("abort", None):
+        raise ValueError("on_success takes 'commit' or None, on_error takes 'abort' or None")
+
+
 def check_name(name: str) -> None:
     """Raise BranchError unless a name can be a branch's."""
     if not _NAME.match(name) or len(os.fsencode(name)) > _LONGEST_NAME:
         raise BranchError(
-            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or a control character, "
-            f"or be longer than {_LONGEST_NAME} bytes",
+            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or a control "
+            f"character, or be longer than {_LONGEST_NAME} bytes",
             branch=name,
         )

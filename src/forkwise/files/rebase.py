@@ -12,11 +12,12 @@ from forkwise.errors import BranchError
 from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
-from forkwise.files.copying import copy_entry, remove_tree
+from forkwise.files.copying import copy_entry
 from forkwise.files.layer import Scan
 from forkwise.files.marks import mark_origins
 from forkwise.files.merging import merge_conflicts
 from forkwise.files.plan import find_conflicts
+from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
 from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.files.transaction import recover

@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from forkwise.errors import MountError
+from forkwise.files.beneath import mount_id
+from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.views.protocol import Site
 
-__all__ = ["Lock", "Place", "locked", "mount_id", "same_mount", "site"]
+__all__ = ["Lock", "Place", "is_ordinary", "locked", "same_mount", "site"]
 
+_ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
 _TICKS = 6000  # of half a millisecond: the coarsest clock waited for is one of two seconds
 
 
@@ -198,19 +201,22 @@ def _make(root: str, state: str) -> str | None:
     return None if os.access(state, os.W_OK) else "not writable"
 
 
+def is_ordinary(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is on one of the filesystems nearly everything is on, and so on none that branches by itself."""
+    return filesystem_magic(os.fspath(path)) in _ORDINARY
+
+
 def same_mount(first: str, second: str) -> bool:
     """Whether a file can be renamed from one directory to the other: same device, same mount."""
     try:
-        return os.stat(first).st_dev == os.stat(second).st_dev and mount_id(first) == mount_id(second)
+        return os.stat(first).st_dev == os.stat(second).st_dev and _mount_of(first) == _mount_of(second)
     except OSError:
         return False
 
 
-def mount_id(path: str) -> int:
-    """The number of the mount that holds a path."""
+def _mount_of(path: str) -> str:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        with open(f"/proc/self/fdinfo/{fd}") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("mnt_id:"))
+        return mount_id(fd)
     finally:
         os.close(fd)

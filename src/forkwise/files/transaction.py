@@ -12,12 +12,13 @@ from typing import Literal
 
 from forkwise.errors import CommitError
 from forkwise.files.beneath import open_directory, open_root
-from forkwise.files.copying import copy_entry, remove_tree
+from forkwise.files.copying import copy_entry
 from forkwise.files.durability import SINGLY, sync_content, sync_directories, sync_filesystem
 from forkwise.files.journal import Meta, Slots, perform, revert, set_metas
 from forkwise.files.marks import mark_opaque, mark_origins
 from forkwise.files.plan import Plan
 from forkwise.files.record import Record
+from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, Place, same_mount
 from forkwise.files.trash import discard
 

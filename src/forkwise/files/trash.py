@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from forkwise.files.beneath import open_root
-from forkwise.files.copying import remove_tree
+from forkwise.files.removing import remove_tree
 from forkwise.files.state import Place
 
 __all__ = ["discard", "empty", "later", "wait"]

@@ -114,7 +114,11 @@ class _Target:
             if step.code in ("put", "mkdir"):
                 if there is not None:
                     return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
-                return [] if held.fds or directory in self.made else [Conflict(path, "deleted", "its directory is gone since the commit")]
+                return (
+                    []
+                    if held.fds or directory in self.made
+                    else [Conflict(path, "deleted", "its directory is gone since the commit")]
+                )
         if there is None:
             return [Conflict(path, "deleted", "it is gone since the commit")]
         if step.code == "rmdir":

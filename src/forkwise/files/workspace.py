@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.parent import Parent
-from forkwise.files.state import Place, locked, site
+from forkwise.files.state import Place, is_ordinary, locked, site
 from forkwise.files.transaction import recover
 from forkwise.files.views import choose
 from forkwise.files.views.protocol import View
@@ -37,6 +37,13 @@ class Workspace(Parent):
     'two'
     """
 
+    def __new__(cls, path: str | os.PathLike[str], **_: Any) -> Workspace:
+        if cls is not Workspace or not os.path.isdir(path) or is_ordinary(path):
+            return super().__new__(cls)
+        from forkwise.files.mounted import MountedWorkspace, find_driver  # noqa: PLC0415 - few need it
+
+        return super().__new__(MountedWorkspace if find_driver(os.path.realpath(path)) else cls)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -53,6 +60,21 @@ class Workspace(Parent):
         if self.place.is_interrupted:
             with locked(self.place.state):
                 recover(self.place, self.target)
+
+    @classmethod
+    def mount(
+        cls,
+        base: str | os.PathLike[str],
+        mountpoint: str | os.PathLike[str] | None = None,
+        *,
+        binary: str | os.PathLike[str] | None = None,
+        storage: str | os.PathLike[str] | None = None,
+    ) -> Workspace:
+        """Mount a directory with a BranchFS binary (by default ``$FORKWISE_BRANCHFS`` or the one on the path) and open
+        it. Nothing else here needs a mount: ``Workspace(path)`` opens any directory."""
+        from forkwise.files.mounted import mount_branchfs  # noqa: PLC0415
+
+        return cls(mount_branchfs(base, mountpoint, binary, storage))
 
     def __repr__(self) -> str:
         return f"<Workspace {self.path}>"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forkwise.files.copying import open_beneath
+from forkwise.files.beneath import open_beneath
 
 __all__ = ["Mount", "holding", "is_mount_point", "kept_flags", "mounts", "parse_mountinfo"]
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from forkwise.errors import BranchError, MountError
 from forkwise.files import namespace, trash
 from forkwise.files.beneath import open_root
-from forkwise.files.copying import remove_tree
 from forkwise.files.marks import is_of_user
 from forkwise.files.owner import Owner
+from forkwise.files.removing import remove_tree
 from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
 from forkwise.files.views.protocol import Refusal, Site, View
 

@@ -78,7 +78,7 @@ class View(ABC):
     def release(self, home: str) -> None:
         """Let go of everything but plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
 
-    def flush(self, home: str) -> None:
+    def flush(self, home: str) -> None:  # noqa: B027 - most views have nothing to do
         """See to it that all that was written through the view so far lies in the layer."""
 
     def base(self, home: str) -> Base | None:

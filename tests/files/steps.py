@@ -1,0 +1,204 @@
+"""Every system call that changes something, counted, so that a process can be killed or failed at exactly the Nth.
+
+The calls are wrapped where Python hands them to the kernel: the functions of ``os`` and ``fcntl`` and the foreign
+functions of ``forkwise.files.syscalls``. That nothing slips past is shown by a test that compares with strace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import pickle
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from forkwise.files import copying, syscalls
+
+__all__ = ["CALLS", "Outcome", "Steps", "fork", "in_child"]
+
+_OS = ["chmod", "chown", "copy_file_range", "fchmod", "fchown", "fsync", "ftruncate", "link", "mkdir", "pwrite", "removexattr", "rename", "rmdir", "setxattr", "symlink", "truncate", "unlink", "utime", "write"]
+_FOREIGN = ("_mount", "_renameat2", "_syncfs", "_umount2")
+_CREATING = os.O_CREAT | os.O_TRUNC
+
+#: What the same calls are named by the kernel, for strace.
+CALLS = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "copy_file_range", "fsync", "fdatasync", "ftruncate", "truncate", "link", "linkat", "mkdir", "mkdirat", "pwrite64", "removexattr", "lremovexattr", "fremovexattr", "rename", "renameat", "renameat2", "rmdir", "setxattr", "lsetxattr", "fsetxattr", "symlink", "symlinkat", "unlink", "unlinkat", "utimensat", "write", "mount", "umount2", "syncfs", "mknod", "mknodat", "sendfile", "fallocate"]
+
+
+class Steps:
+    """A count of the calling thread's changes; at number ``at`` the process is killed, or ``error`` is answered.
+
+    ``error`` may come from then on again and again (``lasting``). ``match`` picks calls by name.
+    """
+
+    def __init__(
+        self, at: int = 0, error: int = 0, *, lasting: bool = False, match: Callable[[str], bool] | None = None
+    ):
+        self.at = at
+        self.error = error
+        self.lasting = lasting
+        self.match = match
+        self.seen: list[str] = []
+        self._thread = threading.get_ident()
+
+    @contextmanager
+    def watched(self) -> Iterator[Steps]:
+        """Count what is done inside the block."""
+        kept = [(os, n, getattr(os, n)) for n in (*_OS, "open")]
+        kept += [(syscalls, n, getattr(syscalls, n)) for n in _FOREIGN]
+        kept += [(fcntl, "ioctl", fcntl.ioctl)]
+        try:
+            for name in _OS:
+                setattr(os, name, self._wrapped(name, getattr(os, name)))
+            os.open = self._opening(os.open)  # type: ignore[assignment]
+            fcntl.ioctl = self._cloning(fcntl.ioctl)  # type: ignore[assignment]
+            for name in _FOREIGN:
+                setattr(syscalls, name, self._foreign(name[1:], getattr(syscalls, name)))
+            yield self
+        finally:
+            for module, name, function in kept:
+                setattr(module, name, function)
+
+    def _due(self, name: str) -> bool:
+        """Count one call; True where it has to fail."""
+        if threading.get_ident() != self._thread or (self.match and not self.match(name)):
+            return False
+        self.seen.append(name)
+        count = len(self.seen)
+        if not self.at or count < self.at or (count > self.at and not self.lasting):
+            return False
+        if not self.error:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._due(name):
+                raise OSError(self.error, os.strerror(self.error), args[0] if isinstance(args[0], str) else None)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _opening(self, function: Callable[..., int]) -> Callable[..., int]:
+        def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & _CREATING and self._due("open"):
+                raise OSError(self.error, os.strerror(self.error), path)
+            return function(path, flags, *args, **kwargs)
+
+        return call
+
+    def _cloning(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fd: Any, request: int, *args: Any) -> Any:
+            if request == copying.FICLONE and self._due("ioctl"):
+                raise OSError(self.error, os.strerror(self.error))
+            return function(fd, request, *args)
+
+        return call
+
+    def _foreign(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            if self._due(name):
+                ctypes.set_errno(self.error)
+                return -1
+            return function(*args)
+
+        return call
+
+
+@dataclass
+class Outcome:
+    """What became of a child: killed, or what it returned or raised."""
+
+    killed: bool
+    value: Any = None
+    raised: BaseException | None = None
+    calls: list[str] = field(default_factory=list)
+
+
+def fork() -> int:
+    """os.fork, also where Python thinks that other threads make it unwise: the background thread only deletes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def in_child(job: Callable[[], Any], steps: Steps | None = None, *, user: int = 0, kill_after: float = -1) -> Outcome:
+    """Do a job in a forked child, as ``user``, which is killed from outside after so many seconds of work."""
+    results, sending = os.pipe()
+    beginning, telling = os.pipe()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.close(results)
+            os.close(beginning)
+            _be(user)
+            os.write(telling, b".")
+            os.close(telling)
+            _send(sending, _work(job, steps))
+        finally:
+            os._exit(0)
+    os.close(sending)
+    os.close(telling)
+    os.read(beginning, 1)
+    os.close(beginning)
+    if kill_after >= 0:
+        _wait_until(time.perf_counter() + kill_after)
+        os.kill(pid, signal.SIGKILL)
+    with open(results, "rb") as file:
+        data = file.read()
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return Outcome(killed=True)
+    outcome: Outcome = pickle.loads(data)
+    return outcome
+
+
+def _work(job: Callable[[], Any], steps: Steps | None) -> Outcome:
+    watch = steps or Steps()
+    watch._thread = threading.get_ident()
+    outcome = Outcome(killed=False)
+    with watch.watched():
+        try:
+            outcome.value = job()
+        except BaseException as error:  # noqa: BLE001 - the parent judges it
+            outcome.raised = error
+    outcome.calls = watch.seen
+    return outcome
+
+
+def _send(fd: int, outcome: Outcome) -> None:
+    try:
+        data = pickle.dumps(outcome)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - an exception with fields of its own is told by its type and text
+        assert outcome.raised is not None
+        kind = next(k for k in type(outcome.raised).__mro__ if k.__module__ in ("forkwise.errors", "builtins"))
+        outcome.raised = _plain(kind, str(outcome.raised))
+        data = pickle.dumps(outcome)
+    with open(fd, "wb") as file:
+        file.write(data)
+
+
+def _plain(kind: type[BaseException], text: str) -> BaseException:
+    return kind(text)
+
+
+def _be(user: int) -> None:
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
+def _wait_until(moment: float) -> None:
+    """To the microsecond, which a sleep is not."""
+    while (left := moment - time.perf_counter()) > 0:
+        if left > 0.002:
+            time.sleep(left - 0.002)
