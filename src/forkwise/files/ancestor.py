@@ -19,25 +19,39 @@ from forkwise.files.record import Record
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
 
-__all__ = ["find_ancestor"]
+__all__ = ["find_ancestor", "mode_at_fork", "standing"]
 
 _GIT_PATIENCE = 10.0
 
 
 def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
     """What a parent had at ``path`` at the commit ``generation`` and the filesystem's time ``forked``, if known."""
-    records = [Record.load(parent.place.history(n)) for n in range(generation + 1, parent.place.head + 1)]
-    present = [r for r in records if r is not None]
-    undone = {r.undoes for r in present}
-    for record in present:
-        if record.number in undone or record.undoes is not None:
-            continue  # a commit and its undo cancel out
+    records = standing(parent, generation)
+    if records is None:
+        return None  # the oldest that is left would do no better: what came before it is not in both
+    for record in records:
         step = _step_on(record, path)
         if step is not None:
             return _kept(parent, record, *step, forked)
     if parent is parent.workspace:
         return _from_git(parent.workspace, path)
     return None
+
+
+def standing(parent: Parent, generation: int) -> list[Record] | None:
+    """The commits into a parent after ``generation`` that were not taken back, in their order; None where one of them
+    was collected. A commit and its undo cancel out; what an undo of an undo brought back counts as the first."""
+    found: dict[int, Record] = {}
+    firsts: dict[int, int] = {}
+    stands: dict[int, bool] = {}
+    for number in range(generation + 1, parent.place.head + 1):
+        record = Record.load(parent.place.history(number))
+        if record is None:
+            return None
+        found[number] = record
+        first = firsts[number] = firsts.get(record.undoes or number, number)
+        stands[first] = not stands.get(first, False)
+    return [found[number] for number, is_standing in stands.items() if is_standing]
 
 
 def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
@@ -53,14 +67,31 @@ def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
     return None
 
 
-def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
-    if step.code == "put":
-        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])))
+def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
+    """The mode a file had at the commit ``generation``, if a commit changed the file since."""
+    for record in standing(parent, generation) or ():
+        step = _step_on(record, path)
+        if step is not None and step[1].code != "put":
+            try:
+                return stat.S_IMODE(os.lstat(_slot(parent, record, *step)).st_mode)
+            except OSError:
+                return None
+    return None
+
+
+def _slot(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> str:
+    """Where a commit keeps what it took the place of."""
     if step.slot:
         slot = f"{parent.place.path}/{record.side}/{step.slot}"
     else:
         slot = f"{parent.place.path}/{record.layer}/{run.directory}/{step.name}"
-    path = f"{slot}/{rest}" if rest else slot
+    return f"{slot}/{rest}" if rest else slot
+
+
+def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
+    if step.code == "put":
+        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])))
+    path = _slot(parent, record, run, step, rest)
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns >= forked:

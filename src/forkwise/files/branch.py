@@ -87,14 +87,16 @@ class Branch(Parent):
     def path(self) -> Path:
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
-        with locked(self.place.state):
-            if self.place.is_interrupted:
-                recover(self.place, self.target)
-            try:
-                seen = self.view_kind.show(self.home, self.parent.lowers, writable=not self.is_frozen)
-            except (FileNotFoundError, MountError):
-                Birth.load(self.home)  # says so, where the branch is gone
-                raise
+        try:
+            is_ready = not self.is_frozen and not self.place.is_interrupted
+            seen = self.view_kind.seen(self.home) if is_ready else None
+            if seen is None:
+                with locked(self.place.state):
+                    recover(self.place, self.target)
+                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=not self.is_frozen)
+        except (FileNotFoundError, MountError):
+            Birth.load(self.home)  # says so, where the branch is gone
+            raise
         return Path(seen)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from forkwise.files.marks import drop_mark_files, mark_opaque, unmark, unmark_or
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
 from forkwise.files.record import Record
-from forkwise.files.state import Lock, locked, same_mount
+from forkwise.files.state import Lock, Place, locked, same_mount
 from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.transaction import Transaction, recover
 from forkwise.files.trash import discard
@@ -23,7 +24,10 @@ from forkwise.files.trash import discard
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
 
-__all__ = ["commit_branch"]
+__all__ = ["KEPT", "commit_branch"]
+
+#: How many commits can be undone: what older ones replaced is let go.
+KEPT = 100
 
 _OVERLAYFS = 0x794C7630
 _CHOICES = ("refuse", "ours", "theirs", "merge")
@@ -57,6 +61,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             branch.view_kind.release(home)
             discard(branch.parent.place, home)
         branch.parent.child_gone()
+        forget_old(branch.parent.place)
     if record.skipped:
         warnings.warn(
             f"{branch.branch_path}: FIFOs, sockets and devices are not committed: {', '.join(record.skipped)}",
@@ -64,6 +69,13 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             stacklevel=4,
         )
     return record.commit()
+
+
+def forget_old(place: Place) -> None:
+    """Drop the content kept for undo by the commit that has just become too old."""
+    old = place.history(place.head - KEPT)
+    if os.path.isdir(old):
+        discard(place, old)
 
 
 def _check_turn(branch: Branch, birth: Birth) -> None:

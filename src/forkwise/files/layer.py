@@ -332,7 +332,9 @@ def user_attributes(fd: int) -> dict[str, bytes]:
 
 def _origin_of(path: str) -> bytes:
     """The handle of the file that one was copied up from; empty where it is not known."""
-    found = [os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)]
+    found = [
+        os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)
+    ]
     return found[0][_HANDLE:] if found else b""
 
 

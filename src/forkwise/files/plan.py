@@ -42,9 +42,9 @@ def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
     for entry in scan.entries:
         old = entry.old
         if old is None:
-            if entry.copied and entry.new is not None:
+            if entry.copied and entry.new is not None and entry.above >= forked:
                 conflicts.append(Conflict(entry.path, "deleted", "changed by the branch, deleted in the parent since"))
-        elif old.st_ctime_ns >= forked:
+        elif old.st_ctime_ns >= forked or entry.appeared:
             did = "deleted" if entry.new is None else "changed"
             conflicts.append(Conflict(entry.path, "changed", f"{did} by the branch, changed in the parent since"))
     for touched in scan.touched:

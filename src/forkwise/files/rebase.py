@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
+from forkwise.files.ancestor import mode_at_fork, standing
 from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.copying import copy_entry
-from forkwise.files.layer import Scan
-from forkwise.files.marks import mark_origins
-from forkwise.files.merging import merge_conflicts
+from forkwise.files.journal import Meta, facts, set_metas
+from forkwise.files.layer import Entry, Scan, Touched
+from forkwise.files.marks import mark_origins, unmark_origins
+from forkwise.files.merging import merge_conflicts, unresolved
+from forkwise.files.parent import Parent
 from forkwise.files.plan import find_conflicts
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
@@ -54,24 +58,96 @@ def rebase_branch(branch: Branch) -> Rebase:
         scan = branch.scan()
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, parent.lowers) as versions:
-            found = find_conflicts(scan, birth.forked)
-            found = [c for c in found if c.path not in entries or not versions.is_same(entries[c.path])]
-            merged, left = merge_conflicts(found, entries, versions, parent, birth)
+            old = unresolved(birth, scan)
+            found = [c for c in find_conflicts(scan, birth.forked) if c.path not in {o.path for o in old}]
+            found, old = (
+                [c for c in some if c.path not in entries or not versions.is_same(entries[c.path])]
+                for some in (found, old)
+            )
+            found, settled = _settle_directories(found, scan, parent, birth.generation)
+            contents, left = merge_conflicts(found, entries, versions, parent, birth)
+            left += old  # what it was forked from is no longer known of those
+        merged = {p: _Merged(c, _merged_mode(entries[p], parent, birth.generation)) for p, c in contents.items()}
         birth.generation = parent.place.head
         birth.forked = now
         birth.unmerged = left
         if branch.view_kind.whole:
-            _replay(branch, birth, scan, merged, lock)
+            _replay(branch, birth, scan, merged, settled, lock)
         else:
-            for path, content in merged.items():
-                _replace(branch.target, path, content)
-            mark_origins(branch.target, merged)
-            birth.rebased = lock.now()
-            birth.save(branch.home)
+            _rework(branch, birth, scan, merged, settled, lock)
     return Rebase(tuple(sorted(merged)), tuple(left))
 
 
-def _replace(layer: str, path: str, content: bytes) -> None:
+class _Merged(NamedTuple):
+    content: bytes
+    mode: int
+
+
+def _merged_mode(entry: Entry, parent: Parent, generation: int) -> int:
+    """The branch's mode, unless only the parent's was changed."""
+    assert entry.new is not None
+    assert entry.old is not None
+    ours, theirs = stat.S_IMODE(entry.new.st_mode), stat.S_IMODE(entry.old.st_mode)
+    return theirs if ours == mode_at_fork(parent, entry.path, generation) else ours
+
+
+def _settle_directories(
+    found: list[Conflict], scan: Scan, parent: Parent, generation: int
+) -> tuple[list[Conflict], list[Meta]]:
+    """Of directories whose metadata is not the parent's: those that both changed are conflicts, those that only the
+    parent changed get the parent's. What they were when the branch was forked is in the records of the commits since.
+    """
+    clashing = {c.path for c in found if c.kind == "metadata"}
+    records = standing(parent, generation) or []
+    settled = []
+    for touched in scan.touched:
+        metas = [m for r in records for m in r.metas if m.path == touched.path]
+        theirs = facts(touched.old)[:3], _hex(touched.old_attributes)
+        if (touched.path or ".") not in clashing or not metas or metas[-1].after[:3] != theirs[0]:
+            continue  # somebody else changed it, and nobody knows how
+        attributes = [m.attributes_before for m in metas if m.attributes_before is not None]
+        base = metas[0].before[:3], attributes[0] if attributes else theirs[1]
+        if base == (facts(touched.new)[:3], _hex(touched.new_attributes)):
+            clashing.discard(touched.path or ".")
+            settled.append(_meta(touched, reverse=True))
+        elif base == theirs:
+            clashing.discard(touched.path or ".")
+    return [c for c in found if c.kind != "metadata" or c.path in clashing], settled
+
+
+def _hex(attributes: dict[str, bytes]) -> dict[str, str]:
+    return {name: value.hex() for name, value in attributes.items()}
+
+
+def _meta(touched: Touched, *, reverse: bool = False) -> Meta:
+    """From the parent's metadata to the branch's, or the other way and without the time."""
+    if reverse:
+        new, old = touched.new_attributes, touched.old_attributes
+        return Meta.change(touched.path, touched.new, touched.old, new, old, keeps_time=True)
+    return Meta.change(touched.path, touched.old, touched.new, touched.old_attributes, touched.new_attributes)
+
+
+def _rework(
+    branch: Branch, birth: Birth, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+) -> None:
+    """Change a layer where it lies. Whoever is killed leaves conflicts that can be decided, or be found once more."""
+    layer = branch.target
+    for path, result in merged.items():
+        _replace(layer, path, result)
+    root = open_root(layer)
+    try:
+        set_metas(settled, root, "after")
+    finally:
+        os.close(root)
+    birth.rebased = sys.maxsize  # until the marks are right, which touches the files too
+    birth.save(branch.home)
+    mark_origins(layer, [*merged, *scan.appeared])
+    unmark_origins(layer, [e.path for e in scan.entries if e.copied and e.unit and e.old is None and e.new is not None])
+    birth.rebased = lock.now()
+    birth.save(branch.home)
+
+
+def _replace(layer: str, path: str, result: _Merged) -> None:
     """Give a file new content by a rename, so that whoever is killed leaves the old one or the new one."""
     directory, _, name = path.rpartition("/")
     root = open_root(layer)
@@ -81,14 +157,17 @@ def _replace(layer: str, path: str, content: bytes) -> None:
         copy_entry(fd, name, fd, beside)
         flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(beside, flags, dir_fd=fd), "wb") as file:
-            file.write(content)
+            file.write(result.content)
+            os.fchmod(file.fileno(), result.mode)
         os.rename(beside, name, src_dir_fd=fd, dst_dir_fd=fd)
     finally:
         os.close(fd)
         os.close(root)
 
 
-def _replay(branch: Branch, birth: Birth, scan: Scan, merged: dict[str, bytes], lock: Lock) -> None:
+def _replay(
+    branch: Branch, birth: Birth, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+) -> None:
     """A whole tree is made anew from the parent and given the branch's changes; one exchange puts it in place."""
     view, parent = branch.view_kind, branch.parent
     home = f"{parent.place.path}/branches/.new-rebase-{secrets.token_hex(4)}"
@@ -97,8 +176,14 @@ def _replay(branch: Branch, birth: Birth, scan: Scan, merged: dict[str, bytes], 
         view.make(home, parent.lowers)
         birth.made = lock.now()
         _write_changes(branch.target, f"{home}/layer", scan)
-        for path, content in merged.items():
-            _replace(f"{home}/layer", path, content)
+        for path, result in merged.items():
+            _replace(f"{home}/layer", path, result)
+        root = open_root(f"{home}/layer")
+        try:
+            taken = {m.path for m in settled}
+            set_metas([_meta(t) for t in scan.touched if t.path not in taken], root, "after")
+        finally:
+            os.close(root)
         birth.rebased = lock.now()
         birth.save(home)
         root = open_root(parent.place.path)
@@ -117,11 +202,7 @@ def _write_changes(source: str, target: str, scan: Scan) -> None:
         for entry in scan.entries:
             if not entry.unit:
                 continue
-            try:
-                there = open_directory(new, entry.directory, os.O_PATH)
-            except FileNotFoundError:
-                os.makedirs(f"{target}/{entry.directory}")  # the parent deleted it, the branch changed what is inside
-                there = open_directory(new, entry.directory, os.O_PATH)
+            there = open_directory(new, entry.directory, os.O_PATH)
             try:
                 remove_tree(there, entry.name)
                 if entry.new is not None:
@@ -132,9 +213,6 @@ def _write_changes(source: str, target: str, scan: Scan) -> None:
                         os.close(here)
             finally:
                 os.close(there)
-        for touched in scan.touched:
-            if touched.is_changed:
-                os.chmod(f"{target}/{touched.path}", stat.S_IMODE(touched.new.st_mode))
     finally:
         os.close(old)
         os.close(new)

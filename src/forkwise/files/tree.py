@@ -7,6 +7,7 @@ the tree was made. It costs a look at every entry of the tree, which is why thes
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 
 from forkwise.files.beneath import join, open_root
@@ -41,10 +42,12 @@ class _TreeReader(Reader):
         before = known[1] if known else frozenset()
         seen = len(self.scan.entries)
         now = set()
+        if known is None:
+            self.scan.appeared.append(path)
         with os.scandir(fd) as found:
             for item in found:
                 now.add(item.name)
-                self._read_entry(path, item.name, item.stat(follow_symlinks=False), item.name in before, parent)
+                self._read_entry(path, item.name, item.stat(follow_symlinks=False), known, parent)
         for name in sorted(before - now):
             old = parent.lookup(name)
             if old is not None:
@@ -52,17 +55,39 @@ class _TreeReader(Reader):
         if len(self.scan.entries) > seen or os.fstat(fd).st_ctime_ns >= self.made:
             self.touch(path, fd, parent)
 
-    def _read_entry(self, path: str, name: str, new: os.stat_result, existed: bool, parent: LowerDirectory) -> None:
+    def _read_entry(
+        self,
+        path: str,
+        name: str,
+        new: os.stat_result,
+        known: tuple[int, frozenset[str]] | None,
+        parent: LowerDirectory,
+    ) -> None:
         kind = entry_type(new.st_mode)
+        existed = known is not None and name in known[1]
         if kind == "directory":
-            was = self.base.directory(join(path, name))
-            if was is not None and was[0] == new.st_ino:
-                self.pending.append(join(path, name))
-            else:
-                self.add_unit(Entry(path, name, new, parent.lookup(name), False, True))
+            self._read_subdirectory(path, name, new, existed, parent.lookup(name))
         elif existed and new.st_ctime_ns < self.made:
             return
         elif kind == "special":
             self.scan.specials.append(join(path, name))
         else:
-            self.add(Entry(path, name, new, parent.lookup(name), existed, True))
+            self.add(Entry(path, name, new, parent.lookup(name), existed, True, appeared=known is None))
+
+    def _read_subdirectory(
+        self, path: str, name: str, new: os.stat_result, existed: bool, old: os.stat_result | None
+    ) -> None:
+        beneath = join(path, name)
+        was = self.base.directory(beneath)
+        is_same = was is not None and was[0] == new.st_ino
+        if old is not None and stat.S_ISDIR(old.st_mode) and (is_same or not existed):
+            self.pending.append(beneath)
+        elif not is_same or self._is_changed(beneath):
+            self.add_unit(Entry(path, name, new, old, existed, True))
+
+    def _is_changed(self, path: str) -> bool:
+        """Whether the branch wrote anything into a directory that the parent no longer has."""
+        inside = _TreeReader(self.root, self.lower, self.base, self.made)
+        inside.pending = [path]
+        inside.read()
+        return bool(inside.scan.entries)

@@ -64,6 +64,10 @@ class FuseView(View):
             self._set_writable(home, lowers, writable)
         return view
 
+    def seen(self, home: str) -> str | None:
+        view = f"{home}/view"
+        return view if is_mount_point(view) and _is_served(view) else None
+
     def hide(self, home: str) -> bool:
         if is_mount_point(f"{home}/view"):
             try:

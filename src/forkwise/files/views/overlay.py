@@ -78,6 +78,9 @@ class OverlayView(View):
                 file.write(json.dumps(Owner.me().dump()) + "\n")
         return view
 
+    def seen(self, home: str) -> str | None:
+        return f"{home}/view" if _is_mounted(home) else None
+
     def hide(self, home: str) -> bool:
         is_quiet = not self._is_seen_elsewhere(home)
         if _is_mounted(home):

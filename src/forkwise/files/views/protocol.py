@@ -63,6 +63,10 @@ class View(ABC):
         """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch."""
 
     @abstractmethod
+    def seen(self, home: str) -> str | None:
+        """Where the branch is seen if its view is up; a quick question that changes nothing."""
+
+    @abstractmethod
     def hide(self, home: str) -> bool:
         """Take the view down. True where no process can write to the layer any more, so that it may be moved."""
 

@@ -34,6 +34,9 @@ class WholeView(View):
             self._protect(home)
         return layer_of(home)
 
+    def seen(self, home: str) -> str | None:
+        return layer_of(home)
+
     def hide(self, home: str) -> bool:
         self._unprotect(home)
         # The tree was never mounted, so nothing tells whether a process still has one of its files open for writing.
