@@ -17,19 +17,22 @@ import pytest
 from forkwise import Workspace
 from forkwise.errors import BranchNotFoundError
 from forkwise.files import trash
+from forkwise.files.views.mountpoint import mounts
 from tests.files.images import mounted_tmpfs
 from tests.files.sample import Picture, alter, alter_again, grow, picture
 from tests.files.steps import Steps, in_child
 
 RANDOM_KILLS = 500
+LAST = 10  # steps around the moment at which it has happened: each of these is killed in a scene of its own
 NOBODY = 65534
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_stays() -> Iterator[None]:
-    before = Path("/proc/self/mountinfo").read_text()
+def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    beneath = str(tmp_path_factory.getbasetemp())
+    before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
-    assert Path("/proc/self/mountinfo").read_text() == before
+    assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
@@ -40,7 +43,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Ite
     where = tmp_path_factory.mktemp("memory")
     with mounted_tmpfs(where):
         yield where
-        trash.wait()
+        empty(where)
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +52,25 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> 
     where = tmp_path_factory.mktemp("elsewhere")
     with mounted_tmpfs(where):
         yield where
-        trash.wait()
+        empty(where)
+
+
+def empty(where: Path) -> None:
+    """Leave nothing mounted beneath a filesystem that is to go, also where a test failed half way."""
+    trash.wait()
+    for mount in reversed(mounts()):
+        if mount.point.startswith(f"{where}/"):
+            syscalls.umount2(mount.point, syscalls.MNT_DETACH)
 
 
 class Scene:
     """A workspace with a branch of more than fifty changes: what is done to it can be killed and judged."""
 
-    view: str | None = None
-
-    def __init__(self, base: Path, state: Path | None = None, view: str = "overlay") -> None:
-        self.base = base
-        self.state = state or base / "state"
-        self.root = base / "workspace"
+    def __init__(self, base: Path, view: str = "overlay", root: Path | None = None) -> None:
+        self.state = base / "state"
+        self.root = root or base / "workspace"
         self.view = view
         os.environ["XDG_STATE_HOME"] = str(self.state)
-        base.mkdir(exist_ok=True)
         self.prepare()
         self.before = self.look()
         self.delta = self.changes()
@@ -117,10 +124,8 @@ class Scene:
             branch.abort()
         trash.wait()
         for path in (self.root, self.state):
-            for child in os.listdir(path):
-                shutil.rmtree(path / child) if (path / child).is_dir() and not (path / child).is_symlink() else (
-                    path / child
-                ).unlink()
+            for entry in os.scandir(path):
+                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
 class Undo(Scene):
@@ -171,43 +176,136 @@ def differences(wanted: Picture, found: Picture) -> dict[bytes, object]:
     return {p: (wanted.get(p), found.get(p)) for p in sorted({*wanted, *found}) if wanted.get(p) != found.get(p)}
 
 
-def kill_everywhere(make: Callable[[], Scene], *, finish_every: int = 1) -> Counter[str]:
-    """Kill at every step; a scene that is as before is used again, unless it is finished to see that it can be."""
+def kill_everywhere(make: Callable[[], Scene], *, finish_every: int = 1, flagless: bool = False) -> None:
+    """Kill at every step. A scene that is as before is used again, unless it is finished to see that it can be."""
     counts: Counter[str] = Counter()
+    steps = len(count_steps(make, flagless=flagless))
     scene = make()
-    step = 1
-    while True:
-        outcome = in_child(scene.act, Steps(step))
-        if not outcome.killed:
-            assert outcome.raised is None
-            break
+    for step in range(1, steps + 1):
+        assert in_child(scene.act, Steps(step, flagless=flagless)).killed, f"step {step} of {steps}"
         state = scene.judge()
         counts[state] += 1
-        if state == "before" and step % finish_every == 0:
+        if state == "before" and (step % finish_every == 0 or step > steps - LAST):
             scene.finish()
             state = "after"
         if state == "after":
             scene.drop()
             scene = make()
-        step += 1
-    assert scene.judge() == "after"
     scene.drop()
-    print(f"killed at {step - 1} steps: {dict(counts)}")
+    print(f"killed at {steps} steps: {dict(counts)}")
     assert counts["before"] > 50
     assert counts["after"] > 0
-    return counts
+
+
+def count_steps(make: Callable[[], Scene], *, flagless: bool = False) -> list[str]:
+    """All there are when nobody is killed."""
+    scene = make()
+    outcome = in_child(scene.act, Steps(flagless=flagless))
+    assert outcome.raised is None
+    assert scene.judge() == "after"
+    scene.drop()
+    return outcome.calls
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Scene(memory, view=view), finish_every=1 if view == "overlay" else 7)
+    kill_everywhere(lambda: Scene(memory, view), finish_every=1 if view == "overlay" else 7)
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_undo_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Undo(memory, view=view), finish_every=3)
+    kill_everywhere(lambda: Undo(memory, view), finish_every=3)
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Nested(memory, view=view), finish_every=3 if view == "overlay" else 11)
+    kill_everywhere(lambda: Nested(memory, view), finish_every=3 if view == "overlay" else 11)
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo])
+def test_state_on_another_filesystem_killed_at_every_step(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
+    """What is staged inside the workspace is gone after every reopening, and does not show in the root's time."""
+    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=11)
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo])
+def test_without_exchanging_renames_killed_at_every_step(memory: Path, kind: type[Scene]) -> None:
+    """Some filesystems know plain renames only, and an exchange then takes three."""
+    kill_everywhere(lambda: kind(memory), finish_every=5, flagless=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "view", "flagless"),
+    [(Scene, "overlay", False), (Scene, "overlay", True), (Scene, "copy", False), (Undo, "overlay", True)],
+)
+def test_recovery_killed_at_every_step(memory: Path, kind: type[Scene], view: str, flagless: bool) -> None:
+    kill_recovery_everywhere(lambda: kind(memory, view), flagless=flagless)
+
+
+def test_recovery_of_a_branch_killed_at_every_step(memory: Path) -> None:
+    kill_recovery_everywhere(lambda: Nested(memory))
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo])
+def test_recovery_with_state_elsewhere_killed_at_every_step(
+    memory: Path, elsewhere: Path, kind: type[Scene]
+) -> None:
+    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere))
+
+
+def kill_recovery_everywhere(make: Callable[[], Scene], *, flagless: bool = False) -> None:
+    """Kill just before it has happened, then kill whoever takes that back, at every step of that."""
+    last = count_steps(make, flagless=flagless).rindex("rename") + 1
+    scene = make()
+    killed = 0
+    while True:
+        assert in_child(scene.act, Steps(last, flagless=flagless)).killed
+        if not in_child(scene.look, Steps(killed + 1, flagless=flagless)).killed:
+            break
+        killed += 1
+        assert scene.judge() == "before"
+        if killed % 5 == 0:
+            scene.finish()
+            scene.drop()
+            scene = make()
+    assert scene.judge() == "before"
+    scene.finish()
+    scene.drop()
+    print(f"recovery killed at {killed} steps")
+    assert killed > 50
+
+
+def test_commit_killed_at_random_moments(memory: Path) -> None:
+    """From outside and by the clock, with no regard to system calls."""
+    chance = random.Random(2)
+    counts: Counter[str] = Counter()
+    for view in ("overlay", "copy"):
+        duration = measure(lambda view=view: Scene(memory, view))
+        scene = Scene(memory, view)
+        for number in range(RANDOM_KILLS // 2):
+            assert in_child(scene.act, kill_after=chance.uniform(0, 1.2 * duration)).killed
+            state = scene.judge()
+            counts[state] += 1
+            if state == "before" and number % 5 == 0:
+                scene.finish()
+                state = "after"
+            if state == "after":
+                scene.drop()
+                scene = Scene(memory, view)
+        scene.drop()
+    print(f"killed at {counts.total()} random moments: {dict(counts)}")
+    assert counts.total() == RANDOM_KILLS
+    assert counts["before"] > 0
+    assert counts["after"] > 0
+
+
+def measure(make: Callable[[], Scene]) -> float:
+    """How long it takes, in seconds, typically."""
+    taken = []
+    for _ in range(5):
+        scene = make()
+        begun = time.perf_counter()
+        assert in_child(scene.act).raised is None
+        taken.append(time.perf_counter() - begun)
+        scene.drop()
+    return sorted(taken)[2]

@@ -15,18 +15,19 @@ from forkwise.files.journal import Run, Step
 from forkwise.files.lower import Lower
 from forkwise.files.parent import Parent
 from forkwise.files.record import Record
+from forkwise.files.state import Place
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
 
-__all__ = ["find_ancestor", "mode_at_fork", "standing"]
+__all__ = ["chains_since", "find_ancestor", "mode_at_fork", "standing"]
 
 _GIT_PATIENCE = 10.0
 
 
 def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
     """What a parent had at ``path`` at the commit ``generation`` and the filesystem's time ``forked``, if known."""
-    records = standing(parent, generation)
+    records = standing(parent.place, generation)
     if records is None:
         return None  # the oldest that is left would do no better: what came before it is not in both
     for record in records:
@@ -38,20 +39,24 @@ def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> by
     return None
 
 
-def standing(parent: Parent, generation: int) -> list[Record] | None:
-    """The commits into a parent after ``generation`` that were not taken back, in their order; None where one of them
+def standing(place: Place, generation: int) -> list[Record] | None:
+    """The commits into a place after ``generation`` that were not taken back, in their order; None where one of them
     was collected. A commit and its undo cancel out; what an undo of an undo brought back counts as the first."""
-    found: dict[int, Record] = {}
+    chains = chains_since(place, generation)
+    return None if chains is None else [chain[0] for chain in chains if len(chain) % 2]
+
+
+def chains_since(place: Place, generation: int) -> list[list[Record]] | None:
+    """The commits into a place after ``generation``, each with the undo of it, the undo of that, and so on."""
+    chains: dict[int, list[Record]] = {}
     firsts: dict[int, int] = {}
-    stands: dict[int, bool] = {}
-    for number in range(generation + 1, parent.place.head + 1):
-        record = Record.load(parent.place.history(number))
+    for number in range(generation + 1, place.head + 1):
+        record = Record.load(place.history(number))
         if record is None:
             return None
-        found[number] = record
         first = firsts[number] = firsts.get(record.undoes or number, number)
-        stands[first] = not stands.get(first, False)
-    return [found[number] for number, is_standing in stands.items() if is_standing]
+        chains.setdefault(first, []).append(record)
+    return list(chains.values())
 
 
 def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
@@ -69,7 +74,7 @@ def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
 
 def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
     """The mode a file had at the commit ``generation``, if a commit changed the file since."""
-    for record in standing(parent, generation) or ():
+    for record in standing(parent.place, generation) or ():
         step = _step_on(record, path)
         if step is not None and step[1].code != "put":
             try:

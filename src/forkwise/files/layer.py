@@ -107,8 +107,8 @@ class Touched:
 class Scan:
     """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
     ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
-    files, ``mounted`` the directories with changes where the parent has another filesystem mounted, ``appeared`` those
-    that the parent has not had since the fork."""
+    files, ``mounted`` the directories with changes where the parent has another filesystem mounted, ``moved`` files that
+    began as the parent's under another name, ``appeared`` directories that the parent did not have when it was forked."""
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)
@@ -117,6 +117,7 @@ class Scan:
     mixed: set[str] = field(default_factory=set)
     mark_files: list[tuple[str, str]] = field(default_factory=list)
     mounted: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
     appeared: list[str] = field(default_factory=list)
 
     def delta(self) -> Delta:
@@ -154,6 +155,7 @@ class Reader:
         self.lower = lower
         self.mark_files = mark_files
         self.scan = Scan()
+        self.marked: set[int] = set()
         self.pending: list[str] = [""]
 
     def read(self) -> None:
@@ -181,6 +183,12 @@ class Reader:
             self.scan.touched.append(
                 Touched(path, os.fstat(fd), os.fstat(old_fd), user_attributes(fd), user_attributes(old_fd))
             )
+
+    def mark(self, path: str, name: str, new: os.stat_result, marks: list[str]) -> None:
+        """Note what the overlay says of an entry, once for all the names it has."""
+        if marks and new.st_ino not in self.marked:
+            self.marked.add(new.st_ino)
+            self.scan.marked.append((path, name, marks))
 
     def add(self, entry: Entry) -> None:
         """Note an entry, and all that the parent loses by it."""
@@ -225,8 +233,7 @@ class Reader:
                 kept.add(name)
                 if not stat.S_ISLNK(new.st_mode):
                     marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
-                    if marks:
-                        self.scan.marked.append((path, name, marks))
+                    self.mark(path, name, new, marks)
                 self.add(Entry(path, name, new, parent.lookup(name), False, False))
                 if stat.S_ISDIR(new.st_mode):
                     pending.append(join(path, name))
@@ -253,7 +260,7 @@ class _LayerReader(Reader):
                 mode = new.st_mode
                 if stat.S_ISREG(mode):
                     old = lookup(name)
-                    copied = self._note_marks(path, name, prefix + name)
+                    copied = self._note_marks(path, name, new, prefix + name)
                     if not (copied and old is not None and _is_untouched(fd, name, new, old, parent)):
                         self.add(Entry(path, name, new, old, copied, True, above, appeared))
                     elif new.st_nlink > 1:
@@ -298,17 +305,18 @@ class _LayerReader(Reader):
             fd = open_directory(self.root, entry.directory, os.O_PATH)
             try:
                 entry.copied = _origin_of(proc_path(fd, entry.name)) not in handles
+                if not entry.copied:
+                    self.scan.moved.append(entry.path)
             finally:
                 os.close(fd)
 
-    def _note_marks(self, path: str, name: str, beneath: str) -> bool:
+    def _note_marks(self, path: str, name: str, new: os.stat_result, beneath: str) -> bool:
         """Whether the overlay says that a file began as the parent's."""
         attributes = os.listxattr(beneath, follow_symlinks=False)
         if not attributes:
             return False
         marks = [a for a in attributes if is_mark(a)]
-        if marks:
-            self.scan.marked.append((path, name, marks))
+        self.mark(path, name, new, marks)
         return any(is_origin(a) and _is_own(beneath, a, join(path, name)) for a in marks)
 
     def _read_subdirectory(
@@ -319,13 +327,12 @@ class _LayerReader(Reader):
         if old is not None and stat.S_ISDIR(old.st_mode) and not is_replaced:
             self.pending.append(join(path, name))
             return
-        if marks:
-            self.scan.marked.append((path, name, marks))
+        self.mark(path, name, new, marks)
         came_from_parent = not is_replaced and any(is_origin(a) for a in marks)
         self.add_unit(Entry(path, name, new, old, came_from_parent, True))
 
 
-def user_attributes(fd: int) -> dict[str, bytes]:
+def user_attributes(fd: int | str) -> dict[str, bytes]:
     """The extended attributes a user gave an open directory or file, without those the overlay put there."""
     return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
 

@@ -8,20 +8,12 @@ from collections.abc import Iterable, Mapping
 from forkwise.files.ancestor import find_ancestor
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
-from forkwise.files.layer import Entry, Scan
+from forkwise.files.layer import Entry
 from forkwise.files.merge import is_text, merge
 from forkwise.files.parent import Parent
 from forkwise.files.versions import Versions
 
-__all__ = ["merge_conflicts", "unresolved"]
-
-
-def unresolved(birth: Birth, scan: Scan) -> list[Conflict]:
-    """What a rebase could not merge and nobody has touched since."""
-    now = {e.path: e.new for e in scan.entries} | {t.path or ".": t.new for t in scan.touched if t.is_changed}
-    return [
-        c for c in birth.unmerged if c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < birth.rebased)
-    ]
+__all__ = ["merge_conflicts"]
 
 
 def merge_conflicts(

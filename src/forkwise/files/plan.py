@@ -12,23 +12,31 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
+from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Held, Meta, Run, Step, facts
 from forkwise.files.layer import Entry, Scan, Touched, user_attributes
 from forkwise.files.marks import is_mark, is_opaque, is_whiteout
 
-__all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer"]
+__all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved"]
 
 
 @dataclass(slots=True)
 class Plan:
-    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name."""
+    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name, ``left`` the
+    paths that stay as the parent has them.
+
+    Of a layer folded into another: directories that must become ``opaque``, files of which it must be forgotten that
+    they began as the parent's (``foreign``), files that began as what those they replace did (``heirs``).
+    """
 
     runs: list[Run] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
     staged: dict[str, Entry] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    heirs: list[str] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
 
     def add(self, directory: str, step: Step) -> None:
         if not self.runs or self.runs[-1].directory != directory:
@@ -52,6 +60,14 @@ def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
             detail = "its mode, owner or attributes are not the parent's, which changed since"
             conflicts.append(Conflict(touched.path or ".", "metadata", detail))
     return conflicts
+
+
+def unresolved(birth: Birth, scan: Scan) -> list[Conflict]:
+    """What a rebase could not merge and nobody has touched since."""
+    now = {e.path: e.new for e in scan.entries} | {t.path or ".": t.new for t in scan.touched if t.is_changed}
+    return [
+        c for c in birth.unmerged if c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < birth.rebased)
+    ]
 
 
 def plan_directory(
@@ -81,6 +97,8 @@ def plan_directory(
             planner.split(entry)
         elif path not in planner.dropped:
             planner.whole(entry)
+        else:
+            planner.leave(entry)
     planner.stepped = {run.directory for run in planner.plan.runs}
     for touched in scan.touched:
         planner.meta(touched, forked)
@@ -100,6 +118,12 @@ class _DirectoryPlanner:
     def slot(self) -> str:
         self.slots += 1
         return str(self.slots)
+
+    def leave(self, unit: Entry) -> None:
+        """One entry, with all that is inside it, stays as the parent has it."""
+        beneath = unit.path + "/"
+        self.plan.left.add(unit.path)
+        self.plan.left.update(e.path for e in self.scan.entries if e.path.startswith(beneath))
 
     def whole(self, entry: Entry) -> None:
         """One entry in one piece."""
@@ -131,43 +155,45 @@ class _DirectoryPlanner:
             is_directory = entry.new is not None and stat.S_ISDIR(entry.new.st_mode)
             was_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
             if was_directory and is_directory:
-                self.plan.metas.append(Meta.change(entry.path, entry.old, entry.new))
+                stays = entry.path in self.dropped
+                if stays:
+                    self.plan.left.add(entry.path)
+                self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old if stays else entry.new))
             elif was_directory:
                 emptied.append(entry)
-            elif entry.path not in self.dropped:
+            elif entry.path in self.dropped:
+                self.leave(entry)
+            else:
                 self.whole(entry)
                 if is_directory:
                     moved.append(entry.path + "/")
         kept = [d for d in self.dropped if d.startswith(beneath)]
         for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
+            self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or will be made again
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
+                self.plan.left.add(entry.path)
                 continue
             self.plan.add(entry.directory, Step("rmdir", entry.name, "", facts=facts(entry.old)))
-            self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # for when it is made again
             if entry.new is not None:
                 self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
 
     def meta(self, touched: Touched, forked: int) -> None:
         path = touched.path
         if (path or ".") in self.dropped:
+            self.plan.left.add(path or ".")
             return
         is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and touched.old.st_ctime_ns < forked
         if touched.is_changed or is_dated or path in self.stepped:
-            self.plan.metas.append(
-                Meta.change(
-                    path,
-                    touched.old,
-                    touched.new,
-                    touched.old_attributes,
-                    touched.new_attributes,
-                    keeps_time=touched.old.st_ctime_ns >= forked,
-                )
-            )
+            meta = Meta.change(path, touched.old, touched.new, touched.old_attributes, touched.new_attributes)
+            if touched.old.st_ctime_ns >= forked:
+                meta.after[3] = max(meta.before[3], meta.after[3])  # the later of two changes
+            self.plan.metas.append(meta)
 
 
-def plan_layer(child: str, parent: str, dropped: Collection[str] = ()) -> Plan:
-    """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all."""
-    plan = Plan()
+def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = ()) -> Plan:
+    """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all. ``moved`` are
+    files whose marks speak of another name."""
+    plan = Plan(foreign=list(moved), left=set(dropped))
     roots = open_root(child), open_root(parent)
     try:
         pending = [""]
@@ -209,8 +235,8 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
             if is_directory and not stat.S_ISDIR(old.st_mode):
                 # What stood here hid whatever the layers below have under this name, and so must the directory.
                 plan.opaque.append(join(path, name))
-            elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode) and not _marks(theirs, name):
-                plan.foreign.append(join(path, name))
+            elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode):
+                (plan.heirs if _marks(theirs, name) else plan.foreign).append(join(path, name))
             plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, _held(new, old)))
 
 

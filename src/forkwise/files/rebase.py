@@ -18,9 +18,9 @@ from forkwise.files.copying import copy_entry
 from forkwise.files.journal import Meta, facts, set_metas
 from forkwise.files.layer import Entry, Scan, Touched
 from forkwise.files.marks import mark_origins, unmark_origins
-from forkwise.files.merging import merge_conflicts, unresolved
+from forkwise.files.merging import merge_conflicts
 from forkwise.files.parent import Parent
-from forkwise.files.plan import find_conflicts
+from forkwise.files.plan import find_conflicts, unresolved
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
 from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
@@ -98,7 +98,7 @@ def _settle_directories(
     parent changed get the parent's. What they were when the branch was forked is in the records of the commits since.
     """
     clashing = {c.path for c in found if c.kind == "metadata"}
-    records = standing(parent, generation) or []
+    records = standing(parent.place, generation) or []
     settled = []
     for touched in scan.touched:
         metas = [m for r in records for m in r.metas if m.path == touched.path]

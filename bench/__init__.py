@@ -1,0 +1,1 @@
+"""Figures: what forkwise costs, against the bare system calls and against every peer that is installed."""

@@ -1,0 +1,68 @@
+"""``python -m bench``: measure everything in one run, and print the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from bench.ground import laid_out
+from bench.line import Line
+from bench.rows import ROWS
+from bench.table import as_json, as_table
+
+
+@click.command()
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures as JSON too; - is standard output.")
+@click.option("--quick", is_flag=True, help="Smaller trees and fewer rounds.")
+@click.option("--rows", metavar="NAME,...", help=f"Only these: {', '.join(ROWS)}.")
+@click.option("--at", metavar="DIR", help="Where to work: the filesystem that is measured.")
+def main(json_file: str | None, quick: bool, rows: str | None, at: str | None) -> None:
+    """Figures against the raw floor and every peer that is installed, all in one run."""
+    if os.geteuid() != 0:
+        raise click.ClickException("the raw floor mounts overlayfs itself: run this as root, or in unshare -rm")
+    chosen = rows.split(",") if rows else list(ROWS)
+    if unknown := [name for name in chosen if name not in ROWS]:
+        raise click.UsageError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    begun = time.monotonic()
+    lines = _measure(chosen, quick=quick, at=at)
+    seconds = time.monotonic() - begun
+    if json_file:
+        with click.open_file(json_file, "w") as file:
+            json.dump(as_json(lines, quick=quick, seconds=seconds), file, indent=1)
+            file.write("\n")
+    caption = (
+        f"median ± half the interquartile range · Linux {platform.release()}, {os.cpu_count()} processors, "
+        f"Python {platform.python_version()} · {seconds:.0f} s"
+    )
+    output = Console(stderr=json_file == "-")
+    output.width = max(output.width, 150) if not output.is_terminal else output.width
+    output.print(as_table(lines, caption=caption))
+
+
+def _measure(chosen: list[str], *, quick: bool, at: str | None) -> list[Line]:
+    progress = Console(stderr=True)
+    lines: list[Line] = []
+    with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
+        for name in chosen:
+            ground.say = lambda doing, name=name: status.update(f"{name}: {doing}")
+            begun = time.monotonic()
+            lines += ROWS[name](ground)
+            progress.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)
+    return lines
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

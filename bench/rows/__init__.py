@@ -1,0 +1,26 @@
+"""The rows of the table, each a function from the ground to the lines it measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.ground import Ground
+from bench.line import Line
+from bench.rows.abort import measure_abort
+from bench.rows.branch import measure_branch
+from bench.rows.commit import measure_commit
+from bench.rows.git_status import measure_git_status
+from bench.rows.live import measure_live
+from bench.rows.walk import measure_walk
+
+__all__ = ["ROWS"]
+
+#: In the order they are measured. What deletes much comes late: some filesystems are slower to create for a while.
+ROWS: dict[str, Callable[[Ground], list[Line]]] = {
+    "branch": measure_branch,
+    "commit": measure_commit,
+    "walk": measure_walk,
+    "git-status": measure_git_status,
+    "abort": measure_abort,
+    "live": measure_live,
+}

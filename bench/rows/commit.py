@@ -1,0 +1,139 @@
+"""A commit of changed 4 KB files, against renames with undo links and against the way through git."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+
+from bench import bare, tree
+from bench.figure import Figure
+from bench.ground import Ground
+from bench.line import Goal, Line
+from bench.peers import branchfs, git
+from bench.rounds import Contender, play, timed
+from forkwise import Workspace
+from forkwise.files import trash
+
+__all__ = ["SIZE", "change", "measure_commit"]
+
+SIZE = 4096
+_FILES = 5_000
+_COUNTS = (1, 10, 100, 1_000)
+_BRANCHFS = 0.12e-3  # seconds a file, as measured with a build of its own
+
+_edits = count(1)
+
+
+def change(root: str, files: int) -> None:
+    """Write so many files anew, spread over the tree."""
+    data = tree.content(next(_edits) * _FILES, SIZE)
+    for number in _spread(files):
+        with open(f"{root}/{tree.name(number)}", "wb") as file:
+            file.write(data)
+
+
+def measure_commit(ground: Ground) -> list[Line]:
+    """All contenders in turn, for each number of files."""
+    workspace = ground.workspace(ground.own(_FILES, SIZE))
+    floor = ground.own(_FILES, SIZE)
+    repository = None
+    if git.is_installed():
+        ground.say(f"a git repository of {_FILES:,} files")
+        repository = git.Repository(ground.fresh("repository"), _FILES, SIZE, checkout=True)
+    lines = []
+    with ExitStack() as cleanup:
+        filesystem = None
+        if branchfs.is_installed():
+            base = ground.own(_FILES, SIZE)
+            filesystem = cleanup.enter_context(branchfs.mounted(base, ground.directory("branchfs")))
+        for files in _COUNTS:
+            ground.say(f"commits of {files:,} files")
+            contenders: dict[str, Contender] = {
+                "ours": lambda n=files: _commit(workspace, n, durable=False),
+                "floor": lambda n=files: _replace(ground, floor, n),
+            }
+            full = 10 if files == 1_000 else 40
+            figures: dict[str, Figure] = play(contenders, ground.rounds(full, full // 3), warm=2)
+            slow: dict[str, Contender] = {"durable": lambda n=files: _commit(workspace, n, durable=True)}
+            if repository is not None:
+                slow["git worktree"] = lambda n=files: _through_git(ground, repository, n)
+                slow["whole"] = lambda n=files: _through_ours(workspace, n)
+            if filesystem is not None:
+                slow["BranchFS"] = lambda n=files: _commit_branchfs(filesystem, n)
+            figures |= play(slow, ground.rounds(5, 2), warm=1)
+            lines += _lines(files, figures)
+    return lines
+
+
+def _lines(files: int, figures: dict[str, Figure]) -> list[Line]:
+    plural = "files" if files > 1 else "file"
+    line = Line(f"commit of {files:,} changed {plural}", figures["ours"], figures["floor"])
+    line.peers["durable=True"] = figures["durable"]
+    line.peers["git worktree"] = figures.get("git worktree")
+    line.peers["BranchFS"] = figures.get("BranchFS")
+    if files >= 100:
+        line.below_floor(2)
+        line.goals.append(Goal("≤ 0.12 ms a file", line.ours.median / files * 1e3, _BRANCHFS * 1e3))
+    else:
+        line.faster_than("git worktree", 30)
+        if "whole" in figures and "git worktree" in figures:
+            ratio = figures["git worktree"].median / figures["whole"].median
+            line.goals.append(Goal("≥ 30 ×, all of both ways", ratio, 30, at_least=True))
+    if figures.get("BranchFS") is not None:
+        line.faster_than("BranchFS", 1)
+    return [line]
+
+
+def _commit(workspace: Workspace, files: int, *, durable: bool) -> float:
+    branch = workspace.branch("change")
+    change(str(branch.path), files)
+    taken = timed(lambda: branch.commit(durable=durable))
+    trash.wait()
+    return taken
+
+
+def _replace(ground: Ground, root: str, files: int) -> float:
+    new, undo = ground.directory("new"), ground.directory("undo")
+    data = tree.content(next(_edits) * _FILES, SIZE)
+    moves = []
+    for slot, number in enumerate(_spread(files)):
+        with open(f"{new}/{slot}", "wb") as file:
+            file.write(data)
+        moves.append((f"{new}/{slot}", f"{root}/{tree.name(number)}", f"{undo}/{slot}"))
+    return timed(lambda: bare.replace(moves))
+
+
+def _through_ours(workspace: Workspace, files: int) -> float:
+    """Branch, change, commit: what ``_through_git`` does."""
+
+    def action() -> None:
+        branch = workspace.branch("change")
+        change(str(branch.path), files)
+        branch.commit(durable=False)
+
+    return timed(action)
+
+
+def _through_git(ground: Ground, repository: git.Repository, files: int) -> float:
+    worktree = ground.fresh("worktree")
+    branch = os.path.basename(worktree)
+    steps: list[Callable[[], object]] = [
+        lambda: repository.add(worktree, branch),
+        lambda: change(worktree, files),
+        lambda: repository.commit(worktree),
+        lambda: repository.merge(branch),
+        lambda: repository.remove(worktree),
+    ]
+    return sum(timed(step) for step in steps)
+
+
+def _commit_branchfs(filesystem: branchfs.BranchFS, files: int) -> float:
+    name = filesystem.create(f"change-{next(_edits)}")
+    change(filesystem.path(name), files)
+    return timed(lambda: filesystem.commit(name))
+
+
+def _spread(files: int) -> range:
+    return range(0, _FILES, _FILES // files)

@@ -1,0 +1,47 @@
+"""``git status`` inside a branch of a repository, and outside."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from bench.ground import Ground
+from bench.line import Line
+from bench.peers import branchfs, fuse, git
+from bench.rounds import Contender, play, timed
+
+__all__ = ["measure_git_status"]
+
+_FILES = 5_000
+
+
+def measure_git_status(ground: Ground) -> list[Line]:
+    """All with an index that git has brought up to date; nothing where there is no git."""
+    if not git.is_installed():
+        return []
+    ground.say(f"a git repository of {_FILES:,} files")
+    root = git.Repository(ground.fresh("repository"), _FILES, 512, checkout=True).path
+    branch = ground.workspace(root).branch("status")
+    slow: dict[str, Contender] = {}
+    with ExitStack() as cleanup:
+        cleanup.callback(branch.abort)
+        inside = str(branch.path)
+        ground.say("git status")
+        figures = play(
+            {"ours": lambda: _status(inside), "outside": lambda: _status(root)}, ground.rounds(21, 9), warm=3
+        )
+        if fuse.is_installed():
+            served = cleanup.enter_context(fuse.mounted(ground.directory("fuse"), root))
+            slow["fuse-overlayfs"] = lambda: _status(served)
+        if branchfs.is_installed():
+            filesystem = cleanup.enter_context(branchfs.mounted(root, ground.directory("branchfs")))
+            seen = filesystem.path(filesystem.create("status"))
+            slow["BranchFS"] = lambda: _status(seen)
+        figures |= play(slow, ground.rounds(5, 3), warm=2)
+    line = Line(f"git status inside a branch, {_FILES:,} files", figures["ours"], figures["outside"])
+    line.peers = {peer: figures.get(peer) for peer in ("fuse-overlayfs", "BranchFS")}
+    line.below_floor(2.5)
+    return [line]
+
+
+def _status(root: str) -> float:
+    return timed(lambda: git.status(root))

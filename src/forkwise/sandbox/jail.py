@@ -1,0 +1,311 @@
+"""What happens in a new process between its making and the command: namespaces filled, doors shut, one after another.
+
+It runs in the forkserver's children and in those of BranchContext, so it imports little, starts no thread, and knows
+nothing but the Jail it is handed: plain data, made by plan.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import stat
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forkwise.files.syscalls import (
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MS_BIND,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    mount,
+)
+
+__all__ = [
+    "CLONE_NEWIPC",
+    "CLONE_NEWNET",
+    "CLONE_NEWPID",
+    "CLONE_NEWUTS",
+    "Jail",
+    "Mount",
+    "clone",
+    "confine",
+    "move_in",
+    "shut_doors",
+    "write_maps",
+]
+
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+_MOUNT_SETATTR = 442
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_RDONLY = 1
+_PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_LAST_CAP = 40
+_CAPSET_VERSION = 0x20080522
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_RUNNING = 0x41
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_python = ctypes.pythonapi
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+@dataclass(slots=True)
+class Mount:
+    """One mount to be made: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``."""
+
+    kind: str
+    target: str
+    source: str = ""
+    writable: bool = False
+    lowers: list[str] = field(default_factory=list)
+    options: str = ""
+
+
+@dataclass(slots=True)
+class Jail:
+    """All that a process is put into, as data that crosses to another process."""
+
+    flags: int
+    mounts: list[Mount]
+    read_only: bool
+    cwd: str
+    uid_map: str = ""
+    gid_map: str = ""
+    keeps_caps: list[int] = field(default_factory=list)
+    seccomp: str = ""
+    landlock: list[str] | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
+    cgroups: list[str] = field(default_factory=list)
+
+    def dump(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Jail:
+        data = {**data, "mounts": [Mount(**m) for m in data["mounts"]]}
+        return cls(**data)
+
+
+def clone(flags: int) -> int:
+    """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork."""
+    _python.PyOS_BeforeFork()
+    pid = int(_syscall(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
+    number = ctypes.get_errno()
+    if pid == 0:
+        _python.PyOS_AfterFork_Child()
+        return 0
+    _python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return pid
+
+
+def _clone_number() -> int:
+    return {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+
+
+def write_maps(pid: int, jail: Jail) -> None:
+    """Say, from outside, which users exist in a child's user namespace."""
+    if not jail.flags & CLONE_NEWUSER:
+        return
+    if jail.uid_map.count(" ") == 2 and not jail.uid_map.endswith("4294967295"):
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", jail.uid_map)
+    _write(f"/proc/{pid}/gid_map", jail.gid_map)
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that made this one ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def move_in(jail: Jail) -> None:
+    """Fill the new namespaces: the mounts, the loopback, the groups that limit."""
+    for group in jail.cgroups:
+        _write(f"{group}/cgroup.procs", "0")
+    if jail.flags & CLONE_NEWNET:
+        _raise_loopback()
+    if jail.flags & CLONE_NEWNS:
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        _Furnisher(jail).furnish()
+    os.chdir(jail.cwd)
+
+
+class _Furnisher:
+    """Makes the mounts. Every source is opened before the first of them, because some cover others' sources."""
+
+    def __init__(self, jail: Jail) -> None:
+        self.jail = jail
+        self.sources: dict[str, int] = {}
+        for wanted in jail.mounts:
+            for path in filter(None, [wanted.source, *wanted.lowers]):
+                if path not in self.sources:
+                    self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+    def furnish(self) -> None:
+        for wanted in self.jail.mounts:
+            getattr(self, f"_{wanted.kind}")(wanted)
+        if self.jail.read_only:
+            _set_read_only("/", True, recursively=True)
+            for wanted in self.jail.mounts:
+                if wanted.writable:
+                    _set_read_only(wanted.target, False, recursively=wanted.kind == "dev")
+        for fd in self.sources.values():
+            os.close(fd)
+
+    def _from(self, path: str) -> str:
+        return f"/proc/self/fd/{self.sources[path]}"
+
+    def _bind(self, wanted: Mount) -> None:
+        if not os.path.exists(wanted.target):
+            _make_target(wanted.target, os.path.isdir(self._from(wanted.source)))
+        mount(self._from(wanted.source), wanted.target, None, MS_BIND | MS_REC)
+
+    def _overlay(self, wanted: Mount) -> None:
+        if not os.path.exists(wanted.target):
+            _make_target(wanted.target, True)
+        lower = ":".join(self._from(p) for p in wanted.lowers)
+        layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
+        mount("forkwise", wanted.target, "overlay", 0, f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}")
+
+    def _tmpfs(self, wanted: Mount) -> None:
+        mount("tmpfs", wanted.target, "tmpfs", 0, wanted.options)
+
+    def _mask(self, wanted: Mount) -> None:
+        if os.path.isdir(wanted.target):
+            mount("tmpfs", wanted.target, "tmpfs", MS_RDONLY, "mode=000,size=4k")
+        else:
+            mount("/dev/null", wanted.target, None, MS_BIND)
+
+    def _proc(self, wanted: Mount) -> None:
+        mount("proc", "/proc", "proc", 0)
+        # A root of this namespace is still the host's root where only the owner of a file counts.
+        for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
+            path = f"/proc/{name}"
+            if os.path.exists(path):
+                mount(path, path, None, MS_BIND | MS_REC)
+                _set_read_only(path, True, recursively=True)
+
+    def _dev(self, wanted: Mount) -> None:
+        devices = {n: os.open(f"/dev/{n}", os.O_PATH | os.O_CLOEXEC) for n in ("null", "zero", "full", "random", "urandom")}
+        try:
+            devices["tty"] = os.open("/dev/tty", os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            pass
+        mount("tmpfs", "/dev", "tmpfs", 0, "mode=755,size=64k")
+        for name, fd in devices.items():
+            os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
+            os.close(fd)
+        for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+            os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")
+        os.mkdir("/dev/shm")
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")
+        os.mkdir("/dev/pts")
+        mount("devpts", "/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
+        os.symlink("pts/ptmx", "/dev/ptmx")
+
+
+def confine(jail: Jail) -> None:
+    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
+    if jail.landlock is not None:
+        from forkwise.sandbox.landlock import restrict  # noqa: PLC0415 - only where it is all there is
+
+        restrict(writable=jail.landlock)
+    shut_doors(jail)
+
+
+def shut_doors(jail: Jail) -> None:
+    """No capability but those kept, none to be had by any program, and no system call that has no business here."""
+    kept = set(jail.keeps_caps)
+    for number in range(_LAST_CAP + 1):
+        if number not in kept:
+            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _set_capabilities(kept)
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if jail.seccomp:
+        from forkwise.sandbox.seccomp import install  # noqa: PLC0415
+
+        install(bytes.fromhex(jail.seccomp))
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+def _set_capabilities(kept: set[int]) -> None:
+    header = _CapHeader(_CAPSET_VERSION, 0)
+    held = (_CapData * 2)()
+    _check(_libc.capget(ctypes.byref(header), held), "capget")
+    for half in range(2):
+        mask = sum(1 << (n % 32) for n in kept if n // 32 == half)
+        now = held[half].permitted & mask
+        held[half] = _CapData(now, now, 0)
+    _check(_libc.capset(ctypes.byref(header), held), "capset")
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_uint64) for n in ("set", "clear", "propagation", "userns_fd")]
+
+
+def _set_read_only(path: str, read_only: bool, *, recursively: bool) -> None:
+    wanted = _MountAttributes(_RDONLY if read_only else 0, 0 if read_only else _RDONLY, 0, 0)
+    done = _syscall(
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(path),
+        _AT_RECURSIVE if recursively else 0,
+        ctypes.byref(wanted),
+        ctypes.c_size_t(ctypes.sizeof(wanted)),
+    )
+    _check(int(done), path)
+
+
+def _make_target(path: str, is_directory: bool) -> None:
+    os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
+    if not is_directory:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _raise_loopback() -> None:
+    import fcntl  # noqa: PLC0415
+    import socket  # noqa: PLC0415
+    import struct  # noqa: PLC0415
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_RUNNING))
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+

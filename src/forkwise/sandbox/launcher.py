@@ -1,0 +1,87 @@
+"""The near end of the forkserver: one for this process, started when first needed, asked by any thread."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from forkwise.errors import ForkError, NamespaceError
+from forkwise.sandbox import zygote
+from forkwise.sandbox.jail import Jail
+
+__all__ = ["start"]
+
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+def start(jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int]) -> tuple[int, int]:
+    """Have a sandbox made; gives its process number and a pidfd. ``fds`` are stdin, stdout, stderr and the status."""
+    global _server
+    content = json.dumps({**request, "jail": jail.dump()}).encode()
+    with _lock:
+        if _server is None or not _server.is_mine:
+            _server = _Server()
+        try:
+            return _server.ask(content, fds)
+        except (ConnectionError, EOFError):
+            _server = _Server()  # it was killed; its sandboxes went with it, this one is made by a new one
+            return _server.ask(content, fds)
+
+
+class _Server:
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(zygote.__file__))))
+        with far:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", zygote.__file__, str(far.fileno()), root],
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        atexit.register(self.close)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process started it, and not the one this process was forked from."""
+        return self.owner == os.getpid()
+
+    def ask(self, content: bytes, fds: tuple[int, int, int, int]) -> tuple[int, int]:
+        letter = os.memfd_create("forkwise-request", os.MFD_CLOEXEC)
+        try:
+            os.write(letter, content)
+            os.lseek(letter, 0, os.SEEK_SET)
+            socket.send_fds(self.near, [b"start"], [letter, *fds])
+        finally:
+            os.close(letter)
+        answer, received, _, _ = socket.recv_fds(self.near, 4096, 1)
+        if not answer:
+            raise EOFError
+        said = json.loads(answer)
+        if "errno" in said:
+            raise _refusal(said)
+        return int(said["pid"]), received[0]
+
+    def close(self) -> None:
+        """End it, and with it every sandbox it made."""
+        if self.is_mine:
+            self.near.close()
+            self.process.wait()
+
+
+def _refusal(said: dict[str, Any]) -> NamespaceError | ForkError:
+    reason = os.strerror(said["errno"])
+    if said.get("maps"):
+        return NamespaceError(f"the users of a new namespace could not be set: {reason}")
+    return NamespaceError(
+        f"no namespaces could be made for a sandbox: {reason}. Look at user.max_user_namespaces, "
+        "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; forkwise doctor shows more"
+    )

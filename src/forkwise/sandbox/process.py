@@ -1,0 +1,129 @@
+"""A process in a sandbox, seen from outside: whether it runs, how it ended, and the one way to end it for good."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forkwise.errors import NamespaceError, ProcessBranchError
+
+__all__ = ["Ending", "Finished", "SandboxProcess"]
+
+Ending = Literal["exit", "signal", "timeout", "out of memory", "killed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that ended: what ``subprocess.CompletedProcess`` has, and what it cost.
+
+    ``ending`` says how: by itself (``exit``), by a ``signal``, by ``timeout``, ``out of memory``, or ``killed`` by
+    whoever started it. ``wall`` and ``cpu`` are seconds, ``memory`` the most bytes any of its processes held.
+    """
+
+    args: Sequence[str]
+    returncode: int
+    stdout: Any
+    stderr: Any
+    ending: Ending
+    wall: float
+    cpu: float
+    memory: int
+
+    def check_returncode(self) -> None:
+        """Raise subprocess.CalledProcessError unless it ended well."""
+        if self.returncode:
+            raise subprocess.CalledProcessError(self.returncode, self.args, self.stdout, self.stderr)
+
+
+class SandboxProcess:
+    """A running sandbox. ``pid`` is its first process as the host numbers it."""
+
+    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+        self.pid = pid
+        self.status = status
+        self._pidfd = pidfd
+        self._told = b""
+        self._started = time.monotonic()
+        self._was_killed = False
+        self._gone = False
+
+    def fileno(self) -> int:
+        """Readable when the sandbox is gone, with everything in it."""
+        return self._pidfd
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything of it still runs."""
+        return not self._is_gone(0)
+
+    def kill(self) -> None:
+        """End it at once, with all descendants, whatever they do about it."""
+        if not self._gone:
+            self._was_killed = True
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is gone; False where that takes longer than ``timeout`` seconds."""
+        return self._is_gone(None if timeout is None else max(timeout, 0))
+
+    def close(self) -> None:
+        """Make sure that nothing of it is left, and let go of it."""
+        if self._pidfd >= 0:
+            self.kill()
+            self._is_gone(None)
+            os.close(self._pidfd)
+            os.close(self.status)
+            self._pidfd = self.status = -1
+
+    def read_status(self) -> bool:
+        """Take in what the sandbox tells of itself; False when it has told all."""
+        said = os.read(self.status, 65536)
+        self._told += said
+        return bool(said)
+
+    def outcome(self) -> dict[str, Any]:
+        """What the sandbox told of its end; raises where it never came to run its command."""
+        while self.read_status():
+            pass
+        lines = [json.loads(line) for line in self._told.splitlines()]
+        failed = next((line for line in lines if "failed" in line), None)
+        if failed is not None:
+            at = f" at {failed['at']}" if failed["at"] else ""
+            raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}")
+        if lines:
+            return dict(lines[-1])
+        return {
+            "cause": "killed",
+            "code": -signal.SIGKILL,
+            "wall": time.monotonic() - self._started,
+            "cpu": 0.0,
+            "memory": 0,
+        }
+
+    def finished(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
+        """The whole story of a sandbox that is gone."""
+        told = self.outcome()
+        code = told["code"] if told["code"] is not None else -signal.SIGKILL
+        ending: Ending = told["cause"]
+        if ending == "exit" and code < 0:
+            ending = "signal"
+        return Finished(args, code, stdout, stderr, ending, told["wall"], told["cpu"], told["memory"])
+
+    def _is_gone(self, timeout: float | None) -> bool:
+        if not self._gone:
+            if self._pidfd < 0:
+                raise ProcessBranchError("this sandbox was closed")
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            self._gone = bool(poll.poll(None if timeout is None else timeout * 1000))
+        return self._gone

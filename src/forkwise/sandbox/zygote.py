@@ -1,0 +1,158 @@
+"""The forkserver: a small process with one thread, started early, whose children become sandboxes.
+
+A program with threads cannot safely run Python between fork and exec; this one has none. It is told what to make
+over a socket and ends, with everything it made, when that socket does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+__all__ = ["main"]
+
+_DESCRIPTORS = 5  # the request itself, stdin, stdout, stderr, and where the outcome is told
+
+
+def main(control_fd: int) -> None:
+    """Serve requests until the other side is gone."""
+    from forkwise.sandbox.jail import Jail, clone, die_with_parent, write_maps  # noqa: PLC0415 - after sys.path is set
+
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel; who cares holds a pidfd
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started us, which tells us
+    control = socket.socket(fileno=control_fd)
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
+        if not message:
+            return
+        with open(fds[0], "rb") as file:
+            request = json.load(file)
+        jail = Jail.load(request["jail"])
+        gate, opener = os.pipe()
+        try:
+            pid = clone(jail.flags)
+        except OSError as error:
+            control.send(json.dumps({"errno": error.errno}).encode())
+        else:
+            if pid == 0:
+                os.close(opener)
+                control.close()
+                _become_init(jail, request, gate, fds[1:])
+            try:
+                write_maps(pid, jail)
+            except OSError as error:
+                os.kill(pid, signal.SIGKILL)
+                control.send(json.dumps({"errno": error.errno, "maps": True}).encode())
+            else:
+                pidfd = os.pidfd_open(pid)
+                os.write(opener, b"1")
+                socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
+                os.close(pidfd)
+        finally:
+            for fd in (gate, opener, *fds[1:]):
+                os.close(fd)
+
+
+def _become_init(jail: Any, request: dict[str, Any], gate: int, fds: list[int]) -> NoReturn:
+    """The first process of a sandbox: sets it up, starts the command, reaps, watches the clock, tells the outcome."""
+    from forkwise.sandbox.jail import die_with_parent, move_in  # noqa: PLC0415
+
+    status = fds[3]
+    try:
+        die_with_parent()
+        if os.read(gate, 1) != b"1":
+            os._exit(1)
+        os.close(gate)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        if not request["terminal"]:
+            os.setsid()
+        move_in(jail)
+        started = time.monotonic()
+        command = os.fork()
+        if command == 0:
+            _become_command(jail, request, fds)
+        for fd in fds[:3]:
+            os.close(fd)
+        _tell(status, _watch(command, started, request["wall"]))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
+        _tell(status, _failure(error))
+    os._exit(0)
+
+
+def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
+    """Wait for the command, reaping whatever else ends here, for as long as it may take."""
+    import resource  # noqa: PLC0415
+
+    cause, code = "exit", None
+    while code is None:
+        left = 3600.0 if wall is None else started + wall - time.monotonic()
+        if left <= 0:
+            cause = "timeout"
+            break
+        signal.sigtimedwait({signal.SIGCHLD}, left)
+        while True:
+            try:
+                pid, how = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == command:
+                code = os.waitstatus_to_exitcode(how)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "cause": cause,
+        "code": code,
+        "wall": time.monotonic() - started,
+        "cpu": used.ru_utime + used.ru_stime,
+        "memory": used.ru_maxrss * 1024,
+    }
+
+
+def _become_command(jail: Any, request: dict[str, Any], fds: list[int]) -> NoReturn:
+    from forkwise.sandbox.jail import confine  # noqa: PLC0415
+
+    status = fds[3]
+    try:
+        for number, fd in enumerate(fds[:3]):
+            os.dup2(fd, number)
+        os.set_inheritable(status, False)
+        _close_all_but(status)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        confine(jail)
+        os.execvpe(request["argv"][0], request["argv"], request["env"])
+    except BaseException as error:  # noqa: BLE001
+        _tell(status, _failure(error))
+    os._exit(127)
+
+
+def _close_all_but(kept: int) -> None:
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 1 << 20)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        return {"failed": error.strerror, "errno": error.errno, "at": str(error.filename or "")}
+    return {"failed": f"{type(error).__name__}: {error}", "errno": 0, "at": ""}
+
+
+def _tell(status: int, outcome: dict[str, Any]) -> None:
+    os.write(status, json.dumps(outcome).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[2])
+    # This file is not the module it will be imported as; nothing but main may be used of it.
+    from forkwise.sandbox.zygote import main as serve
+
+    serve(int(sys.argv[1]))
