@@ -53,7 +53,6 @@ def _measure(chosen: list[str], *, quick: bool, at: str | None) -> list[Line]:
     lines: list[Line] = []
     with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
         for name in chosen:
-            ground.say = lambda doing, name=name: status.update(f"{name}: {doing}")
             begun = time.monotonic()
             lines += ROWS[name](ground)
             progress.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)

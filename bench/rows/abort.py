@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench import bare
 from bench.ground import Ground
 from bench.line import Goal, Line
@@ -24,8 +26,8 @@ def measure_abort(ground: Ground) -> list[Line]:
     workspace = ground.workspace(root)
     contenders: dict[str, Contender] = {}
     for files in _COUNTS:
-        contenders[f"ours {files}"] = lambda n=files: _abort(workspace, n)
-        contenders[f"floor {files}"] = lambda n=files: _drop(ground, root, n)
+        contenders[f"ours {files}"] = partial(_abort, workspace, files)
+        contenders[f"floor {files}"] = partial(_drop, ground, root, files)
     ground.say("aborts")
     figures = play(contenders, ground.rounds(25, 8), warm=2)
     lines = [
@@ -37,7 +39,7 @@ def measure_abort(ground: Ground) -> list[Line]:
     if git.is_installed():
         ground.say(f"a git repository of {_FILES:,} files")
         repository = git.Repository(ground.fresh("repository"), _FILES, SIZE, checkout=False)
-        figures |= play({"git": lambda: _remove(ground, repository)}, ground.rounds(5, 2))
+        figures |= play({"git": lambda: _remove(ground, repository)}, ground.rounds(3, 1), warm=0)
         much.peers["git worktree remove"] = figures["git"]
     much.goals.append(Goal("≤ 1 × with 1 (within 20 %)", much.ours.median / little.ours.median, _NOISE))
     much.faster_than("git worktree remove", 10)

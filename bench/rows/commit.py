@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 
 from bench import bare, tree
@@ -15,6 +16,7 @@ from bench.peers import branchfs, git
 from bench.rounds import Contender, play, timed
 from forkwise import Workspace
 from forkwise.files import trash
+from forkwise.files.views.branchfs import BranchFS
 
 __all__ = ["SIZE", "change", "measure_commit"]
 
@@ -27,9 +29,9 @@ _edits = count(1)
 
 
 def change(root: str, files: int) -> None:
-    """Write so many files anew, spread over the tree."""
+    """Write so many files anew, twenty in a directory."""
     data = tree.content(next(_edits) * _FILES, SIZE)
-    for number in _spread(files):
+    for number in _numbers(files):
         with open(f"{root}/{tree.name(number)}", "wb") as file:
             file.write(data)
 
@@ -51,23 +53,25 @@ def measure_commit(ground: Ground) -> list[Line]:
         for files in _COUNTS:
             ground.say(f"commits of {files:,} files")
             contenders: dict[str, Contender] = {
-                "ours": lambda n=files: _commit(workspace, n, durable=False),
-                "floor": lambda n=files: _replace(ground, floor, n),
+                "ours": partial(_commit, workspace, files, durable=False),
+                "floor": partial(_replace, ground, floor, files),
             }
-            full = 10 if files == 1_000 else 40
-            figures: dict[str, Figure] = play(contenders, ground.rounds(full, full // 3), warm=2)
-            slow: dict[str, Contender] = {"durable": lambda n=files: _commit(workspace, n, durable=True)}
+            full = 12 if files == 1_000 else 40
+            figures = play(contenders, ground.rounds(full, full // 3), warm=2)
+            synced = {"durable": partial(_commit, workspace, files, durable=True)}
+            figures |= play(synced, ground.rounds(5, 3))
+            slow: dict[str, Contender] = {}
             if repository is not None:
-                slow["git worktree"] = lambda n=files: _through_git(ground, repository, n)
-                slow["whole"] = lambda n=files: _through_ours(workspace, n)
+                slow["git worktree"] = partial(_through_git, ground, repository, files)
+                slow["whole"] = partial(_through_ours, workspace, files)
             if filesystem is not None:
-                slow["BranchFS"] = lambda n=files: _commit_branchfs(filesystem, n)
-            figures |= play(slow, ground.rounds(5, 2), warm=1)
-            lines += _lines(files, figures)
+                slow["BranchFS"] = partial(_commit_branchfs, filesystem, files)
+            figures |= play(slow, ground.rounds(3, 1), warm=0)
+            lines.append(_line(files, figures))
     return lines
 
 
-def _lines(files: int, figures: dict[str, Figure]) -> list[Line]:
+def _line(files: int, figures: dict[str, Figure]) -> Line:
     plural = "files" if files > 1 else "file"
     line = Line(f"commit of {files:,} changed {plural}", figures["ours"], figures["floor"])
     line.peers["durable=True"] = figures["durable"]
@@ -83,7 +87,7 @@ def _lines(files: int, figures: dict[str, Figure]) -> list[Line]:
             line.goals.append(Goal("≥ 30 ×, all of both ways", ratio, 30, at_least=True))
     if figures.get("BranchFS") is not None:
         line.faster_than("BranchFS", 1)
-    return [line]
+    return line
 
 
 def _commit(workspace: Workspace, files: int, *, durable: bool) -> float:
@@ -98,7 +102,7 @@ def _replace(ground: Ground, root: str, files: int) -> float:
     new, undo = ground.directory("new"), ground.directory("undo")
     data = tree.content(next(_edits) * _FILES, SIZE)
     moves = []
-    for slot, number in enumerate(_spread(files)):
+    for slot, number in enumerate(_numbers(files)):
         with open(f"{new}/{slot}", "wb") as file:
             file.write(data)
         moves.append((f"{new}/{slot}", f"{root}/{tree.name(number)}", f"{undo}/{slot}"))
@@ -129,11 +133,11 @@ def _through_git(ground: Ground, repository: git.Repository, files: int) -> floa
     return sum(timed(step) for step in steps)
 
 
-def _commit_branchfs(filesystem: branchfs.BranchFS, files: int) -> float:
+def _commit_branchfs(filesystem: BranchFS, files: int) -> float:
     name = filesystem.create(f"change-{next(_edits)}")
     change(filesystem.path(name), files)
     return timed(lambda: filesystem.commit(name))
 
 
-def _spread(files: int) -> range:
-    return range(0, _FILES, _FILES // files)
+def _numbers(files: int) -> list[int]:
+    return [n // 20 * 100 + n % 20 for n in range(files)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forkwise.files import trash
 from forkwise.files.syscalls import MNT_DETACH, mount, umount2
 from tests.need import need
 
@@ -49,6 +50,7 @@ def mounted_tmpfs(where: Path) -> Iterator[None]:
 
 
 def _unmount(where: Path) -> None:
+    trash.wait()  # what is being deleted in there holds it
     try:
         umount2(str(where))
     except OSError:

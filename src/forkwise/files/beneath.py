@@ -77,7 +77,10 @@ def _open_piece(directory: int, path: str, flags: int) -> int:
     return here
 
 
-def mount_id(fd: int) -> str:
+def mount_id(fd: int) -> bytes:
     """What names the mount that an open file is on."""
-    with open(f"/proc/self/fdinfo/{fd}") as lines:
-        return next(line for line in lines if line.startswith("mnt_id:"))
+    told = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return next(line for line in os.read(told, 4096).split(b"\n") if line.startswith(b"mnt_id:"))
+    finally:
+        os.close(told)

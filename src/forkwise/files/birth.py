@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.conflict import Conflict
@@ -52,7 +53,6 @@ class Birth:
 
     def save_first(self, home: str) -> None:
         """Write it into a home nobody can see yet."""
-        owner = json.dumps(self.owner.dump()) if self.owner else "null"
         fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(
@@ -60,7 +60,7 @@ class Birth:
                 (
                     f'{{"format":{_FORMAT},"view":"{self.view}","generation":{self.generation},'
                     f'"forked":{self.forked},"made":{self.made},"created":{self.created},'
-                    f'"boot":"{self.boot}","owner":{owner}}}'
+                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)}}}'
                 ).encode(),
             )
         finally:
@@ -82,3 +82,8 @@ class Birth:
         data["owner"] = Owner.load(data["owner"]) if data["owner"] else None
         data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]
         return cls(**data)
+
+
+@lru_cache(maxsize=8)
+def _as_json(owner: Owner | None) -> str:
+    return json.dumps(owner and owner.dump())

@@ -6,13 +6,14 @@ The object is a handle: all that matters lies in the branch's home on the disk, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import forkwise  # for what floors above this one do with a branch: it loads them when asked
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, MountError
 from forkwise.files.birth import Birth
 from forkwise.files.commit import Commit
@@ -29,8 +30,12 @@ from forkwise.files.views.protocol import View
 if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
     from forkwise.files.workspace import Workspace
+    from forkwise.sandbox.process import Finished
 
 __all__ = ["Branch", "Status"]
+
+#: What a home holds only once something was committed into the branch, made from it, or frozen.
+_ALTERED = frozenset({"branches", "frozen", "head", "history"})
 
 Status = Literal["open", "frozen", "stale", "committed", "aborted"]
 
@@ -88,12 +93,14 @@ class Branch(Parent):
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
         try:
-            is_ready = not self.is_frozen and not self.place.is_interrupted
-            seen = self.view_kind.seen(self.home) if is_ready else None
-            if seen is None:
+            seen = self.view_kind.seen(self.home)
+            if seen is None or self.is_frozen or self.place.is_interrupted:
                 with locked(self.place.state):
-                    recover(self.place, self.target)
-                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=not self.is_frozen)
+                    is_writable = _ALTERED.isdisjoint(os.listdir(self.home))
+                    if not is_writable:
+                        recover(self.place, self.target)
+                        is_writable = not self.is_frozen
+                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable)
         except (FileNotFoundError, MountError):
             Birth.load(self.home)  # says so, where the branch is gone
             raise
@@ -182,6 +189,18 @@ class Branch(Parent):
         done = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
         self._ended = "committed"
         return done
+
+    def run(self, argv: Sequence[str], **options: Any) -> Finished:
+        """Run a command in it, confined, with the branch at the workspace's own path; see forkwise.sandbox.running."""
+        return forkwise.run_in_branch(self, argv, **options)
+
+    async def arun(self, argv: Sequence[str], **options: Any) -> Finished:
+        """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
+        return await forkwise.arun_in_branch(self, argv, **options)
+
+    def shell(self, argv: Sequence[str] = (), **options: Any) -> int:
+        """Put a person into it: their shell, or a command, on this terminal. Gives the exit code."""
+        return forkwise.shell_in_branch(self, argv, **options)
 
     def abort(self) -> None:
         """Drop the branch and all branches made from it. Quick, however much was changed."""

@@ -16,7 +16,7 @@ from forkwise.files.marks import drop_mark_files, mark_opaque, unmark, unmark_or
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
 from forkwise.files.record import Record
-from forkwise.files.state import Lock, Place, locked, same_mount
+from forkwise.files.state import Lock, Place, locked
 from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.transaction import Transaction, recover
 from forkwise.files.trash import discard
@@ -152,6 +152,13 @@ class _Decision:
         else:
             self._merge(branch, birth, found, entries, on_conflict)
 
+    def leaves(self, path: str, *, is_deleted: bool) -> bool:
+        """Whether a path stays as the parent has it: it or what it lies in was dropped, or what it would take along."""
+        parts = path.split("/")
+        if any("/".join(parts[:n]) in self.dropped for n in range(1, len(parts) + 1)):
+            return True
+        return is_deleted and any(d.startswith(f"{path}/") for d in self.dropped)
+
     def _merge(
         self, branch: Branch, birth: Birth, found: list[Conflict], entries: dict[str, Entry], on_conflict: OnConflict
     ) -> None:
@@ -193,7 +200,7 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
             mark_opaque(branch.target, plan.opaque)
             unmark_origins(branch.target, plan.foreign)
         else:
-            moves = moves and not branch.view_kind.whole and same_mount(parent.place.path, parent.target)
+            moves = moves and not branch.view_kind.whole and transaction.stage is None
             plan = plan_directory(
                 scan,
                 forked=birth.forked,
@@ -238,7 +245,7 @@ def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transa
     lists = {"added": record.added, "changed": record.changed, "deleted": record.deleted}
     for entry in decision.scan.entries:
         path = entry.path
-        if path not in decision.dropped:
+        if not decision.dropped or not decision.leaves(path, is_deleted=entry.new is None):
             lists[entry.kind].append(path)
     record.changed += [
         t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped

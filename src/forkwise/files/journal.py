@@ -41,11 +41,13 @@ Held: TypeAlias = tuple[list[int] | None, list[int] | None]
 
 @dataclass(slots=True)
 class Meta:
-    """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes."""
+    """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes. ``changed``
+    is when somebody had last changed it, by the filesystem's clock."""
 
     path: str
     before: list[int]
     after: list[int]
+    changed: int = 0
     attributes_before: dict[str, str] | None = None
     attributes_after: dict[str, str] | None = None
 
@@ -61,7 +63,7 @@ class Meta:
         keeps_time: bool = False,
     ) -> Meta:
         """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
-        meta = cls(path, facts(old), facts(new))
+        meta = cls(path, facts(old), facts(new), 0 if old is None else old.st_ctime_ns)
         if keeps_time:
             meta.after[3] = -1
         if old_attributes != new_attributes:
@@ -70,16 +72,17 @@ class Meta:
         return meta
 
     def inverse(self) -> Meta:
-        return Meta(self.path, self.after, self.before, self.attributes_after, self.attributes_before)
+        return Meta(self.path, self.after, self.before, self.changed, self.attributes_after, self.attributes_before)
 
     def dump(self) -> list[Any]:
-        return [self.path, self.before, self.after, self.attributes_before, self.attributes_after]
+        return [self.path, self.before, self.after, self.changed, self.attributes_before, self.attributes_after]
 
 
 @dataclass(slots=True)
 class Step:
     """One rename between the target and a slot. An empty ``slot`` is the same path in the layer, any other a name in
-    the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target.
+    the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target, and
+    ``changed`` is when somebody had last changed the one and the other, by the filesystem's clock.
 
     ``held`` are mode and mtime of a directory that enters and of one that leaves: a rename changes its ``..``, for
     which some filesystems set its mtime and all of them want it to be writable. ``facts`` is the metadata of a
@@ -91,15 +94,17 @@ class Step:
     slot: str
     enters: int = 0
     leaves: int = 0
+    changed: tuple[int, int] = (0, 0)
     held: Held | None = None
     facts: list[int] | None = None
 
     def inverse(self) -> Step:
         held = None if self.held is None else (self.held[1], self.held[0])
-        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, held, self.facts)
+        changed = (self.changed[1], self.changed[0])
+        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, held, self.facts)
 
     def dump(self) -> list[Any]:
-        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves]
+        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed]
         return row if self.held is None and self.facts is None else [*row, self.held, self.facts]
 
 

@@ -33,7 +33,7 @@ class Entry:
     one the branch was forked from, so that the parent's entry is news, however old it is.
     """
 
-    __slots__ = ("above", "appeared", "copied", "directory", "name", "new", "old", "unit")
+    __slots__ = ("above", "appeared", "copied", "directory", "name", "new", "old", "path", "unit")
 
     def __init__(
         self,
@@ -54,10 +54,7 @@ class Entry:
         self.unit = unit
         self.above = above
         self.appeared = appeared
-
-    @property
-    def path(self) -> str:
-        return join(self.directory, self.name)
+        self.path = join(directory, name)
 
     @property
     def kind(self) -> ChangeKind:
@@ -266,7 +263,7 @@ class _LayerReader(Reader):
                     elif new.st_nlink > 1:
                         self.linked.append((path, name))
                 elif stat.S_ISDIR(mode):
-                    self._read_subdirectory(path, name, prefix + name, new, lookup(name))
+                    self._read_subdirectory(path, name, prefix + name, new, lookup(name), above)
                 elif stat.S_ISLNK(mode):
                     old = lookup(name)
                     if old is None or not _is_same_symlink(fd, name, new, old, parent):
@@ -320,7 +317,7 @@ class _LayerReader(Reader):
         return any(is_origin(a) and _is_own(beneath, a, join(path, name)) for a in marks)
 
     def _read_subdirectory(
-        self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None
+        self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None, above: int
     ) -> None:
         marks = [a for a in os.listxattr(beneath, follow_symlinks=False) if is_mark(a)]
         is_replaced = is_opaque(beneath, marks)
@@ -329,7 +326,7 @@ class _LayerReader(Reader):
             return
         self.mark(path, name, new, marks)
         came_from_parent = not is_replaced and any(is_origin(a) for a in marks)
-        self.add_unit(Entry(path, name, new, old, came_from_parent, True))
+        self.add_unit(Entry(path, name, new, old, came_from_parent, True, above))
 
 
 def user_attributes(fd: int | str) -> dict[str, bytes]:

@@ -26,6 +26,11 @@ class Owner:
         """The calling process."""
         return _owner(os.getpid())
 
+    @classmethod
+    def of(cls, pid: int) -> Owner:
+        """Another process that runs now."""
+        return cls(pid, _start_time(pid) or 0, boot_id(), _space())
+
     @property
     def alive(self) -> bool:
         """Whether that process still runs; one whose PID namespace is not ours counts as alive until a reboot."""

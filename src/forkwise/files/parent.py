@@ -81,12 +81,13 @@ class Parent(ABC):
         check_outcomes(on_success, on_error)
         view = self.view_of_children()
         with locked(self.place.state, shared=True) as lock:
-            if not self.place.is_interrupted:
-                self._make(name, view, lock)
+            head = self.place.head
+            if not self.place.is_interrupted_after(head):
+                self._make(name, view, lock, head)
                 return Branch(self, name, view, on_success, on_error)
         with locked(self.place.state) as lock:
             recover(self.place, self.target)
-            self._make(name, view, lock)
+            self._make(name, view, lock, self.place.head)
         return Branch(self, name, view, on_success, on_error)
 
     def children(self) -> list[Branch]:
@@ -101,7 +102,7 @@ class Parent(ABC):
                 continue  # gone since the names were read
         return found
 
-    def _make(self, name: str, view: View, lock: Lock) -> None:
+    def _make(self, name: str, view: View, lock: Lock, head: int) -> None:
         self.fork_begins()
         branches = f"{self.place.path}/branches"
         home = f"{branches}/.new-{os.getpid()}-{next(_serial)}"
@@ -114,7 +115,7 @@ class Parent(ABC):
         try:
             view.make(home, self.lowers)
             made = lock.now() if view.whole else forked
-            birth = Birth(view.name, self.place.head, forked, made, time.time(), boot_id(), Owner.me())
+            birth = Birth(view.name, head, forked, made, time.time(), boot_id(), Owner.me())
             birth.save_first(home)
             os.rename(home, f"{branches}/{name}")
         except BaseException as error:

@@ -23,8 +23,7 @@ __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved
 
 @dataclass(slots=True)
 class Plan:
-    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name, ``left`` the
-    paths that stay as the parent has them.
+    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name.
 
     Of a layer folded into another: directories that must become ``opaque``, files of which it must be forgotten that
     they began as the parent's (``foreign``), files that began as what those they replace did (``heirs``).
@@ -36,7 +35,6 @@ class Plan:
     opaque: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     heirs: list[str] = field(default_factory=list)
-    left: set[str] = field(default_factory=set)
 
     def add(self, directory: str, step: Step) -> None:
         if not self.runs or self.runs[-1].directory != directory:
@@ -97,8 +95,6 @@ def plan_directory(
             planner.split(entry)
         elif path not in planner.dropped:
             planner.whole(entry)
-        else:
-            planner.leave(entry)
     planner.stepped = {run.directory for run in planner.plan.runs}
     for touched in scan.touched:
         planner.meta(touched, forked)
@@ -119,18 +115,13 @@ class _DirectoryPlanner:
         self.slots += 1
         return str(self.slots)
 
-    def leave(self, unit: Entry) -> None:
-        """One entry, with all that is inside it, stays as the parent has it."""
-        beneath = unit.path + "/"
-        self.plan.left.add(unit.path)
-        self.plan.left.update(e.path for e in self.scan.entries if e.path.startswith(beneath))
-
     def whole(self, entry: Entry) -> None:
         """One entry in one piece."""
         new, old = entry.new, entry.old
         if new is None:
             if old is not None:
-                step = Step("take", entry.name, self.slot(), leaves=old.st_ino, held=_held(None, old))
+                changed = (0, self.changed(entry))
+                step = Step("take", entry.name, self.slot(), 0, old.st_ino, changed, _held(None, old))
                 self.plan.add(entry.directory, step)
             return
         slot = ""
@@ -140,8 +131,17 @@ class _DirectoryPlanner:
         if old is None:
             step = Step("put", entry.name, slot, new.st_ino, held=_held(new, None))
         else:
-            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, _held(new, old))
+            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, (0, self.changed(entry)), _held(new, old))
         self.plan.add(entry.directory, step)
+
+    def changed(self, entry: Entry) -> int:
+        """When what an entry takes away was last changed; of a directory, when anything in it was."""
+        assert entry.old is not None
+        if not stat.S_ISDIR(entry.old.st_mode):
+            return entry.old.st_ctime_ns
+        beneath = entry.path + "/"
+        inside = (e.old.st_ctime_ns for e in self.scan.entries if e.old is not None and e.path.startswith(beneath))
+        return max(inside, default=entry.old.st_ctime_ns)
 
     def split(self, unit: Entry) -> None:
         """A directory that goes or is replaced, entry by entry."""
@@ -156,14 +156,10 @@ class _DirectoryPlanner:
             was_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
             if was_directory and is_directory:
                 stays = entry.path in self.dropped
-                if stays:
-                    self.plan.left.add(entry.path)
                 self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old if stays else entry.new))
             elif was_directory:
                 emptied.append(entry)
-            elif entry.path in self.dropped:
-                self.leave(entry)
-            else:
+            elif entry.path not in self.dropped:
                 self.whole(entry)
                 if is_directory:
                     moved.append(entry.path + "/")
@@ -171,7 +167,6 @@ class _DirectoryPlanner:
         for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
             self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or will be made again
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
-                self.plan.left.add(entry.path)
                 continue
             self.plan.add(entry.directory, Step("rmdir", entry.name, "", facts=facts(entry.old)))
             if entry.new is not None:
@@ -180,7 +175,6 @@ class _DirectoryPlanner:
     def meta(self, touched: Touched, forked: int) -> None:
         path = touched.path
         if (path or ".") in self.dropped:
-            self.plan.left.add(path or ".")
             return
         is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and touched.old.st_ctime_ns < forked
         if touched.is_changed or is_dated or path in self.stepped:
@@ -193,7 +187,7 @@ class _DirectoryPlanner:
 def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = ()) -> Plan:
     """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all. ``moved`` are
     files whose marks speak of another name."""
-    plan = Plan(foreign=list(moved), left=set(dropped))
+    plan = Plan(foreign=list(moved))
     roots = open_root(child), open_root(parent)
     try:
         pending = [""]
@@ -237,7 +231,7 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
                 plan.opaque.append(join(path, name))
             elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode):
                 (plan.heirs if _marks(theirs, name) else plan.foreign).append(join(path, name))
-            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, _held(new, old)))
+            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, held=_held(new, old)))
 
 
 def _marks(fd: int, name: str) -> list[str]:

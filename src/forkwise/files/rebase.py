@@ -142,7 +142,10 @@ def _rework(
     birth.rebased = sys.maxsize  # until the marks are right, which touches the files too
     birth.save(branch.home)
     mark_origins(layer, [*merged, *scan.appeared])
-    unmark_origins(layer, [e.path for e in scan.entries if e.copied and e.unit and e.old is None and e.new is not None])
+    # A directory keeps its mark: without it overlayfs would show the whiteouts inside.
+    unmark_origins(
+        layer, [e.path for e in scan.entries if e.copied and e.old is None and e.new and stat.S_ISREG(e.new.st_mode)]
+    )
     birth.rebased = lock.now()
     birth.save(branch.home)
 

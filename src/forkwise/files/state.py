@@ -15,8 +15,6 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from forkwise.errors import MountError
 from forkwise.files.beneath import mount_id
@@ -37,6 +35,14 @@ class Lock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+
     def now(self) -> int:
         """A moment by the filesystem's clock, in nanoseconds.
 
@@ -56,20 +62,18 @@ class Lock:
         raise MountError(f"the clock of the filesystem that holds {os.readlink(f'/proc/self/fd/{fd}')} stands still")
 
 
-@contextmanager
-def locked(state: str, *, shared: bool = False) -> Iterator[Lock]:
-    """Hold the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
+def locked(state: str, *, shared: bool = False) -> Lock:
+    """Take the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
     try:
         fd = os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         raise MountError(f"the state directory {state} is gone; open the workspace again") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield Lock(fd)
-    finally:
-        # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
-        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BaseException:
         os.close(fd)
+        raise
+    return Lock(fd)
 
 
 class Place:
@@ -117,7 +121,11 @@ class Place:
     @property
     def is_interrupted(self) -> bool:
         """Whether a commit was begun and not brought to its end: one is under way, or its process was killed."""
-        return os.path.lexists(self.history(self.head + 1))
+        return self.is_interrupted_after(self.head)
+
+    def is_interrupted_after(self, head: int) -> bool:
+        """The same, for who has just read the head."""
+        return os.path.lexists(self.history(head + 1))
 
 
 def site(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
@@ -214,7 +222,7 @@ def same_mount(first: str, second: str) -> bool:
         return False
 
 
-def _mount_of(path: str) -> str:
+def _mount_of(path: str) -> bytes:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return mount_id(fd)

@@ -12,6 +12,7 @@ from forkwise.files.beneath import join, open_directory, open_root
 from forkwise.files.commit import Commit, CommitKind
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Meta, Run, Step, facts, invert
+from forkwise.files.layer import user_attributes
 from forkwise.files.lower import Lower
 from forkwise.files.record import Record
 from forkwise.files.state import Lock, Place, locked
@@ -37,10 +38,12 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
     place = workspace.place
     with locked(place.state) as lock:
         recover(place, workspace.target)
-        record = _choose(place, number)
+        records = _records(place)
+        record = _choose(place, records, number)
         runs, metas = invert(record.runs, record.metas)
         made = {join(run.directory, s.name) for run in runs for s in run.steps if s.code == "mkdir"}
-        with _Target(workspace.target, _finished(place, record), made) as target:
+        restored = _Restored(place, [r for r in reversed(records) if r.number > record.number])
+        with _Target(workspace.target, _finished(place, record), made, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -89,15 +92,51 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
     return record
 
 
+class _Restored:
+    """Paths that later commits changed and whose undo brought back: when somebody really changed them last."""
+
+    def __init__(self, place: Place, later: list[Record]) -> None:
+        self._entries: dict[str, tuple[int, int, int]] = {}
+        self._directories: dict[str, tuple[int, int]] = {}
+        for record in later:
+            finished = _finished(place, record)
+            for run in record.runs:
+                for step in run.steps:
+                    path = join(run.directory, step.name)
+                    self._entries.pop(path, None)
+                    if record.kind == "undo" and step.code in ("put", "swap"):
+                        self._entries[path] = (finished, step.changed[0], step.enters)
+            for meta in record.metas:
+                self._directories.pop(meta.path, None)
+                if record.kind == "undo":
+                    self._directories[meta.path] = (finished, meta.changed)
+
+    def inode(self, path: str, otherwise: int) -> int:
+        """The inode number a path should have: another, where it was brought back from another filesystem."""
+        return self._entries[path][2] if path in self._entries else otherwise
+
+    def changed(self, path: str, there: os.stat_result) -> int:
+        """When a path was last changed by anybody but an undo."""
+        found: tuple[int, ...] | None = self._directories.get(path)
+        above = path
+        while found is None and above:
+            found = self._entries.get(above)
+            above = above.rpartition("/")[0]
+        if found is None or there.st_ctime_ns >= found[0]:
+            return there.st_ctime_ns
+        return found[1]
+
+
 class _Target:
     """The workspace as it is now, against what a commit left there at the filesystem's time ``finished``; ``made`` are
     the directories that the undo itself will make again."""
 
-    def __init__(self, path: str, finished: int, made: set[str]) -> None:
+    def __init__(self, path: str, finished: int, made: set[str], restored: _Restored) -> None:
         self.lower = Lower([path])
         self.root = open_root(path)
         self.finished = finished
         self.made = made
+        self.restored = restored
 
     def __enter__(self) -> _Target:
         return self
@@ -123,24 +162,28 @@ class _Target:
             return [Conflict(path, "deleted", "it is gone since the commit")]
         if step.code == "rmdir":
             return []
-        if there.st_ino != step.leaves or there.st_ctime_ns >= self.finished:
+        if there.st_ino != self.restored.inode(path, step.leaves) or self._is_changed(path, there):
             return [Conflict(path, "changed", "it was changed since the commit")]
         if not stat.S_ISDIR(there.st_mode):
             return []
         return [
             Conflict(join(below, name), "changed", "it was changed since the commit")
             for below, name, entry in self.lower.walk(path)
-            if entry.st_ctime_ns >= self.finished
+            if self._is_changed(join(below, name), entry)
         ]
+
+    def _is_changed(self, path: str, there: os.stat_result) -> bool:
+        return self.restored.changed(path, there) >= self.finished
 
     def as_now(self, meta: Meta) -> list[Meta]:
         """A directory's metadata to go back to, except where somebody else has set it since."""
         try:
-            fd = open_directory(self.root, meta.path, os.O_PATH)
+            fd = open_directory(self.root, meta.path)
         except FileNotFoundError:
             return [meta] if meta.path in self.made else []
         try:
             now = facts(os.fstat(fd))
+            attributes = {k: v.hex() for k, v in user_attributes(fd).items()}
         finally:
             os.close(fd)
         after = [
@@ -148,11 +191,12 @@ class _Target:
         ]
         if now[3] != meta.before[3]:
             after[3] = -1
-        return [Meta(meta.path, now, after, meta.attributes_before, meta.attributes_after)]
+        if attributes != meta.attributes_before:
+            return [Meta(meta.path, now, after, meta.changed)]
+        return [Meta(meta.path, now, after, meta.changed, attributes, meta.attributes_after)]
 
 
-def _choose(place: Place, number: int | None) -> Record:
-    records = _records(place)
+def _choose(place: Place, records: list[Record], number: int | None) -> Record:
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     if number is None:
         standing = [r for r in records if r.number not in undone_by and r.kind != "undo"]

@@ -156,13 +156,14 @@ class BranchContext:
             os.close(opener)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the child. Raises ProcessBranchError where the target failed, TimeoutError where it takes too long."""
+        """Wait for the child; ProcessBranchError where the target failed, TimeoutError where it takes too long."""
         self.start()
         if not self._reap(timeout):
             raise TimeoutError(f"the target was not done within {timeout} seconds")
         result = self.result
         if result.error is not None:
-            raise ProcessBranchError(f"the target failed: {result.error}: {result.message}\n{result.traceback}".rstrip())
+            told = f"{result.error}: {result.message}\n{result.traceback}".rstrip()
+            raise ProcessBranchError(f"the target failed: {told}")
 
     def abort(self, timeout: float = 5.0) -> None:
         """End the child and all its descendants, whatever they do about it."""

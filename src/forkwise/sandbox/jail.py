@@ -7,10 +7,9 @@ nothing but the Jail it is handed: plain data, made by plan.py.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
-import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -180,7 +179,13 @@ class _Furnisher:
             _make_target(wanted.target, True)
         lower = ":".join(self._from(p) for p in wanted.lowers)
         layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
-        mount("forkwise", wanted.target, "overlay", 0, f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}")
+        mount(
+            "forkwise",
+            wanted.target,
+            "overlay",
+            0,
+            f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}",
+        )
 
     def _tmpfs(self, wanted: Mount) -> None:
         mount("tmpfs", wanted.target, "tmpfs", 0, wanted.options)
@@ -201,11 +206,10 @@ class _Furnisher:
                 _set_read_only(path, True, recursively=True)
 
     def _dev(self, wanted: Mount) -> None:
-        devices = {n: os.open(f"/dev/{n}", os.O_PATH | os.O_CLOEXEC) for n in ("null", "zero", "full", "random", "urandom")}
-        try:
-            devices["tty"] = os.open("/dev/tty", os.O_PATH | os.O_CLOEXEC)
-        except OSError:
-            pass
+        devices = {}
+        for name in ("null", "zero", "full", "random", "urandom", "tty"):
+            with suppress(FileNotFoundError):
+                devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
         mount("tmpfs", "/dev", "tmpfs", 0, "mode=755,size=64k")
         for name, fd in devices.items():
             os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
@@ -307,5 +311,3 @@ def _check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
-
-

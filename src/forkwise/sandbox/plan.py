@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from forkwise.files.branch import Branch
 from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
+from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail, Mount
 
@@ -47,7 +48,7 @@ def _mounts(
         for place in _TEMPORARY:
             if os.path.isdir(place):
                 mounts.append(Mount("tmpfs", place, writable=True, options="mode=1777"))
-        mounts += [Mount("bind", p, p) for p in _needed(environment) if p.startswith(tuple(f"{t}/" for t in _TEMPORARY))]
+        mounts += [Mount("bind", p, p) for p in _needed(environment) if _is_beneath(p, *_TEMPORARY)]
         if os.path.isdir("/run"):
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
@@ -59,10 +60,8 @@ def _mounts(
     if seen_at is not None:
         mounts.append(Mount("bind", where, seen_at, writable=True))
     elif branch is not None:
-        options = "userxattr,volatile,index=off"
-        mounts.append(
-            Mount("overlay", where, branch.home, writable=True, lowers=list(branch.parent.lowers), options=options)
-        )
+        lowers = list(branch.parent.lowers)
+        mounts.append(Mount("overlay", where, branch.home, writable=True, lowers=lowers, options=OPTIONS))
     mounts.append(Mount("proc", "/proc"))
     return mounts
 

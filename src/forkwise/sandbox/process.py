@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +52,6 @@ class SandboxProcess:
         self._pidfd = pidfd
         self._told = b""
         self._started = time.monotonic()
-        self._was_killed = False
         self._gone = False
 
     def fileno(self) -> int:
@@ -66,11 +66,8 @@ class SandboxProcess:
     def kill(self) -> None:
         """End it at once, with all descendants, whatever they do about it."""
         if not self._gone:
-            self._was_killed = True
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is gone; False where that takes longer than ``timeout`` seconds."""
@@ -97,6 +94,8 @@ class SandboxProcess:
             pass
         lines = [json.loads(line) for line in self._told.splitlines()]
         failed = next((line for line in lines if "failed" in line), None)
+        if failed is not None and failed.get("is_command"):
+            raise ProcessBranchError(f"the command {failed['at']!r} could not be started: {failed['failed']}")
         if failed is not None:
             at = f" at {failed['at']}" if failed["at"] else ""
             raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}")

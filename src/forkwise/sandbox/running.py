@@ -6,73 +6,64 @@ import asyncio
 import os
 import selectors
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from forkwise.errors import BranchError
+from forkwise.files import namespace
 from forkwise.files.branch import Branch
+from forkwise.files.owner import Owner
+from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.launcher import start
 from forkwise.sandbox.plan import plan_jail
 from forkwise.sandbox.process import Finished, SandboxProcess
 
-__all__ = ["arun", "run", "spawn"]
+__all__ = ["RunOptions", "arun", "is_private", "run", "shell", "spawn"]
 
 _BLOCK = 1 << 16
+_PATIENCE = 0.05
 
 
-def run(
-    branch: Branch,
-    argv: Sequence[str],
-    *,
-    confinement: str | Confinement = "standard",
-    timeout: float | None = None,
-    input: bytes | str | None = None,
-    capture: bool = True,
-    text: bool = False,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-    on_output: Callable[[str, bytes], None] | None = None,
-    check: bool = False,
-) -> Finished:
-    """Run a command in a branch and wait for it; a timeout ends it and is told as such, not raised.
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a command is run. ``timeout`` in seconds ends it, which is told and not raised. ``input`` is fed to it.
+    ``capture`` keeps its output, ``text`` decodes that. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
+    each piece as it comes. ``env`` stands for this process's environment. ``check`` raises where it fails."""
 
-    ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and each piece as it comes.
-    """
-    return _Run(branch, argv, confinement, timeout, capture or on_output is not None, cwd, env).finish(
-        input, text, on_output if on_output else None, capture, check
-    )
+    confinement: str | Confinement = "standard"
+    timeout: float | None = None
+    input: bytes | str | None = None
+    capture: bool = True
+    text: bool = False
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    on_output: Callable[[str, bytes], None] | None = None
+    check: bool = False
+
+
+def run(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
+    """Run a command in a branch and wait for it; the options are those of RunOptions."""
+    return _Run(branch, argv, RunOptions(**options)).finish()
 
 
 async def arun(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
     """The same for asyncio programs; cancelled, it ends the command with all descendants."""
+    wanted = RunOptions(**options)
     held: list[_Run] = []
-    check = options.pop("check", False)
 
     def work() -> Finished:
-        running = _Run(
-            branch,
-            argv,
-            options.get("confinement", "standard"),
-            options.get("timeout"),
-            options.get("capture", True) or options.get("on_output") is not None,
-            options.get("cwd"),
-            options.get("env"),
-        )
-        held.append(running)
-        return running.finish(
-            options.get("input"),
-            options.get("text", False),
-            options.get("on_output"),
-            options.get("capture", True),
-            check,
-        )
+        held.append(_Run(branch, argv, wanted))
+        return held[0].finish()
 
     job = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        for running in held:
-            running.process.kill()
-        await asyncio.wait([job])
+        while not job.done():
+            for running in held:
+                running.process.kill()
+            await asyncio.wait([job], timeout=_PATIENCE)
         raise
 
 
@@ -93,15 +84,17 @@ def spawn(
     wanted = Confinement.preset(confinement)
     where = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
-    environment |= {"PWD": cwd or where, "FORKWISE_BRANCH": branch.branch_path}
-    jail = plan_jail(where, os.fspath(branch.path), branch, wanted, environment)
+    jail = plan_jail(where, _seen_at(branch), branch, wanted, environment)
     if cwd is not None:
         jail.cwd = os.path.join(where, cwd)
+    environment |= {"PWD": jail.cwd, "FORKWISE_BRANCH": branch.branch_path}
     wall = wanted.limits.wall if timeout is None else timeout
     status, told = os.pipe()
     try:
         request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": terminal}
         pid, pidfd = start(jail, request, (*fds, told))
+        if is_private(branch):
+            note_private(branch.home, Owner.of(pid))
     except BaseException:
         os.close(status)
         raise
@@ -110,118 +103,123 @@ def spawn(
     return SandboxProcess(pid, pidfd, status)
 
 
+def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
+    """Run the user's shell, or a command, in a branch on this process's own terminal; gives its exit code."""
+    command = list(argv) or [os.environ.get("SHELL") or "/bin/sh"]
+    process = spawn(branch, command, (0, 1, 2), terminal=True, **options)
+    try:
+        process.wait()
+        return process.finished(command, None, None).returncode
+    finally:
+        process.close()
+
+
+def is_private(branch: Branch) -> bool:
+    """Whether a branch can be mounted only where nobody else sees it, by a user who may not mount."""
+    return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
+
+
+def _seen_at(branch: Branch) -> str | None:
+    """Where the host sees a branch; None where it is mounted inside, which only one sandbox may do at a time."""
+    if not is_private(branch):
+        return os.fspath(branch.path)
+    if private_owners(branch.home):
+        raise BranchError(
+            f"{branch.branch_path} is in use by another sandbox, and mounted only there; wait for it, or make the "
+            "branch with a view that every process sees (fuse, copy)",
+            branch=branch.name,
+        )
+    forgive_volatile(branch.home)
+    return None
+
+
 class _Run:
     """One command with pipes to it."""
 
-    def __init__(
-        self,
-        branch: Branch,
-        argv: Sequence[str],
-        confinement: str | Confinement,
-        timeout: float | None,
-        captures: bool,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-    ) -> None:
+    def __init__(self, branch: Branch, argv: Sequence[str], options: RunOptions) -> None:
         self.argv = list(argv)
+        self.options = options
         self.pipes: dict[str, int] = {}
+        self.got: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        given = options.input.encode() if isinstance(options.input, str) else options.input
+        self.left = memoryview(given or b"")
         theirs = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
         try:
-            self._connect(theirs, captures)
-            given = (theirs[0], theirs[1], theirs[2])
-            self.process = spawn(branch, argv, given, confinement=confinement, timeout=timeout, cwd=cwd, env=env)
+            self._connect(theirs)
+            self.process = spawn(
+                branch,
+                argv,
+                (theirs[0], theirs[1], theirs[2]),
+                confinement=options.confinement,
+                timeout=options.timeout,
+                cwd=options.cwd,
+                env=options.env,
+            )
         except BaseException:
-            for fd in self.pipes.values():
-                os.close(fd)
+            self._disconnect()
             raise
         finally:
             for fd in theirs:
                 os.close(fd)
 
-    def _connect(self, theirs: list[int], captures: bool) -> None:
-        reading, self.pipes["stdin"] = os.pipe()
-        os.dup2(reading, theirs[0], inheritable=False)
-        os.close(reading)
+    def _connect(self, theirs: list[int]) -> None:
+        """Put pipes in the place of /dev/null where something is to pass."""
+        if self.left:
+            reading, self.pipes["stdin"] = os.pipe()
+            os.set_blocking(self.pipes["stdin"], False)
+            os.dup2(reading, theirs[0], inheritable=False)
+            os.close(reading)
         for number, name in ((1, "stdout"), (2, "stderr")):
-            if captures:
+            if self.options.capture or self.options.on_output:
                 self.pipes[name], writing = os.pipe()
                 os.dup2(writing, theirs[number], inheritable=False)
                 os.close(writing)
             else:
                 os.dup2(number, theirs[number], inheritable=False)
 
-    def finish(
-        self,
-        input: bytes | str | None,
-        text: bool,
-        on_output: Callable[[str, bytes], None] | None,
-        capture: bool,
-        check: bool,
-    ) -> Finished:
+    def _disconnect(self) -> None:
+        for name in list(self.pipes):
+            os.close(self.pipes.pop(name))
+
+    def finish(self) -> Finished:
         """Feed it, drain it, wait for it."""
-        fed = memoryview(input.encode() if isinstance(input, str) else input or b"")
-        got: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
-            self._pump(fed, got, on_output, capture)
+            self._pump()
             self.process.wait()
-            outputs = [b"".join(got[n]) if capture and n in self.pipes else None for n in ("stdout", "stderr")]
-            shown = [o.decode(errors="surrogateescape") if text and o is not None else o for o in outputs]
+            outputs = [b"".join(self.got[n]) if self.options.capture else None for n in ("stdout", "stderr")]
+            shown = [o.decode(errors="surrogateescape") if self.options.text and o is not None else o for o in outputs]
             done = self.process.finished(self.argv, shown[0], shown[1])
         finally:
             self.process.close()
-            for fd in self.pipes.values():
-                os.close(fd)
-        if check:
+            self._disconnect()
+        if self.options.check:
             done.check_returncode()
         return done
 
-    def _pump(
-        self,
-        fed: memoryview,
-        got: dict[str, list[bytes]],
-        on_output: Callable[[str, bytes], None] | None,
-        capture: bool,
-    ) -> None:
+    def _pump(self) -> None:
+        """Move bytes until the sandbox is gone and all it wrote was read."""
         with selectors.DefaultSelector() as selector:
-            for name in ("stdout", "stderr"):
-                if name in self.pipes:
-                    selector.register(self.pipes[name], selectors.EVENT_READ, name)
-            if fed:
-                os.set_blocking(self.pipes["stdin"], False)
-                selector.register(self.pipes["stdin"], selectors.EVENT_WRITE, "stdin")
-            else:
-                os.close(self.pipes.pop("stdin"))
+            for name, fd in self.pipes.items():
+                selector.register(fd, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
             selector.register(self.process, selectors.EVENT_READ, "gone")
             while selector.get_map():
                 for key, _ in selector.select():
-                    if key.data == "gone":
-                        selector.unregister(self.process)
-                        if "stdin" in self.pipes and self.pipes["stdin"] in selector.get_map():
-                            selector.unregister(self.pipes["stdin"])
-                    elif key.data == "stdin":
-                        fed = self._feed(selector, fed)
-                    elif not self._drain(key.data, got, on_output, capture):
-                        selector.unregister(key.fd)
+                    if key.data == "gone" or not self._move(key.data):
+                        selector.unregister(key.fileobj)
+                        if key.data == "stdin":
+                            os.close(self.pipes.pop("stdin"))
 
-    def _feed(self, selector: selectors.BaseSelector, fed: memoryview) -> memoryview:
-        fd = self.pipes["stdin"]
-        try:
-            fed = fed[os.write(fd, fed[:_BLOCK]) :]
-        except BrokenPipeError:
-            fed = fed[:0]
-        if not fed:
-            selector.unregister(fd)
-            os.close(self.pipes.pop("stdin"))
-        return fed
-
-    def _drain(
-        self, name: str, got: dict[str, list[bytes]], on_output: Callable[[str, bytes], None] | None, capture: bool
-    ) -> bool:
+    def _move(self, name: str) -> bool:
+        """One step of one pipe; False where there is no more to come or to go."""
+        if name == "stdin":
+            try:
+                self.left = self.left[os.write(self.pipes[name], self.left[:_BLOCK]) :]
+            except BrokenPipeError:
+                return False
+            return bool(self.left)
         piece = os.read(self.pipes[name], _BLOCK)
-        if piece and capture:
-            got[name].append(piece)
-        if piece and on_output is not None:
-            on_output(name, piece)
+        if piece and self.options.capture:
+            self.got[name].append(piece)
+        if piece and self.options.on_output is not None:
+            self.options.on_output(name, piece)
         return bool(piece)
-
-

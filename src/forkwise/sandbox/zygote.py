@@ -129,10 +129,17 @@ def _become_command(jail: Any, request: dict[str, Any], fds: list[int]) -> NoRet
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         confine(jail)
-        os.execvpe(request["argv"][0], request["argv"], request["env"])
+        _execute(request["argv"], request["env"], status)
     except BaseException as error:  # noqa: BLE001
         _tell(status, _failure(error))
     os._exit(127)
+
+
+def _execute(argv: list[str], environment: dict[str, str], status: int) -> None:
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        _tell(status, {**_failure(error), "at": argv[0], "is_command": True})
 
 
 def _close_all_but(kept: int) -> None:

@@ -44,7 +44,7 @@ def choose(site: Site, name: str | None = None) -> View:
     refusals = []
     for wanted in (name,) if name else _VIEWS:
         view = view_named(wanted)
-        refusal = view.refusal(site)
+        refusal = view.refusal_if_asked(site) if name else view.refusal(site)
         if refusal is None:
             return view
         refusals.append((view.name, refusal))

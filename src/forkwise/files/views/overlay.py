@@ -23,9 +23,9 @@ from forkwise.files.removing import remove_tree
 from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
 from forkwise.files.views.protocol import Refusal, Site, View
 
-__all__ = ["OverlayView", "dress_like"]
+__all__ = ["OPTIONS", "OverlayView", "dress_like", "forgive_volatile", "note_private", "private_owners"]
 
-_OPTIONS = "userxattr,volatile,index=off"
+OPTIONS = "userxattr,volatile,index=off"
 _AWKWARD = re.compile(r"[,:\\\s\"]")  # what the kernel reads as a separator inside an option
 _LONGEST = 3500  # bytes of options: the kernel takes one page
 
@@ -53,6 +53,12 @@ class OverlayView(View):
             os.close(parent)
         return None
 
+    def refusal_if_asked(self, site: Site) -> Refusal | None:
+        refusal = self.refusal(site)
+        if refusal is not None and os.geteuid() != 0 and not namespace.is_entered() and namespace.available():
+            return None
+        return refusal
+
     def make(self, home: str, lowers: Sequence[str]) -> None:
         os.mkdir(f"{home}/layer", 0o700)
         os.mkdir(f"{home}/view", 0o700)
@@ -71,24 +77,23 @@ class OverlayView(View):
                 f"the overlay view of {home} could not be mounted: {error.strerror}",
                 view=self.name,
                 reason=error.strerror or "",
-                remedy="run forkwise doctor",
+                remedy="run something in it with branch.run(), which mounts it inside a sandbox"
+                if error.errno == errno.EPERM
+                else "run forkwise doctor",
             ) from error
         if namespace.is_entered():
-            with open(f"{home}/private", "a") as file:
-                file.write(json.dumps(Owner.me().dump()) + "\n")
+            note_private(home, Owner.me())
         return view
 
     def seen(self, home: str) -> str | None:
         return f"{home}/view" if _is_mounted(home) else None
 
     def hide(self, home: str) -> bool:
-        is_quiet = not self._is_seen_elsewhere(home)
+        is_quiet = all(owner == Owner.me() for owner in private_owners(home))
         if _is_mounted(home):
             try:
-                mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
+                _stop_writing(f"{home}/view")
+            except BlockingIOError:
                 is_quiet = False
             umount2(f"{home}/view", MNT_DETACH)
         return is_quiet
@@ -97,10 +102,8 @@ class OverlayView(View):
         if not _is_mounted(home):
             return
         try:
-            mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
+            _stop_writing(f"{home}/view")
+        except BlockingIOError as error:
             raise BranchError(
                 f"{home}/view has files open for writing; close them, then fork or freeze the branch"
             ) from error
@@ -117,15 +120,6 @@ class OverlayView(View):
         umount2(f"{home}/view", MNT_DETACH)
         trash.later(lambda: os.close(fd))
 
-    def _is_seen_elsewhere(self, home: str) -> bool:
-        """Whether another process has the branch mounted in a namespace of its own, out of our sight."""
-        try:
-            with open(f"{home}/private") as file:
-                owners = [Owner.load(json.loads(line)) for line in file]
-        except FileNotFoundError:
-            return False
-        return any(owner.alive for owner in owners if owner != Owner.me())
-
 
 def dress_like(layer: str, parent: str) -> None:
     """Give a new layer's own directory, which is the root of what is seen, the looks of the parent's."""
@@ -139,15 +133,43 @@ def dress_like(layer: str, parent: str) -> None:
     os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
 
 
+def note_private(home: str, owner: Owner) -> None:
+    """Note that a process has the branch mounted where others do not see it."""
+    with open(f"{home}/private", "a") as file:
+        file.write(json.dumps(owner.dump()) + "\n")
+
+
+def private_owners(home: str) -> list[Owner]:
+    """The processes that have the branch mounted out of sight, and still run."""
+    try:
+        with open(f"{home}/private") as file:
+            owners = [Owner.load(json.loads(line)) for line in file]
+    except FileNotFoundError:
+        return []
+    return [owner for owner in owners if owner.alive]
+
+
 def _is_mounted(home: str) -> bool:
     return os.stat(f"{home}/view").st_dev != os.stat(home).st_dev
+
+
+def _stop_writing(view: str) -> None:
+    """Make a mount read-only; BlockingIOError where files are open for writing."""
+    if os.statvfs(view).f_flag & os.ST_RDONLY:
+        return
+    try:
+        mount("none", view, None, MS_REMOUNT | MS_RDONLY)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        raise BlockingIOError(errno.EAGAIN, "files are open for writing", view) from error
 
 
 def _mount(home: str, lowers: Sequence[str], writable: bool) -> None:
     try:
         _mount_once(home, lowers, writable)
     except OSError as error:
-        if error.errno != errno.EINVAL or not _forgive_volatile(home):
+        if error.errno != errno.EINVAL or not forgive_volatile(home):
             raise
         _mount_once(home, lowers, writable)
 
@@ -157,18 +179,18 @@ def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
     paths = [*lowers, f"{home}/layer", f"{home}/view"]
     fds: list[int] = []
     try:
-        if sum(map(len, paths)) > _LONGEST // 4 or any(map(_AWKWARD.search, paths)):
+        if sum(map(len, paths)) > _LONGEST // 4 or _AWKWARD.search("".join(paths)):
             fds = [os.open(p, os.O_PATH | os.O_CLOEXEC) for p in paths]
             paths = [f"/proc/self/fd/{fd}" for fd in fds]
         lower = ":".join(paths[:-2])
-        data = f"lowerdir={lower},upperdir={paths[-2]},workdir={paths[-1]},{_OPTIONS}"
+        data = f"lowerdir={lower},upperdir={paths[-2]},workdir={paths[-1]},{OPTIONS}"
         mount("forkwise", f"{home}/view", "overlay", 0 if writable else MS_RDONLY, data)
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _forgive_volatile(home: str) -> bool:
+def forgive_volatile(home: str) -> bool:
     """A layer once mounted volatile refuses the next mount until told that its content is still good.
 
     It is, as long as the machine has not gone down since; a branch that outlived that is not committed unasked.

@@ -54,6 +54,10 @@ class View(ABC):
     def refusal(self, site: Site) -> Refusal | None:
         """Why this user cannot have this view at this site; None where they can."""
 
+    def refusal_if_asked(self, site: Site) -> Refusal | None:
+        """The same for somebody who asked for this very view, and takes it also where only a sandbox can show it."""
+        return self.refusal(site)
+
     @abstractmethod
     def make(self, home: str, lowers: Sequence[str]) -> None:
         """Put into the new, empty directory ``home`` what a branch needs before anybody looks at it."""

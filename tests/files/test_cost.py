@@ -1,0 +1,109 @@
+"""What a branch costs grows with what it changed, never with the workspace: shown by counting system calls.
+
+A workspace of 20 files and one of 5,000 are taken through the same moves in a process of its own, under strace. Time is
+not looked at: it depends on the machine, the calls do not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.need import need
+
+_ACTIONS = ("create", "look", "delta", "diff", "commit", "undo", "abort")
+
+# Each action stands between two calls of getppid, which nothing else makes. One whole turn comes first, unmarked, so
+# that modules are loaded, the view is chosen, the workspace has a history and the background thread runs.
+_SCRIPT = """
+import os, sys
+from forkwise import Workspace
+from forkwise.files import trash
+
+root, changed = sys.argv[1], int(sys.argv[2])
+workspace = Workspace(root, view="overlay", durable=False)
+
+def marked(action):
+    trash.wait()
+    os.getppid()
+    result = action()
+    os.getppid()
+    return result
+
+def turn(measure):
+    def write(branch):
+        path = branch.path
+        for number in range(changed):
+            (path / f"d{number // 100}" / f"f{number % 100}").write_bytes(b"changed")
+        (path / "d0" / "added").write_bytes(b"added")
+        (path / "d0" / "f19").unlink()
+
+    branch = measure(lambda: workspace.branch("a"))
+    measure(lambda: branch.path)
+    write(branch)
+    measure(branch.delta)
+    measure(branch.diff)
+    measure(branch.commit)
+    measure(workspace.undo)
+    dropped = workspace.branch("b")
+    write(dropped)
+    measure(dropped.abort)
+
+turn(lambda action: (trash.wait(), action())[1])
+turn(marked)
+"""
+
+
+@pytest.fixture(autouse=True)
+def strace_works(tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "the overlay view that every process sees needs root")
+    need(shutil.which("strace") is not None, "strace is not installed")
+    tried = subprocess.run(["strace", "-o", str(tmp_path / "tried"), "true"], capture_output=True, text=True)
+    need(tried.returncode == 0, f"strace may not trace here: {tried.stderr.strip()}")
+
+
+def calls(base: Path, *, files: int, changed: int) -> dict[str, Counter[str]]:
+    """The system calls that the calling thread makes for each action, in a workspace of so many files."""
+    root = base / f"workspace-{files}-{changed}"
+    for number in range(files):
+        path = root / f"d{number // 100}" / f"f{number % 100}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"old")
+    log = base / f"{root.name}.strace"
+    command = [sys.executable, "-c", _SCRIPT, str(root), str(changed)]
+    subprocess.run(["strace", "-ff", "-qq", "-o", str(log), *command], check=True, timeout=120)
+    # With -ff every thread has a file of its own; the marks are in that of the thread that calls.
+    (caller,) = (text for p in base.glob(f"{log.name}.*") if "getppid()" in (text := p.read_text(errors="replace")))
+    made: dict[str, Counter[str]] = {}
+    for action, section in zip(_ACTIONS, caller.split("getppid()")[1::2], strict=True):
+        made[action] = Counter(re.findall(r"^(\w+)\(", section, re.MULTILINE))
+        for unrelated in ("brk", "futex", "madvise", "mmap", "munmap", "mremap"):
+            del made[action][unrelated]
+    return made
+
+
+def test_no_cost_grows_with_the_workspace(tmp_path: Path) -> None:
+    small = calls(tmp_path, files=20, changed=10)
+    large = calls(tmp_path, files=5_000, changed=10)
+    assert small == large
+
+
+def test_a_commit_makes_few_calls_for_a_file(tmp_path: Path) -> None:
+    few = calls(tmp_path, files=600, changed=10)
+    many = calls(tmp_path, files=600, changed=510)
+    for action in ("commit", "undo", "delta"):
+        assert (many[action].total() - few[action].total()) / 500 <= 8, action
+
+
+def test_an_abort_does_not_depend_on_what_was_changed(tmp_path: Path) -> None:
+    few = calls(tmp_path, files=1_100, changed=1)
+    many = calls(tmp_path, files=1_100, changed=1_000)
+    for action in ("create", "look", "abort"):
+        assert few[action] == many[action], action
