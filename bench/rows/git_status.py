@@ -21,22 +21,19 @@ def measure_git_status(ground: Ground) -> list[Line]:
     ground.say(f"a git repository of {_FILES:,} files")
     root = git.Repository(ground.fresh("repository"), _FILES, 512, checkout=True).path
     branch = ground.workspace(root).branch("status")
-    slow: dict[str, Contender] = {}
     with ExitStack() as cleanup:
         cleanup.callback(branch.abort)
         inside = str(branch.path)
-        ground.say("git status")
-        figures = play(
-            {"ours": lambda: _status(inside), "outside": lambda: _status(root)}, ground.rounds(21, 9), warm=3
-        )
+        contenders: dict[str, Contender] = {"ours": lambda: _status(inside), "outside": lambda: _status(root)}
         if fuse.is_installed():
             served = cleanup.enter_context(fuse.mounted(ground.directory("fuse"), root))
-            slow["fuse-overlayfs"] = lambda: _status(served)
+            contenders["fuse-overlayfs"] = lambda: _status(served)
         if branchfs.is_installed():
             filesystem = cleanup.enter_context(branchfs.mounted(root, ground.directory("branchfs")))
             seen = filesystem.path(filesystem.create("status"))
-            slow["BranchFS"] = lambda: _status(seen)
-        figures |= play(slow, ground.rounds(5, 3), warm=2)
+            contenders["BranchFS"] = lambda: _status(seen)
+        ground.say("git status")
+        figures = play(contenders, ground.rounds(21, 9), warm=3)
     line = Line(f"git status inside a branch, {_FILES:,} files", figures["ours"], figures["outside"])
     line.peers = {peer: figures.get(peer) for peer in ("fuse-overlayfs", "BranchFS")}
     line.below_floor(2.5)

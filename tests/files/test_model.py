@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from forkwise import Branch, BranchError, BranchNotFoundError, BranchStaleError, CommitError, ConflictError, Workspace
 from forkwise.files import trash
@@ -31,8 +32,8 @@ from tests.files.images import loop_image
 from tests.need import need
 
 NAMES = "abc"
-paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
-picks = st.integers(min_value=0, max_value=10_000)
+CHOICES = ["refuse", "refuse", "ours", "theirs", "merge"]
+WAYS = ["write", "write", "append", "replace", "delete", "chmod", "move", "move", "file", "directory", "symlink"]
 
 
 class Node(NamedTuple):
@@ -234,6 +235,8 @@ class Machine(RuleBasedStateMachine):
         self.root.mkdir()
         self.serial = count(1)
         self.clock = 0
+        self.steps = 0
+        self.random = Random(0)
         self.ground = Ground()
         self.history: list[Made] = []
         for path in ("a", "b/a", "b/b", "c/a/b"):
@@ -280,16 +283,48 @@ class Machine(RuleBasedStateMachine):
             if os.path.isdir(seen) and is_mount_point(seen):
                 umount2(seen, MNT_DETACH)
 
+    def pick(self) -> int:
+        return self.random.randrange(10_000)
+
+    def path(self) -> str:
+        return "/".join(self.random.choices(NAMES, k=self.random.randint(1, 3)))
+
+    @rule(seed=st.integers(min_value=0, max_value=(1 << 32) - 1))
+    def step(self, seed: int) -> None:
+        """Anything. What exactly is drawn by a generator of our own: hypothesis likes its choices small and alike, and
+        a workspace in which everything is deleted soon has little to say."""
+        self.steps += 1
+        self.random = Random(f"{seed} {self.steps}")
+        actions: list[Callable[[int], None]] = [
+            *[self.edit] * 8,
+            *[self.fork] * 4,
+            *[self.commit] * 4,
+            *[self.rebase] * 2,
+            *[self.undo] * 2,
+            self.abort,
+            self.freeze_and_thaw,
+            self.write_to_what_is_frozen,
+            self.reopen,
+        ]
+        action = self.random.choice(actions)
+        self.say(action.__name__)
+        action(self.pick())
+
+    def say(self, *words: object) -> None:
+        """Shown where a run fails."""
+        note(" ".join(map(str, words)))
+
     # What is done to files, in branches and in the workspace alike. Each gives the paths it touched.
 
     def work(self, pick: int) -> tuple[Line | None, Path, Tree] | None:
         """Where to work: in a branch that can be written to, or, where third parties are about, in the workspace."""
-        places: list[Line | None] = [line for line in self.lines if line.is_writable]
+        places: list[Line | None] = [line for line in self.lines if line.is_writable] * 3
         if self.third_party:
             places.append(None)
         if not places:
             return None
         line = places[pick % len(places)]
+        self.say("  in", line.branch.branch_path if line else "/main")
         if line is None:
             return None, self.root, self.ground.tree
         return line, line.branch.path, line.see()
@@ -321,7 +356,22 @@ class Machine(RuleBasedStateMachine):
         for gone in [p for p in self.ground.tree if p == path or is_beneath(p, path)]:
             del self.ground.tree[gone]
 
-    @rule(pick=picks, path=paths, way=st.sampled_from(["write", "append", "replace"]))
+    def edit(self, pick: int) -> None:
+        """Some edits in one place."""
+        for _ in range(self.random.randint(1, 5)):
+            way, which, path = self.random.choice(WAYS), self.pick(), self.path()
+            if way in ("write", "append", "replace"):
+                self.write_file(pick, path, way)
+            elif way == "delete":
+                self.delete_entry(pick, which)
+            elif way == "chmod":
+                self.change_mode(pick, which)
+            elif way == "move":
+                self.move(pick, which, path)
+            else:
+                self.replace_by_another_kind(pick, which, way)
+            self.say("  ", way, which, path)
+
     def write_file(self, pick: int, path: str, way: str) -> None:
         found = self.work(pick)
         if found is None:
@@ -361,18 +411,17 @@ class Machine(RuleBasedStateMachine):
         path.chmod(mode)
         return Node(kind, "", mode)
 
-    @rule(pick=picks, which=picks)
     def delete_entry(self, pick: int, which: int) -> None:
         found = self.work(pick)
-        if found is None or not found[2]:
+        if found is None or len(found[2]) < 3:
             return
         line, root, tree = found
         path = sorted(tree)[which % len(tree)]
+        self.say("   delete", path)
         shutil.rmtree(root / path) if tree[path].kind == "directory" else (root / path).unlink()
         self.drop(line, path)
         self.done(line, renamed=[path])
 
-    @rule(pick=picks, which=picks, kind=st.sampled_from(["file", "directory", "symlink"]))
     def replace_by_another_kind(self, pick: int, which: int, kind: str) -> None:
         """Also a directory deleted and made again."""
         found = self.work(pick)
@@ -380,6 +429,7 @@ class Machine(RuleBasedStateMachine):
             return
         line, root, tree = found
         path = sorted(tree)[which % len(tree)]
+        self.say("   replace", path)
         full = root / path
         shutil.rmtree(full) if tree[path].kind == "directory" else full.unlink()
         self.drop(line, path)
@@ -397,7 +447,6 @@ class Machine(RuleBasedStateMachine):
             line.create(path, node)
         self.done(line, renamed=[path])
 
-    @rule(pick=picks, which=picks)
     def change_mode(self, pick: int, which: int) -> None:
         found = self.work(pick)
         if found is None:
@@ -407,6 +456,7 @@ class Machine(RuleBasedStateMachine):
         if not candidates:
             return
         path = candidates[which % len(candidates)]
+        self.say("   chmod", path)
         node = tree[path]._replace(mode=self.mode(tree[path].kind))
         (root / path).chmod(node.mode)
         if line is not None and node.kind == "directory":
@@ -414,16 +464,14 @@ class Machine(RuleBasedStateMachine):
         self.put(line, path, node)
         self.done(line, changed=[path])
 
-    @precondition(lambda self: any(line.is_writable for line in self.lines))
-    @rule(pick=picks, which=picks, onto=paths)
     def move(self, pick: int, which: int, onto: str) -> None:
         """Only in branches: overlayfs may take a file that is moved beneath it for what a branch made of it."""
-        line = self.line(pick, lambda one: one.is_writable)
-        assert line is not None
-        tree, root = line.see(), line.branch.path
-        if not tree:
+        found = self.work(pick)
+        if found is None or found[0] is None or not found[2]:
             return
+        line, root, tree = found
         path = sorted(tree)[which % len(tree)]
+        self.say("   move", path, onto)
         kind = tree[path].kind
         above_onto = tree.get(above(onto)) if above(onto) else Node("directory", "", 0)
         if path == onto or is_beneath(onto, path) or above_onto is None or above_onto.kind != "directory":
@@ -448,22 +496,26 @@ class Machine(RuleBasedStateMachine):
 
     # What is done to branches
 
-    @precondition(lambda self: len(self.lines) < 6)
-    @rule(pick=picks)
     def fork(self, pick: int) -> None:
+        """Make a branch, and write to it."""
+        if len(self.lines) >= 6:
+            return
         parents: list[Base] = [self.ground, *(line for line in self.lines if line.branch.branch_path.count("/") < 5)]
         parent = parents[pick % len(parents)]
         name = f"n{next(self.serial)}"
+        self.say("  ", name)
         real = parent.branch if isinstance(parent, Line) else self.workspace
         self.tick()
         branch = real.branch(name)
-        parent.lines[name] = Line(branch, parent, self.tick(), self.view == "copy" or self.view == "reflink")
+        line = parent.lines[name] = Line(branch, parent, self.tick(), self.view != "overlay")
+        where = [one for one in self.lines if one.is_writable].index(line)
+        for _ in range(self.random.randint(0, 3)):
+            self.write_file(where, self.path(), "write")
 
-    @precondition(lambda self: self.lines)
-    @rule(pick=picks)
     def abort(self, pick: int) -> None:
         line = self.line(pick)
-        assert line is not None
+        if line is None:
+            return
         gone = line.all()
         line.branch.abort()
         del line.parent.lines[line.branch.name]
@@ -472,11 +524,10 @@ class Machine(RuleBasedStateMachine):
                 _ = dead.branch.path
         assert not os.path.exists(line.branch.home)
 
-    @precondition(lambda self: self.lines)
-    @rule(pick=picks)
     def freeze_and_thaw(self, pick: int) -> None:
         line = self.line(pick)
-        assert line is not None
+        if line is None:
+            return
         if line.frozen:
             if line.lines:
                 with pytest.raises(BranchError, match="of its own"):
@@ -488,28 +539,26 @@ class Machine(RuleBasedStateMachine):
             line.branch.freeze()
             line.frozen = True
 
-    @precondition(lambda self: any(not line.is_writable for line in self.lines))
-    @rule(pick=picks)
     def write_to_what_is_frozen(self, pick: int) -> None:
         line = self.line(pick, lambda one: not one.is_writable)
-        assert line is not None
+        if line is None:
+            return
         with pytest.raises(OSError) as caught:
             (line.branch.path / "forbidden").write_text("no")
         assert caught.value.errno == errno.EROFS
 
-    @rule()
-    def reopen(self) -> None:
+    def reopen(self, _: int) -> None:
         """Another process comes to the same workspace."""
         self.workspace = self.open()
         for line in self.lines:
             line.branch = self.workspace.open(line.branch.branch_path)
         assert [b.branch_path for b in self.workspace.branches()] == sorted(x.branch.branch_path for x in self.lines)
 
-    @precondition(lambda self: self.lines)
-    @rule(pick=picks, choice=st.sampled_from(["refuse", "refuse", "ours", "theirs", "merge"]))
-    def commit(self, pick: int, choice: str) -> None:
+    def commit(self, pick: int) -> None:
         line = self.line(pick)
-        assert line is not None
+        if line is None:
+            return
+        choice = self.random.choice(CHOICES)
         if line.lines:
             with pytest.raises(BranchError, match="of its own"):
                 line.branch.commit(on_conflict=choice)  # type: ignore[arg-type]
@@ -520,13 +569,14 @@ class Machine(RuleBasedStateMachine):
             self.commit_in_turn(line, choice)
 
     def commit_in_turn(self, line: Line, choice: str) -> None:
+        self.say("  ", line.branch.branch_path, choice)
         conflicts = self.conflicts(line) if line.parent is self.ground else set()
         left = self.unresolved(line)
         parent, before, shown = line.parent, dict(line.parent.see()), line.see()
         if choice in ("refuse", "merge") and (conflicts or left):
             with pytest.raises(ConflictError) as caught:
                 line.branch.commit(on_conflict=choice)  # type: ignore[arg-type]
-            assert all(related(p, conflicts | left) for p in caught.value.paths), (caught.value, conflicts)
+            assert all(related(p, conflicts | set(line.unmerged)) for p in caught.value.paths), (caught.value, conflicts)
             assert all(related(c, caught.value.paths) for c in conflicts | left), (caught.value, conflicts)
             return
         try:
@@ -567,6 +617,7 @@ class Machine(RuleBasedStateMachine):
                 self.ground.ticks[directory] = now
         self.history.append(Made(number, before, dict(after), now, undoes))
         self.ground.head = number
+        self.say("  ", number, difference(before, after), undoes)
         assert [c.id for c in self.workspace.history()] == [m.number for m in reversed(self.history)]
         self.remount()
 
@@ -648,17 +699,18 @@ class Machine(RuleBasedStateMachine):
                 if known in really:
                     parent.own[known] = really[known]
 
-    @precondition(lambda self: self.lines)
-    @rule(pick=picks)
     def rebase(self, pick: int) -> None:
         line = self.line(pick)
-        assert line is not None
+        if line is None:
+            return
         if line.lines:
             with pytest.raises(BranchError, match="of its own"):
                 line.branch.rebase()
             return
         below, shown = line.parent.see(), line.see()
+        self.say("  ", line.branch.branch_path)
         done = line.branch.rebase()
+        self.say("  ", *done.merged, *done.conflicts)
         self.remount()
         really = read(line.branch.path)
         conflicts = {c.path for c in done.conflicts}
@@ -721,9 +773,10 @@ class Machine(RuleBasedStateMachine):
 
     # What is done to history
 
-    @precondition(lambda self: self.history)
-    @rule(pick=picks, is_last=st.booleans())
-    def undo(self, pick: int, is_last: bool) -> None:
+    def undo(self, pick: int) -> None:
+        if not self.history:
+            return
+        is_last = self.random.random() < 0.7
         undone = {m.undoes for m in self.history}
         if is_last:
             kinds = {c.id: c.kind for c in self.workspace.history()}

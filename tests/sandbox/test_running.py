@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, Confinement, Finished, ProcessBranchError, Workspace
+from forkwise import Branch, Confinement, Finished, Limits, ProcessBranchError, Workspace
 from tests.need import need
 from tests.sandbox.conftest import processes_about
 
@@ -169,8 +169,8 @@ def test_what_it_cost(branch: Branch) -> None:
     burn = "x = bytearray(60 << 20); n = sum(range(3_000_000))"
     done = branch.run([sys.executable, "-c", burn])
     assert done.memory > 60 << 20
-    assert 0 < done.cpu
-    assert 0 < done.wall
+    assert done.cpu > 0
+    assert done.wall > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
@@ -278,3 +278,46 @@ branch.run(["sh", "-c", "echo up > begun; exec sleep 1000"], on_output=print)
     while processes_about("sleep 1000"):
         pass
     workspace.open("doomed").abort()
+
+
+# Limits
+
+
+def test_memory_limit(branch: Branch) -> None:
+    confinement = Confinement.standard(limits=Limits(memory=64 << 20))
+    done = branch.run([sys.executable, "-c", "x = bytearray(256 << 20)"], confinement=confinement)
+    assert done.ending == "out of memory" or "MemoryError" in done.stderr.decode(), done
+    assert done.enforced["memory"] in ("cgroup v1", "cgroup v2", "rlimit")
+
+
+def test_cpu_limit(branch: Branch) -> None:
+    confinement = Confinement.standard(limits=Limits(cpu=0.3))
+    done = branch.run(["sh", "-c", "while :; do :; done"], confinement=confinement, timeout=60)
+    assert done.ending in ("killed", "signal")
+    assert done.ending == "signal" or done.limit == "cpu"
+
+
+def test_process_limit(branch: Branch) -> None:
+    confinement = Confinement.standard(limits=Limits(processes=20))
+    bomb = "import os\nfor n in range(100):\n    if os.fork() == 0:\n        os.kill(os.getpid(), 19)\n"
+    done = branch.run([sys.executable, "-c", bomb], confinement=confinement, text=True, timeout=60)
+    assert "Resource temporarily unavailable" in done.stderr
+
+
+def test_file_size_limit(branch: Branch) -> None:
+    confinement = Confinement.standard(limits=Limits(file_size=1 << 20))
+    done = branch.run(["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"], confinement=confinement)
+    assert done.returncode != 0
+    assert (branch.path / "big").stat().st_size == 1 << 20
+
+
+def test_disk_limit(branch: Branch) -> None:
+    confinement = Confinement.standard(limits=Limits(disk=8 << 20))
+    script = "n=0; while :; do head -c 1M /dev/urandom > file$n; n=$((n+1)); done"
+    done = branch.run(["sh", "-c", script], confinement=confinement, timeout=60)
+    assert (done.ending, done.limit) == ("killed", "disk")
+
+
+def test_wall_limit_of_a_confinement(branch: Branch) -> None:
+    done = branch.run(["sleep", "1000"], confinement=Confinement.standard(limits=Limits(wall=0.2)))
+    assert (done.ending, done.limit) == ("timeout", "wall")

@@ -104,8 +104,8 @@ class Touched:
 class Scan:
     """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
     ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
-    files, ``mounted`` the directories with changes where the parent has another filesystem mounted, ``moved`` files that
-    began as the parent's under another name, ``appeared`` directories that the parent did not have when it was forked."""
+    files, ``mounted`` directories with changes where the parent has another filesystem mounted, ``moved`` files that
+    began as the parent's under another name, ``appeared`` directories that the parent did not have at the fork."""
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)

@@ -110,6 +110,7 @@ class _DirectoryPlanner:
         self.plan = Plan()
         self.slots = 0
         self.stepped: set[str] = set()
+        self.changed = _last_changes(scan)
 
     def slot(self) -> str:
         self.slots += 1
@@ -120,7 +121,7 @@ class _DirectoryPlanner:
         new, old = entry.new, entry.old
         if new is None:
             if old is not None:
-                changed = (0, self.changed(entry))
+                changed = (0, max(old.st_ctime_ns, self.changed.get(entry.path, 0)))
                 step = Step("take", entry.name, self.slot(), 0, old.st_ino, changed, _held(None, old))
                 self.plan.add(entry.directory, step)
             return
@@ -131,17 +132,16 @@ class _DirectoryPlanner:
         if old is None:
             step = Step("put", entry.name, slot, new.st_ino, held=_held(new, None))
         else:
-            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, (0, self.changed(entry)), _held(new, old))
+            step = Step(
+                "swap",
+                entry.name,
+                slot,
+                new.st_ino,
+                old.st_ino,
+                (0, max(old.st_ctime_ns, self.changed.get(entry.path, 0))),
+                _held(new, old),
+            )
         self.plan.add(entry.directory, step)
-
-    def changed(self, entry: Entry) -> int:
-        """When what an entry takes away was last changed; of a directory, when anything in it was."""
-        assert entry.old is not None
-        if not stat.S_ISDIR(entry.old.st_mode):
-            return entry.old.st_ctime_ns
-        beneath = entry.path + "/"
-        inside = (e.old.st_ctime_ns for e in self.scan.entries if e.old is not None and e.path.startswith(beneath))
-        return max(inside, default=entry.old.st_ctime_ns)
 
     def split(self, unit: Entry) -> None:
         """A directory that goes or is replaced, entry by entry."""
@@ -182,6 +182,18 @@ class _DirectoryPlanner:
             if touched.old.st_ctime_ns >= forked:
                 meta.after[3] = max(meta.before[3], meta.after[3])  # the later of two changes
             self.plan.metas.append(meta)
+
+
+def _last_changes(scan: Scan) -> dict[str, int]:
+    """When anything was last changed in the directories that a commit takes away whole, by their paths."""
+    changed: dict[str, int] = {}
+    unit = ""
+    for entry in scan.entries:  # what is inside a unit is listed after it, before the next
+        if entry.unit:
+            unit = entry.path
+        elif entry.old is not None:
+            changed[unit] = max(changed.get(unit, 0), entry.old.st_ctime_ns)
+    return changed
 
 
 def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = ()) -> Plan:

@@ -88,6 +88,7 @@ class Jail:
     seccomp: str = ""
     landlock: list[str] | None = None
     limits: dict[str, Any] = field(default_factory=dict)
+    enforcement: dict[str, Any] = field(default_factory=dict)
     cgroups: list[str] = field(default_factory=list)
 
     def dump(self) -> dict[str, Any]:
@@ -191,6 +192,8 @@ class _Furnisher:
         mount("tmpfs", wanted.target, "tmpfs", 0, wanted.options)
 
     def _mask(self, wanted: Mount) -> None:
+        if not os.path.exists(wanted.target):
+            return  # it lies beneath something that is covered already
         if os.path.isdir(wanted.target):
             mount("tmpfs", wanted.target, "tmpfs", MS_RDONLY, "mode=000,size=4k")
         else:
@@ -226,6 +229,11 @@ class _Furnisher:
 
 def confine(jail: Jail) -> None:
     """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
+    if jail.limits:
+        from forkwise.sandbox.limits import Limits, apply_rlimits  # noqa: PLC0415 - few ask for limits
+
+        # The first process of the sandbox is not one of the command's.
+        apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
     if jail.landlock is not None:
         from forkwise.sandbox.landlock import restrict  # noqa: PLC0415 - only where it is all there is
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 
 from forkwise.files.branch import Branch
 from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail, Mount
+from forkwise.sandbox.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 
 __all__ = ["plan_jail"]
 
@@ -37,7 +39,18 @@ def plan_jail(
         uid_map=_EVERYBODY if is_root else f"{os.geteuid()} {os.geteuid()} 1",
         gid_map=_EVERYBODY if is_root else f"{os.getegid()} {os.getegid()} 1",
         keeps_caps=_FILE_CAPS if is_root else [],
+        seccomp=_filter(confinement.name),
     )
+
+
+@cache
+def _filter(preset: str) -> str:
+    """The system call filter of a preset, as text that crosses to the forkserver."""
+    if preset == "open":
+        return ""
+    if preset == "strict":
+        return deny(STRICT, sockets_of=COMMON_SOCKETS).hex()
+    return deny(STANDARD).hex()
 
 
 def _mounts(

@@ -8,12 +8,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
+from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess"]
 
@@ -25,7 +26,8 @@ class Finished:
     """A command that ended: what ``subprocess.CompletedProcess`` has, and what it cost.
 
     ``ending`` says how: by itself (``exit``), by a ``signal``, by ``timeout``, ``out of memory``, or ``killed`` by
-    whoever started it. ``wall`` and ``cpu`` are seconds, ``memory`` the most bytes any of its processes held.
+    whoever started it or by a limit, which ``limit`` then names. ``wall`` and ``cpu`` are seconds, ``memory`` the most
+    bytes it held. ``enforced`` says what enforced each limit that was asked for.
     """
 
     args: Sequence[str]
@@ -36,6 +38,8 @@ class Finished:
     wall: float
     cpu: float
     memory: int
+    limit: str | None = None
+    enforced: Mapping[str, str | None] = field(default_factory=dict)
 
     def check_returncode(self) -> None:
         """Raise subprocess.CalledProcessError unless it ended well."""
@@ -46,9 +50,10 @@ class Finished:
 class SandboxProcess:
     """A running sandbox. ``pid`` is its first process as the host numbers it."""
 
-    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+    def __init__(self, pid: int, pidfd: int, status: int, supervision: Supervision) -> None:
         self.pid = pid
         self.status = status
+        self.supervision = supervision
         self._pidfd = pidfd
         self._told = b""
         self._started = time.monotonic()
@@ -80,6 +85,7 @@ class SandboxProcess:
             self._is_gone(None)
             os.close(self._pidfd)
             os.close(self.status)
+            self.supervision.close()
             self._pidfd = self.status = -1
 
     def read_status(self) -> bool:
@@ -111,18 +117,45 @@ class SandboxProcess:
 
     def finished(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
         """The whole story of a sandbox that is gone."""
+        self.supervision.take_stock()
         told = self.outcome()
         code = told["code"] if told["code"] is not None else -signal.SIGKILL
         ending: Ending = told["cause"]
-        if ending == "exit" and code < 0:
+        limit = self.supervision.exceeded
+        if self.supervision.ran_out_of_memory:
+            ending, limit = "out of memory", "memory"
+        elif limit is not None:
+            ending = "killed"
+        elif ending == "timeout":
+            limit = "wall"
+        elif ending == "exit" and code < 0:
             ending = "signal"
-        return Finished(args, code, stdout, stderr, ending, told["wall"], told["cpu"], told["memory"])
+        return Finished(
+            args,
+            code,
+            stdout,
+            stderr,
+            ending,
+            told["wall"],
+            told["cpu"],
+            self.supervision.peak_memory or told["memory"],
+            limit,
+            self.supervision.enforcement,
+        )
 
     def _is_gone(self, timeout: float | None) -> bool:
-        if not self._gone:
-            if self._pidfd < 0:
-                raise ProcessBranchError("this sandbox was closed")
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            self._gone = bool(poll.poll(None if timeout is None else timeout * 1000))
+        if self._pidfd < 0:
+            raise ProcessBranchError("this sandbox was closed")
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._gone:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pause = self.supervision.interval
+            step = left if pause is None else pause if left is None else min(pause, left)
+            self._gone = bool(poll.poll(None if step is None else step * 1000))
+            if not self._gone and self.supervision.is_exceeded():
+                self.kill()
+            if left == 0.0:
+                break
         return self._gone

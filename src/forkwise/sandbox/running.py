@@ -6,7 +6,7 @@ import asyncio
 import os
 import selectors
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forkwise.errors import BranchError
@@ -18,6 +18,7 @@ from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.launcher import start
 from forkwise.sandbox.plan import plan_jail
 from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["RunOptions", "arun", "is_private", "run", "shell", "spawn"]
 
@@ -89,6 +90,10 @@ def spawn(
         jail.cwd = os.path.join(where, cwd)
     environment |= {"PWD": jail.cwd, "FORKWISE_BRANCH": branch.branch_path}
     wall = wanted.limits.wall if timeout is None else timeout
+    supervision = Supervision(wanted.limits, branch.target)
+    jail.limits = asdict(wanted.limits) if wanted.limits.asked() else {}
+    jail.enforcement = dict(supervision.enforcement)
+    jail.cgroups = list(supervision.group.paths)
     status, told = os.pipe()
     try:
         request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": terminal}
@@ -97,10 +102,11 @@ def spawn(
             note_private(branch.home, Owner.of(pid))
     except BaseException:
         os.close(status)
+        supervision.close()
         raise
     finally:
         os.close(told)
-    return SandboxProcess(pid, pidfd, status)
+    return SandboxProcess(pid, pidfd, status, supervision)
 
 
 def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
@@ -203,7 +209,10 @@ class _Run:
                 selector.register(fd, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
             selector.register(self.process, selectors.EVENT_READ, "gone")
             while selector.get_map():
-                for key, _ in selector.select():
+                ready = selector.select(self.process.supervision.interval)
+                if not ready and self.process.supervision.is_exceeded():
+                    self.process.kill()
+                for key, _ in ready:
                     if key.data == "gone" or not self._move(key.data):
                         selector.unregister(key.fileobj)
                         if key.data == "stdin":

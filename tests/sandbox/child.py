@@ -1,0 +1,97 @@
+"""Something done in a forked child: what it answered, and how it ended. The child is always reaped."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forkwise.files.namespace import available
+from forkwise.files.syscalls import CLONE_NEWUSER, unshare
+from tests.need import need
+
+__all__ = ["NOBODY", "Outcome", "as_nobody", "do", "error_of", "in_user_namespace", "libc", "need_user_namespaces"]
+
+NOBODY = 65534
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a child answered (None where it came to no answer), and its exit code, below zero for a signal."""
+
+    answer: Any
+    code: int
+
+
+def do(work: Callable[[], object]) -> Outcome:
+    """Run something in a child; an exception there fails the test here."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _be_child(work, writer)
+    code = None
+    try:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    told = json.loads(said) if said else {}
+    assert "raised" not in told, told["raised"]
+    return Outcome(told.get("answer"), code)
+
+
+def _be_child(work: Callable[[], object], writer: int) -> None:
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        told = {"answer": work()}
+    except BaseException:  # noqa: BLE001 - told to the test, which fails
+        told = {"raised": traceback.format_exc()}
+    os.write(writer, json.dumps(told).encode())
+    os._exit(0)
+
+
+def error_of(action: Callable[[], object]) -> str:
+    """The name of the error an action fails with; "" where it does not."""
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
+def as_nobody() -> None:
+    """Become a user with no privileges, for good."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self stays root's
+
+
+def in_user_namespace() -> None:
+    """Go into a user namespace as the same user."""
+    user, group = os.getuid(), os.getgid()
+    unshare(CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def need_user_namespaces() -> None:
+    """Skip where there are none."""
+    need(available(), "user namespaces are forbidden here")
