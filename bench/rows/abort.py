@@ -29,7 +29,7 @@ def measure_abort(ground: Ground) -> list[Line]:
         contenders[f"ours {files}"] = partial(_abort, workspace, files)
         contenders[f"floor {files}"] = partial(_drop, ground, root, files)
     ground.say("aborts")
-    figures = play(contenders, ground.rounds(25, 8), warm=2)
+    figures = play(contenders, ground.rounds(30, 10), warm=2)
     lines = [
         Line(f"abort with {n:,} changed file{'s' * (n > 1)}", figures[f"ours {n}"], figures[f"floor {n}"])
         for n in _COUNTS

@@ -751,9 +751,7 @@ class Machine(RuleBasedStateMachine):
             assert len(texts) <= 1, "both changed the only line there is"
             assert really.content == (texts.pop() if texts else base.content)
         elif path in conflicts:
-            known = path in line.unmerged or (
-                line.parent is self.ground and self.ground.ticks.get(path, 0) > line.forked
-            )
+            known = path in line.unmerged or self.ground.ticks.get(path, 0) > line.forked
             changed = [
                 p for p in set(line.base) | set(line.parent.see()) if line.base.get(p) != line.parent.see().get(p)
             ]

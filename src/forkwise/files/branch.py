@@ -24,7 +24,7 @@ from forkwise.files.layer import Scan, scan_layer
 from forkwise.files.parent import OnError, OnSuccess, Parent
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.transaction import recover
-from forkwise.files.trash import discard
+from forkwise.files.trash import discard, held_back
 from forkwise.files.views.protocol import View
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Branch(Parent):
         """Drop the branch and all branches made from it. Quick, however much was changed."""
         self._must_be_open()
         try:
-            with locked(self.place.state):
+            with held_back(), locked(self.place.state):
                 Birth.load(self.home)
                 self.remove()
                 self.parent.child_gone()

@@ -16,7 +16,7 @@ from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Held, Meta, Run, Step, facts
 from forkwise.files.layer import Entry, Scan, Touched, user_attributes
-from forkwise.files.marks import is_mark, is_opaque, is_whiteout
+from forkwise.files.marks import is_mark, is_opaque, is_origin, is_whiteout
 
 __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved"]
 
@@ -221,6 +221,8 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
     plan.metas.append(
         Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
     )
+    # In a directory that is only the layer's own, overlayfs would show a whiteout by its name.
+    has_nothing_below = path != "" and not any(map(is_origin, _marks(theirs, ".")))
     with os.scandir(ours) as found:
         for item in found:
             name = item.name
@@ -231,12 +233,18 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
             try:
                 old = os.stat(name, dir_fd=theirs, follow_symlinks=False)
             except FileNotFoundError:
+                if is_whiteout(new) and has_nothing_below:
+                    continue
                 plan.add(path, Step("put", name, "", new.st_ino, held=_held(new, None)))
                 continue
             if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
                 pending.append(join(path, name))
                 continue
             if is_whiteout(new) and is_whiteout(old):
+                continue
+            if is_whiteout(new) and has_nothing_below:
+                slot = str(sum(len(run.steps) for run in plan.runs) + 1)
+                plan.add(path, Step("take", name, slot, leaves=old.st_ino, held=_held(None, old)))
                 continue
             if is_directory and not stat.S_ISDIR(old.st_mode):
                 # What stood here hid whatever the layers below have under this name, and so must the directory.

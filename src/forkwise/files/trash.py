@@ -10,13 +10,14 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from forkwise.files.beneath import open_root
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Place
 
-__all__ = ["discard", "empty", "later", "wait"]
+__all__ = ["discard", "empty", "held_back", "later", "wait"]
 
 _PATIENCE = 10.0  # seconds a process that ends gives to deletions still under way; the rest is found by gc
 
@@ -40,7 +41,24 @@ def empty(state: str) -> list[str]:
 
 def later(job: Callable[[], object]) -> None:
     """Run a job in this process's one background thread."""
-    _Background.get().jobs.put(job)
+    if _caller.held is None:
+        _Background.get().jobs.put(job)
+    else:
+        _caller.held.append(job)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Start what is put off inside the block when it is left, so that it takes no processor from who is in a hurry."""
+    jobs: list[Callable[[], object]] = []
+    before = _caller.held
+    _caller.held = jobs
+    try:
+        yield
+    finally:
+        _caller.held = before
+        for job in jobs:
+            later(job)
 
 
 def wait() -> None:
@@ -57,6 +75,15 @@ def _delete(path: str) -> list[str]:
         return remove_tree(parent, os.path.basename(path))
     finally:
         os.close(parent)
+
+
+class _Caller(threading.local):
+    """What the calling thread holds back; None while it does not."""
+
+    held: list[Callable[[], object]] | None = None
+
+
+_caller = _Caller()
 
 
 class _Background:

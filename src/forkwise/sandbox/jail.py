@@ -1,14 +1,17 @@
 """What happens in a new process between its making and the command: namespaces filled, doors shut, one after another.
 
-It runs in the forkserver's children and in those of BranchContext, so it imports little, starts no thread, and knows
-nothing but the Jail it is handed: plain data, made by plan.py.
+It runs in the forkserver's children and in those of BranchContext, so it starts no thread, imports nothing once it is
+inside (where its own files may not be seen), and knows nothing but the Jail it is handed: plain data, made by plan.py.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +25,9 @@ from forkwise.files.syscalls import (
     MS_REC,
     mount,
 )
+from forkwise.sandbox.landlock import restrict
+from forkwise.sandbox.limits import Limits, apply_rlimits
+from forkwise.sandbox.seccomp import install
 
 __all__ = [
     "CLONE_NEWIPC",
@@ -230,13 +236,9 @@ class _Furnisher:
 def confine(jail: Jail) -> None:
     """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
     if jail.limits:
-        from forkwise.sandbox.limits import Limits, apply_rlimits  # noqa: PLC0415 - few ask for limits
-
         # The first process of the sandbox is not one of the command's.
         apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
     if jail.landlock is not None:
-        from forkwise.sandbox.landlock import restrict  # noqa: PLC0415 - only where it is all there is
-
         restrict(writable=jail.landlock)
     shut_doors(jail)
 
@@ -251,8 +253,6 @@ def shut_doors(jail: Jail) -> None:
     _set_capabilities(kept)
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if jail.seccomp:
-        from forkwise.sandbox.seccomp import install  # noqa: PLC0415
-
         install(bytes.fromhex(jail.seccomp))
 
 
@@ -299,10 +299,6 @@ def _make_target(path: str, is_directory: bool) -> None:
 
 
 def _raise_loopback() -> None:
-    import fcntl  # noqa: PLC0415
-    import socket  # noqa: PLC0415
-    import struct  # noqa: PLC0415
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_RUNNING))
 

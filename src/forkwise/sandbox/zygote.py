@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 from typing import Any, NoReturn
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[2])  # started by path, without the packages of its user
+
+from forkwise.sandbox.jail import Jail, clone, confine, die_with_parent, move_in, write_maps
 
 __all__ = ["main"]
 
@@ -21,8 +27,6 @@ _DESCRIPTORS = 5  # the request itself, stdin, stdout, stderr, and where the out
 
 def main(control_fd: int) -> None:
     """Serve requests until the other side is gone."""
-    from forkwise.sandbox.jail import Jail, clone, die_with_parent, write_maps  # noqa: PLC0415 - after sys.path is set
-
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel; who cares holds a pidfd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started us, which tells us
@@ -59,10 +63,8 @@ def main(control_fd: int) -> None:
                 os.close(fd)
 
 
-def _become_init(jail: Any, request: dict[str, Any], gate: int, fds: list[int]) -> NoReturn:
+def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int]) -> NoReturn:
     """The first process of a sandbox: sets it up, starts the command, reaps, watches the clock, tells the outcome."""
-    from forkwise.sandbox.jail import die_with_parent, move_in  # noqa: PLC0415
-
     status = fds[3]
     try:
         die_with_parent()
@@ -88,8 +90,6 @@ def _become_init(jail: Any, request: dict[str, Any], gate: int, fds: list[int]) 
 
 def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
     """Wait for the command, reaping whatever else ends here, for as long as it may take."""
-    import resource  # noqa: PLC0415
-
     cause, code = "exit", None
     while code is None:
         left = 3600.0 if wall is None else started + wall - time.monotonic()
@@ -116,9 +116,7 @@ def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
     }
 
 
-def _become_command(jail: Any, request: dict[str, Any], fds: list[int]) -> NoReturn:
-    from forkwise.sandbox.jail import confine  # noqa: PLC0415
-
+def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoReturn:
     status = fds[3]
     try:
         for number, fd in enumerate(fds[:3]):
@@ -158,8 +156,4 @@ def _tell(status: int, outcome: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[2])
-    # This file is not the module it will be imported as; nothing but main may be used of it.
-    from forkwise.sandbox.zygote import main as serve
-
-    serve(int(sys.argv[1]))
+    main(int(sys.argv[1]))

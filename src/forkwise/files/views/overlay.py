@@ -195,6 +195,9 @@ def forgive_volatile(home: str) -> bool:
 
     It is, as long as the machine has not gone down since; a branch that outlived that is not committed unasked.
     """
+    if not os.path.isdir(f"{home}/view/work"):
+        return False
+    os.chmod(f"{home}/view/work", 0o700)  # the kernel makes it with no permissions at all
     if not os.path.isdir(f"{home}/view/work/incompat"):
         return False
     work = open_root(f"{home}/view/work")
