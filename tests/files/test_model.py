@@ -755,7 +755,8 @@ class Machine(RuleBasedStateMachine):
             changed = [
                 p for p in set(line.base) | set(line.parent.see()) if line.base.get(p) != line.parent.see().get(p)
             ]
-            assert known or related(path, changed), f"nobody else changed {path}"
+            is_moved = line.origin.get(path, path) in changed
+            assert known or is_moved or related(path, changed), f"nobody else changed {path}"
         elif really and really.kind == "directory" and shown and below and shown.kind == below.kind:
             assert really.mode in (shown.mode, below.mode)
             if path in line.modes and not is_theirs:
@@ -818,7 +819,8 @@ class Machine(RuleBasedStateMachine):
     def branches_are_as_modelled(self) -> None:
         for line in self.lines:
             shown = line.see()
-            assert read(line.branch.path) == shown, line.branch.branch_path
+            really = read(line.branch.path)
+            assert really == shown, (line.branch.branch_path, difference(shown, really))
             status = "stale" if line.is_stale else "open" if line.is_writable else "frozen"
             assert line.branch.status == status
             self.check_delta(line, shown)

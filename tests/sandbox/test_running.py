@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, Confinement, Finished, Limits, ProcessBranchError, Workspace
+from forkwise.sandbox import network
+from forkwise.sandbox.confinement import Network
 from tests.need import need
 from tests.sandbox.conftest import processes_about
 
@@ -127,15 +130,46 @@ def test_only_its_own_processes_are_seen(branch: Branch) -> None:
     assert sh(branch, f"kill -9 {os.getpid()} 2>/dev/null || echo no such process") == "no such process\n"
 
 
-def test_five_branches_serve_the_same_port(workspace: Workspace) -> None:
+@pytest.mark.parametrize("network", ["none", "private"])
+def test_five_branches_serve_the_same_port(workspace: Workspace, network: Network) -> None:
     serve = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 3000)); "
         "c = socket.create_connection(('127.0.0.1', 3000)); s.accept()[0].send(b'mine'); print(c.recv(9).decode())"
     )
     branches = [workspace.branch(f"b{n}") for n in range(5)]
-    private = Confinement.standard(network="none")
+    private = Confinement.standard(network=network)
     outcomes = [b.run([sys.executable, "-c", serve], confinement=private, text=True) for b in branches]
     assert [o.stdout for o in outcomes] == ["mine\n"] * 5, outcomes
+
+
+def test_a_private_network_reaches_no_service_of_the_host(branch: Branch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        hosts = ["127.0.0.1", "localhost", socket.gethostbyname(socket.gethostname())]
+        knock = f"""
+import socket
+for host in {hosts!r}:
+    try:
+        socket.create_connection((host, {port}), timeout=2)
+        print("reached", host)
+    except OSError:
+        pass
+"""
+        done = branch.run([sys.executable, "-c", knock], confinement=Confinement.standard(network="private"), text=True)
+        assert (done.returncode, done.stdout) == (0, ""), done
+        done = branch.run([sys.executable, "-c", knock], text=True)
+        assert "reached 127.0.0.1" in done.stdout, "standard has the host's network"
+
+
+@pytest.mark.parametrize("program", ["pasta", "slirp4netns"])
+def test_a_private_network_has_a_way_out(branch: Branch, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(shutil.which(program) is not None, f"{program} is not installed")
+    monkeypatch.setattr(network, "way_out", lambda: program)
+    show = "import socket; print([name for _, name in socket.if_nameindex() if name != 'lo'])"
+    done = branch.run([sys.executable, "-c", show], confinement=Confinement.standard(network="private"), text=True)
+    assert done.stdout.strip() not in ("", "[]"), done
+    done = branch.run([sys.executable, "-c", show], confinement=Confinement.standard(network="none"), text=True)
+    assert done.stdout.strip() == "[]"
 
 
 # What comes back

@@ -21,8 +21,11 @@ _lock = threading.Lock()
 _server: _Server | None = None
 
 
-def start(jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int]) -> tuple[int, int]:
-    """Have a sandbox made; gives its process number and a pidfd. ``fds`` are stdin, stdout, stderr and the status."""
+def start(jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int, int]) -> tuple[int, int]:
+    """Have a sandbox made; gives its process number and a pidfd.
+
+    ``fds`` are stdin, stdout, stderr, where it tells its outcome, and from where it takes the word to begin.
+    """
     global _server
     content = json.dumps({**request, "jail": jail.dump()}).encode()
     with _lock:
@@ -54,7 +57,7 @@ class _Server:
         """Whether this process started it, and not the one this process was forked from."""
         return self.owner == os.getpid()
 
-    def ask(self, content: bytes, fds: tuple[int, int, int, int]) -> tuple[int, int]:
+    def ask(self, content: bytes, fds: tuple[int, int, int, int, int]) -> tuple[int, int]:
         letter = os.memfd_create("forkwise-request", os.MFD_CLOEXEC)
         try:
             os.write(letter, content)

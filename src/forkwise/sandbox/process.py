@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
+from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess"]
@@ -54,6 +55,7 @@ class SandboxProcess:
         self.pid = pid
         self.status = status
         self.supervision = supervision
+        self.uplink: Uplink | None = None
         self._pidfd = pidfd
         self._told = b""
         self._started = time.monotonic()
@@ -86,6 +88,8 @@ class SandboxProcess:
             os.close(self._pidfd)
             os.close(self.status)
             self.supervision.close()
+            if self.uplink is not None:
+                self.uplink.close()
             self._pidfd = self.status = -1
 
     def read_status(self) -> bool:

@@ -16,6 +16,7 @@ from forkwise.files.owner import Owner
 from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.launcher import start
+from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail
 from forkwise.sandbox.process import Finished, SandboxProcess
 from forkwise.sandbox.supervision import Supervision
@@ -95,18 +96,31 @@ def spawn(
     jail.enforcement = dict(supervision.enforcement)
     jail.cgroups = list(supervision.group.paths)
     status, told = os.pipe()
+    word, giver = os.pipe()
     try:
         request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": terminal}
-        pid, pidfd = start(jail, request, (*fds, told))
-        if is_private(branch):
-            note_private(branch.home, Owner.of(pid))
+        pid, pidfd = start(jail, request, (*fds, told, word))
+        process = SandboxProcess(pid, pidfd, status, supervision)
     except BaseException:
         os.close(status)
+        os.close(giver)
         supervision.close()
         raise
     finally:
         os.close(told)
-    return SandboxProcess(pid, pidfd, status, supervision)
+        os.close(word)
+    try:
+        if wanted.network == "private":
+            process.uplink = Uplink(pid)
+        if is_private(branch):
+            note_private(branch.home, Owner.of(pid))
+        os.write(giver, b"1")
+    except BaseException:
+        process.close()
+        raise
+    finally:
+        os.close(giver)
+    return process
 
 
 def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:

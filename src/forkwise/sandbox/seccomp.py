@@ -185,6 +185,8 @@ _FLAG_SPEC_ALLOW = 4
 
 _Instruction = tuple[int, int, int, int]
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 def deny(
     names: Iterable[str],
@@ -222,13 +224,12 @@ def install(program: bytes) -> None:
     """Put this process and all it starts under a filter, for good; also gives up gaining privileges by exec."""
     held = ctypes.create_string_buffer(program, len(program))
     handed = _Program(len(program) // 8, ctypes.addressof(held))
-    libc = ctypes.CDLL(None, use_errno=True)
-    outcome = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    outcome = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if outcome == 0:
         number = ctypes.c_long(_known("seccomp", _column(None)))
         # Without the flag some kernels slow the process down against attacks on itself, which confine nobody.
         for flags in (_FLAG_SPEC_ALLOW, 0):
-            outcome = libc.syscall(number, _SET_MODE_FILTER, ctypes.c_uint(flags), ctypes.byref(handed))
+            outcome = _libc.syscall(number, _SET_MODE_FILTER, ctypes.c_uint(flags), ctypes.byref(handed))
             if outcome == 0:
                 return
     reason = os.strerror(ctypes.get_errno())

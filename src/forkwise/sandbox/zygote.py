@@ -22,7 +22,7 @@ from forkwise.sandbox.jail import Jail, clone, confine, die_with_parent, move_in
 
 __all__ = ["main"]
 
-_DESCRIPTORS = 5  # the request itself, stdin, stdout, stderr, and where the outcome is told
+_DESCRIPTORS = 6  # the request itself, stdin, stdout, stderr, where the outcome is told, and what to wait for
 
 
 def main(control_fd: int) -> None:
@@ -76,6 +76,9 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
         if not request["terminal"]:
             os.setsid()
         move_in(jail)
+        if os.read(fds[4], 1) != b"1":
+            os._exit(1)  # whoever was to say that all is ready is gone
+        os.close(fds[4])
         started = time.monotonic()
         command = os.fork()
         if command == 0:

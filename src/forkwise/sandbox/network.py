@@ -1,0 +1,76 @@
+"""A way out of a private network: pasta or slirp4netns, whichever is installed, run beside the sandbox.
+
+They carry outgoing connections and nothing else: no port of the host's loopback is reached, none is offered to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from forkwise.errors import NamespaceError
+
+__all__ = ["Uplink", "way_out"]
+
+_PATIENCE = 10.0
+_NOTHING = subprocess.DEVNULL
+
+
+def way_out() -> str | None:
+    """The program that would connect a private network; None where there is none, and it has only its loopback."""
+    return next((name for name in ("pasta", "slirp4netns") if shutil.which(name)), None)
+
+
+class Uplink:
+    """What connects one sandbox; it ends with the sandbox."""
+
+    def __init__(self, pid: int) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leash = -1
+        program = way_out()
+        if program == "pasta":
+            self._start_pasta(pid)
+        elif program == "slirp4netns":
+            self._start_slirp(pid)
+
+    def _start_pasta(self, pid: int) -> None:
+        # It goes into the background when all is set up, and ends with the network namespace.
+        who = ["--runas", f"{os.geteuid()}:{os.getegid()}"] if os.geteuid() == 0 else []
+        shut = ["--no-map-gw", "-t", "none", "-u", "none", "-T", "none", "-U", "none"]
+        command = ["pasta", *who, "--quiet", "--config-net", *shut, str(pid)]
+        done = subprocess.run(command, capture_output=True, stdin=_NOTHING, timeout=_PATIENCE, check=False)
+        if done.returncode:
+            raise NamespaceError(f"pasta could not connect a private network: {done.stderr.decode(errors='replace')}")
+
+    def _start_slirp(self, pid: int) -> None:
+        ready, told = os.pipe()
+        held, self._leash = os.pipe()
+        command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"]
+        command += [f"--ready-fd={told}", f"--exit-fd={held}", str(pid), "tap0"]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[told, held],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            os.close(told)
+            if os.read(ready, 1) != b"1":
+                _, problem = self._process.communicate()
+                raise NamespaceError(
+                    f"slirp4netns could not connect a private network: {problem.decode(errors='replace')}"
+                )
+        finally:
+            os.close(ready)
+            os.close(held)
+
+    def close(self) -> None:
+        """End it; pasta has ended by itself."""
+        if self._leash >= 0:
+            os.close(self._leash)
+            self._leash = -1
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
