@@ -13,7 +13,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from bench.ground import laid_out
+from bench.ground import Ground, laid_out
 from bench.line import Line
 from bench.rows import ROWS
 from bench.table import as_json, as_table
@@ -32,9 +32,25 @@ def main(json_file: str | None, quick: bool, rows: str | None, at: str | None) -
     if unknown := [name for name in chosen if name not in ROWS]:
         raise click.UsageError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
     signal.signal(signal.SIGTERM, _interrupt)
-    begun = time.monotonic()
-    lines = _measure(chosen, quick=quick, at=at)
-    seconds = time.monotonic() - begun
+    progress = Console(stderr=True)
+    with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
+        begun = time.monotonic()
+        lines = _measure(chosen, ground, progress)
+        status.stop()
+        _report(lines, json_file, quick=quick, seconds=time.monotonic() - begun)
+        status.start()
+
+
+def _measure(chosen: list[str], ground: Ground, progress: Console) -> list[Line]:
+    lines: list[Line] = []
+    for name in chosen:
+        begun = time.monotonic()
+        lines += ROWS[name](ground)
+        progress.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)
+    return lines
+
+
+def _report(lines: list[Line], json_file: str | None, *, quick: bool, seconds: float) -> None:
     if json_file:
         with click.open_file(json_file, "w") as file:
             json.dump(as_json(lines, quick=quick, seconds=seconds), file, indent=1)
@@ -44,19 +60,9 @@ def main(json_file: str | None, quick: bool, rows: str | None, at: str | None) -
         f"Python {platform.python_version()} · {seconds:.0f} s"
     )
     output = Console(stderr=json_file == "-")
-    output.width = max(output.width, 150) if not output.is_terminal else output.width
+    if not output.is_terminal:
+        output.width = 150
     output.print(as_table(lines, caption=caption))
-
-
-def _measure(chosen: list[str], *, quick: bool, at: str | None) -> list[Line]:
-    progress = Console(stderr=True)
-    lines: list[Line] = []
-    with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
-        for name in chosen:
-            begun = time.monotonic()
-            lines += ROWS[name](ground)
-            progress.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)
-    return lines
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -257,7 +257,29 @@ def test_shell_with_a_command_that_is_not_there(ask: Ask, command: Callable[...,
     make(ask, "try-1")
     done = command("branch", "shell", "try-1", "--", "no-such-command")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["forkwise: error: no-such-command: No such file or directory"]
+    said = "forkwise: error: the command 'no-such-command' could not be started: No such file or directory"
+    assert done.stderr.splitlines() == [said]
+
+
+def test_run_confines_a_command(ask: Ask, command: Callable[..., Any], project: Path, tmp_path: Path) -> None:
+    make(ask, "try-1")
+    script = f"pwd; echo two > a.txt; echo out > {tmp_path}/outside; exit 3"
+    done = command("branch", "run", "try-1", "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (3, f"{project}\n")
+    assert not (tmp_path / "outside").exists()
+    assert (project / "a.txt").read_text() == "one\n"
+    assert ask("branch", "diff", "try-1")["changes"][0]["path"] == "a.txt"
+
+
+def test_run_takes_limits_and_more_to_write_to(ask: Ask, command: Callable[..., Any], tmp_path: Path) -> None:
+    make(ask, "try-1")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    script = f"echo kept > {cache}/file; sleep 1000"
+    done = command("branch", "run", "try-1", "--writable", str(cache), "--timeout", "0.5", "--", "sh", "-c", script)
+    assert done.returncode == 124
+    assert (cache / "file").read_text() == "kept\n"
+    assert command("branch", "run", "try-1").returncode == 2, "a command is needed"
 
 
 def test_an_interrupted_command_decides_itself(ask: Ask, project: Path) -> None:

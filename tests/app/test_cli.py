@@ -38,7 +38,7 @@ VERBS = dict(verbs(forkwise_command))
 
 
 def test_the_verbs_there_are() -> None:
-    branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "shell")
+    branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "run", "shell")
     assert set(VERBS) == {("doctor",), ("log",), ("undo",), ("gc",), *(("branch", name) for name in branch)}
 
 

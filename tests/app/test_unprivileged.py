@@ -1,49 +1,39 @@
-"""The command line for a user who may not mount: kernel overlays in a namespace of one's own.
-
-The interpreter may be out of that user's reach, so each verb runs in a fork of this process that gave its rights away;
-modules are loaded before that.
-"""
+"""The command line for a user who may not mount: the kernel's overlay all the same, in a namespace of one's own."""
 
 from __future__ import annotations
 
-import codecs
-import ctypes
-import importlib
 import json
 import os
-import pkgutil
-import shutil
-import tempfile
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import forkwise
-from forkwise.app.cli import forkwise_command
-from forkwise.files import namespace
 from tests.need import need
+from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
 
-SOMEBODY = 12345
-PR_SET_DUMPABLE = 4
+TOOLS = ("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions")
+NAMESPACES = "import sys; from forkwise.files import namespace; sys.exit(not namespace.available())"
+
+
+@pytest.fixture(scope="module")
+def readable() -> Iterator[Path]:
+    """A directory anybody can read, with all that the command line needs."""
+    with readable_copy(TOOLS) as room:
+        yield room
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that somebody without rights can reach and write to, with a project in it."""
-    for module in pkgutil.walk_packages(forkwise.__path__, "forkwise."):
-        importlib.import_module(module.name)
-    codecs.lookup("ascii")
-    root = Path(tempfile.mkdtemp(prefix="forkwise-unprivileged-", dir="/tmp"))
-    (root / "project").mkdir()
+def place(readable: Path) -> Iterator[Path]:
+    """A directory that somebody without rights can write to, with a project in it."""
+    root = readable / "home"
+    (root / "project").mkdir(parents=True)
     (root / "project" / "a.txt").write_text("one\n")
-    if os.geteuid() == 0:
-        for path in (root, root / "project", root / "project" / "a.txt"):
-            os.chown(path, SOMEBODY, SOMEBODY)
+    for path in (root, root / "project", root / "project" / "a.txt"):
+        os.chown(path, SOMEBODY, SOMEBODY)
     yield root
-    shutil.rmtree(root)
+    subprocess.run(["rm", "-rf", str(root)], check=True)
 
 
 @pytest.fixture
@@ -51,60 +41,29 @@ def somebody(place: Path) -> Callable[..., tuple[int, str, str]]:
     """Run one verb as that user: its exit code and what it said."""
 
     def somebody(*words: str) -> tuple[int, str, str]:
-        code, out, err = in_child(lambda: invoke(place, words))
-        return int(code), str(out), str(err)
+        done = python(place, "from forkwise.app.cli import main; main()", *words)
+        return done.returncode, done.stdout, done.stderr
 
     return somebody
 
 
-def invoke(place: Path, words: tuple[str, ...]) -> tuple[int, str, str]:
-    """Give all rights away and run the command line."""
-    give_rights_away()
-    os.environ |= {"FORKWISE_STATE": str(place / "state"), "HOME": str(place), "SHELL": "/bin/sh"}
-    os.chdir(place / "project")
-    result = CliRunner().invoke(forkwise_command, list(words))
-    said = result.stderr or repr(result.exception)
-    return result.exit_code, result.stdout, said
-
-
-def give_rights_away() -> None:
-    """Become somebody; without the last step /proc/self would still belong to root, as it does until the next exec."""
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(SOMEBODY, SOMEBODY, SOMEBODY)
-        os.setresuid(SOMEBODY, SOMEBODY, SOMEBODY)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """What a function gives when it is run in a child of this process."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = json.dumps(work())
-            os.write(writer, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
-
-
-def available() -> bool:
-    """Whether somebody without rights may make namespaces here."""
-
-    def work() -> bool:
-        give_rights_away()
-        return namespace.available()
-
-    return bool(in_child(work))
+def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run some Python as that user."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{place.parent}/src:{place.parent}/tools",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "FORKWISE_STATE": str(place / "state"),
+        "HOME": str(place),
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+    }
+    command = as_somebody([interpreter(), "-c", code, *words])
+    return subprocess.run(command, cwd=place / "project", env=environment, capture_output=True, text=True)
 
 
 def test_a_branch_from_creation_to_undo(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
-    need(available(), "no user namespaces for unprivileged users")
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
     code, out, err = somebody("branch", "create", "try-1", "--json")
     assert code == 0, (out, err)
     made = json.loads(out)["branch"]
@@ -115,7 +74,8 @@ def test_a_branch_from_creation_to_undo(somebody: Callable[..., tuple[int, str, 
     assert "forkwise branch shell try-1" in err
 
     work = 'test "$FORKWISE_BRANCH" = /main/try-1 && echo uno > a.txt && mkdir sub && exit 5'
-    assert somebody("branch", "shell", "try-1", "--", "sh", "-c", work)[0] == 5
+    code, out, err = somebody("branch", "shell", "try-1", "--", "sh", "-c", work)
+    assert code == 5, (out, err)
     assert (place / "project/a.txt").read_text() == "one\n"
 
     assert somebody("branch", "create", "inner", "--from", "try-1")[1].endswith("shell /main/try-1/inner\n")

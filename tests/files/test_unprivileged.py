@@ -6,12 +6,9 @@ machine. The interpreter, the sources and the test tools are copied to where tha
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.files.images import loop_image
-from tests.need import need
+from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
 
-NOBODY = 65534
-ROOT = Path(__file__).parents[2]
 TOOLS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
 
 # An overlay is mounted inside a namespace that the whole run enters first; the other views need nothing of the kind.
@@ -43,49 +38,22 @@ sys.exit(pytest.main([
 WRAP = """
 mount --make-rprivate / &&
 mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse &&
-shift && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"
+shift && exec "$@"
 """
 
 
 @pytest.fixture(scope="module")
-def readable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def readable() -> Iterator[Path]:
     """A directory anybody can read, with all that a run needs."""
-    need(os.geteuid() == 0, "only root can become another user")
-    need(shutil.which("setpriv") is not None, "setpriv is not installed")
-    room = Path("/tmp") / f"forkwise-unprivileged-{os.getpid()}"
-    room.mkdir(mode=0o755)
-    try:
-        ignore = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(ROOT / "src", room / "src", ignore=ignore)
-        shutil.copytree(ROOT / "tests", room / "tests", ignore=ignore)
-        for name in TOOLS:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None
-            assert spec.origin is not None
-            shutil.copytree(Path(spec.origin).parent, room / "tools" / name, ignore=ignore)
-        subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
+    with readable_copy(TOOLS) as room:
         yield room
-    finally:
-        shutil.rmtree(room)
-
-
-@pytest.fixture
-def interpreter() -> str:
-    """A Python that the other user may run: root's own may lie in root's home."""
-    for candidate in (sys.executable, "/usr/bin/python3"):
-        command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", candidate, "-c"]
-        check = "import sys; sys.exit(sys.version_info < (3, 11))"
-        if shutil.which(candidate) and subprocess.run([*command, check], capture_output=True).returncode == 0:
-            return candidate
-    need(False, "no interpreter that another user may run")
-    raise AssertionError
 
 
 @pytest.mark.parametrize("views", ["overlay", "fuse,copy", "btrfs", "reflink"])
-def test_views_without_privileges(views: str, readable: Path, interpreter: str, tmp_path: Path) -> None:
+def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) -> None:
     home = readable / "home" / views
     home.mkdir(parents=True)
-    os.chown(home, NOBODY, NOBODY)
+    os.chown(home, SOMEBODY, SOMEBODY)
     with ExitStack() as images:
         environment = {
             "PATH": os.environ["PATH"],
@@ -100,12 +68,13 @@ def test_views_without_privileges(views: str, readable: Path, interpreter: str, 
             room = readable / f"image-{views}"
             room.mkdir()
             ground = images.enter_context(loop_image(fstype, size, room))
-            os.chown(ground, NOBODY, NOBODY)
+            os.chown(ground, SOMEBODY, SOMEBODY)
             environment[f"FORKWISE_TEST_GROUND_{views.upper()}"] = str(ground)
         program = RUN.format(
             path=[str(readable / d) for d in ("src", "tools", "")], views=views, basetemp=str(home / "tmp")
         )
-        command = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(tmp_path), interpreter, "-c", program]
+        wrapped = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(tmp_path)]
+        command = [*wrapped, *as_somebody([interpreter(), "-c", program])]
         done = subprocess.run(command, cwd=readable, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,18 @@ from forkwise.files.namespace import available
 from forkwise.files.syscalls import CLONE_NEWUSER, unshare
 from tests.need import need
 
-__all__ = ["NOBODY", "Outcome", "as_nobody", "do", "error_of", "in_user_namespace", "libc", "need_user_namespaces"]
+__all__ = [
+    "NOBODY",
+    "Outcome",
+    "as_nobody",
+    "burn",
+    "do",
+    "error_of",
+    "fork_until_refused",
+    "in_user_namespace",
+    "libc",
+    "need_user_namespaces",
+]
 
 NOBODY = 65534
 _PR_SET_PDEATHSIG = 1
@@ -95,3 +107,30 @@ def in_user_namespace() -> None:
 def need_user_namespaces() -> None:
     """Skip where there are none."""
     need(available(), "user namespaces are forbidden here")
+
+
+def fork_until_refused() -> tuple[int, str]:
+    """How many children can be had at once, at most 50, and the error that ended it."""
+    held, holder = os.pipe()
+    children: list[int] = []
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            os.close(holder)
+            os.read(held, 1)
+            os._exit(0)
+        children.append(child)
+
+    said = ""
+    while not said and len(children) < 50:
+        said = error_of(fork)
+    os.close(holder)
+    for child in children:
+        os.waitpid(child, 0)
+    return len(children), said
+
+
+def burn(seconds: float) -> None:
+    """Use CPU time."""
+    while time.process_time() < seconds:
+        pass

@@ -51,10 +51,10 @@ class Cgroup:
     @classmethod
     def make(cls, limits: Limits, enforcement: Mapping[str, Means | None]) -> Cgroup:
         """Make the groups that the enforcement needs and set their limits, before any process is in them."""
-        group = cls({})
+        group, name = cls({}), _name()
         try:
             for controller, base in _bases(enforcement).items():
-                group._make(controller, f"{base}/{_name()}")
+                group._make(controller, f"{base}/{name}")
             if limits.memory is not None and enforcement.get("memory") in _VERSIONS:
                 group._limit_memory(limits.memory)
             if limits.processes is not None and enforcement.get("processes") in _VERSIONS:
@@ -147,12 +147,12 @@ class Cgroup:
 
     def _limit_memory(self, limit: int) -> None:
         directory = self._directory("memory")
-        if _UNIFIED in self._directories:
-            _write(f"{directory}/memory.max", str(limit))
-            swap, most = "memory.swap.max", "0"
-        else:
+        if "memory" in self._directories:
             _write(f"{directory}/memory.limit_in_bytes", str(limit))
             swap, most = "memory.memsw.limit_in_bytes", str(limit)  # counts both, and may not be less than the first
+        else:
+            _write(f"{directory}/memory.max", str(limit))
+            swap, most = "memory.swap.max", "0"
         with suppress(FileNotFoundError):  # a kernel without swap accounting
             _write(f"{directory}/{swap}", most)
 

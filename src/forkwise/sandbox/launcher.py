@@ -15,31 +15,38 @@ from forkwise.errors import ForkError, NamespaceError
 from forkwise.sandbox import zygote
 from forkwise.sandbox.jail import Jail
 
-__all__ = ["start"]
+__all__ = ["Server", "start"]
 
 _lock = threading.Lock()
-_server: _Server | None = None
+_server: Server | None = None
 
 
-def start(jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int, int]) -> tuple[int, int]:
-    """Have a sandbox made; gives its process number and a pidfd.
+def start(
+    jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int, int], server: Server | None = None
+) -> tuple[int, int]:
+    """Have a sandbox made, by the process's own forkserver unless another is given; gives its number and a pidfd.
 
     ``fds`` are stdin, stdout, stderr, where it tells its outcome, and from where it takes the word to begin.
     """
     global _server
     content = json.dumps({**request, "jail": jail.dump()}).encode()
+    if server is not None:
+        return server.ask(content, fds)
     with _lock:
         if _server is None or not _server.is_mine:
-            _server = _Server()
+            _server = Server()
         try:
             return _server.ask(content, fds)
         except (ConnectionError, EOFError):
-            _server = _Server()  # it was killed; its sandboxes went with it, this one is made by a new one
+            _server = Server()  # it was killed; its sandboxes went with it, this one is made by a new one
             return _server.ask(content, fds)
 
 
-class _Server:
-    def __init__(self) -> None:
+class Server:
+    """One forkserver. With ``own_session`` False it stays in this process's session, and its sandboxes have the
+    terminal that this process has."""
+
+    def __init__(self, *, own_session: bool = True) -> None:
         self.owner = os.getpid()
         self.near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(zygote.__file__))))
@@ -48,7 +55,7 @@ class _Server:
                 [sys.executable, "-I", "-S", zygote.__file__, str(far.fileno()), root],
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=own_session,
             )
         atexit.register(self.close)
 

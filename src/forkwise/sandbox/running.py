@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +17,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.owner import Owner
 from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.launcher import start
+from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail
 from forkwise.sandbox.process import Finished, SandboxProcess
@@ -25,6 +27,7 @@ __all__ = ["RunOptions", "arun", "is_private", "run", "shell", "spawn"]
 
 _BLOCK = 1 << 16
 _PATIENCE = 0.05
+_TIMED_OUT = 124  # as timeout(1) says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,12 @@ def spawn(
     timeout: float | None = None,
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
-    terminal: bool = False,
+    server: Server | None = None,
 ) -> SandboxProcess:
-    """Start a command in a branch on given descriptors, and come back at once."""
+    """Start a command in a branch on given descriptors, and come back at once.
+
+    A ``server`` of the caller's session lets it use the caller's terminal; else it gets a session of its own.
+    """
     if not argv:
         raise ValueError("there is no command to run")
     wanted = Confinement.preset(confinement)
@@ -98,8 +104,8 @@ def spawn(
     status, told = os.pipe()
     word, giver = os.pipe()
     try:
-        request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": terminal}
-        pid, pidfd = start(jail, request, (*fds, told, word))
+        request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": server is not None}
+        pid, pidfd = start(jail, request, (*fds, told, word), server)
         process = SandboxProcess(pid, pidfd, status, supervision)
     except BaseException:
         os.close(status)
@@ -124,14 +130,31 @@ def spawn(
 
 
 def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
-    """Run the user's shell, or a command, in a branch on this process's own terminal; gives its exit code."""
+    """Run the user's shell, or a command, in a branch on this process's own terminal; gives its exit code.
+
+    Unless told otherwise it is not confined (``open``): a person's shell has their files and their history. What the
+    keyboard sends while it runs is for it alone.
+    """
     command = list(argv) or [os.environ.get("SHELL") or "/bin/sh"]
-    process = spawn(branch, command, (0, 1, 2), terminal=True, **options)
+    keys = (signal.SIGINT, signal.SIGQUIT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, _stay) for number in keys}
+    server = Server(own_session=False)
     try:
-        process.wait()
-        return process.finished(command, None, None).returncode
+        process = spawn(branch, command, (0, 1, 2), server=server, **{"confinement": "open", **options})
+        try:
+            process.wait()
+            done = process.finished(command, None, None)
+            return _TIMED_OUT if done.ending == "timeout" else done.returncode
+        finally:
+            process.close()
     finally:
-        process.close()
+        server.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stay(_number: int, _frame: object) -> None:
+    """By a handler, and not by ignoring: what is ignored stays so in a command."""
 
 
 def is_private(branch: Branch) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,7 @@ from forkwise.app.cli.verb import Commands, json_option, workspace_option
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.conflict import OnConflict
+    from forkwise.sandbox.confinement import Network
 
 __all__ = ["branch"]
 
@@ -225,15 +226,69 @@ def rebase(name: str, directory: Path, output: Output) -> int:
 @workspace_option
 @json_option
 def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) -> int:
-    """Start a shell, or a command, inside a branch.
+    """Start a shell, or a command, inside a branch, for a person: not confined, on this terminal.
 
-    Its exit status is passed on. FORKWISE_BRANCH holds the branch's path among branches. The branch stays: commit or
-    abort it afterwards. With --json, a document follows the command's own output.
+    The branch stands at the workspace's own path there. Its exit status is passed on. FORKWISE_BRANCH holds the
+    branch's path among branches. The branch stays: commit or abort it afterwards. With --json, a document follows the
+    command's own output.
     """
-    from forkwise.app.cli.shell import run_inside
+    return _run_inside(name, command, directory, output, confinement="open")
 
-    found = _open(directory, name)
-    status = run_inside(found.path, command, {"FORKWISE_BRANCH": found.branch_path})
+
+@branch.command(
+    "run",
+    example=("forkwise branch run try-1 -- make test", "forkwise branch run try-1 --confinement strict -- ./agent"),
+)
+@click.argument("name")
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--confinement",
+    type=click.Choice(("open", "standard", "strict")),
+    default="standard",
+    show_default=True,
+    help="What the command gets: all, all to read and the branch to write, or that with no network and no secrets.",
+)
+@click.option("--network", type=click.Choice(("host", "none", "private")), help="Another network than the preset's.")
+@click.option("--writable", multiple=True, metavar="PATH", help="Something besides the branch that it may write to.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="End it, with all it started, after so long.")
+@click.option("--memory", type=int, metavar="BYTES", help="The most memory it may use.")
+@click.option("--processes", type=int, metavar="N", help="The most processes it may have.")
+@workspace_option
+@json_option
+def run(
+    name: str,
+    command: tuple[str, ...],
+    confinement: str,
+    network: Network | None,
+    writable: tuple[str, ...],
+    timeout: float | None,
+    memory: int | None,
+    processes: int | None,
+    directory: Path,
+    output: Output,
+) -> int:
+    """Run a command in a branch, confined to it, with the branch at the workspace's own path.
+
+    Its exit status is passed on (124 after a timeout), and all it started ends with it. The branch stays.
+    """
+    from dataclasses import replace
+
+    from forkwise.sandbox.confinement import Confinement
+    from forkwise.sandbox.limits import Limits
+
+    limits = Limits(memory=memory, processes=processes)
+    wanted = replace(Confinement.preset(confinement), writable=writable, limits=limits)
+    if network:
+        wanted = replace(wanted, network=network)
+    return _run_inside(name, command, directory, output, confinement=wanted, timeout=timeout)
+
+
+def _run_inside(name: str, command: tuple[str, ...], directory: Path, output: Output, **options: Any) -> int:
+    from forkwise.files.workspace import Workspace
+
+    found = Workspace(directory).open(name)
+    status = found.shell(command, **options)
+    shown = 128 - status if status < 0 else status
     if output.as_json:
-        output.document({"branch_path": found.branch_path, "command": list(command), "status": status})
-    return status
+        output.document({"branch_path": found.branch_path, "command": list(command), "status": shown})
+    return shown
