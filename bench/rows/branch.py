@@ -80,7 +80,8 @@ def _floor(ground: Ground, root: str, cleanup: ExitStack) -> Contender:
 
 def _peers(ground: Ground) -> dict[str, Figure | None]:
     root = ground.planted(ground.many)
-    contenders: dict[str, Contender] = {"cp -a": lambda: _copy(root, ground.fresh("copy"))}
+    copies: dict[str, Contender] = {"cp -a": lambda: _copy(root, ground.fresh("copy"))}
+    contenders: dict[str, Contender] = {}
     figures: dict[str, Figure | None] = dict.fromkeys(
         ("git worktree add", "cp -a", "btrfs snapshot", "fuse-overlayfs", "BranchFS")
     )
@@ -88,7 +89,7 @@ def _peers(ground: Ground) -> dict[str, Figure | None]:
         if git.is_installed():
             ground.say(f"a git repository of {ground.many:,} files")
             repository = git.Repository(ground.fresh("repository"), ground.many, 512, checkout=False)
-            contenders["git worktree add"] = lambda: _add(repository, ground.fresh("worktree"))
+            copies["git worktree add"] = lambda: _add(repository, ground.fresh("worktree"))
         if fuse.is_installed():
             contenders["fuse-overlayfs"] = lambda: _serve(ground, root)
         if btrfs.is_installed():
@@ -101,7 +102,8 @@ def _peers(ground: Ground) -> dict[str, Figure | None]:
             filesystem = cleanup.enter_context(branchfs.mounted(root, ground.directory("branchfs")))
             contenders["BranchFS"] = lambda: _fork(filesystem, ground.fresh("b"))
         ground.say("the peers' branches")
-        figures.update(play(contenders, ground.rounds(3, 2), warm=0))
+        figures.update(play(contenders, ground.rounds(7, 3)))
+        figures.update(play(copies, ground.rounds(2, 2), warm=0))  # all of them have to be deleted afterwards
     return figures
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.files.images import loop_image
 from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
 
-TOOLS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
+TOOLS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
 
 # An overlay is mounted inside a namespace that the whole run enters first; the other views need nothing of the kind.
 RUN = """

@@ -235,12 +235,15 @@ class _Furnisher:
 
 def confine(jail: Jail) -> None:
     """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
-    if jail.limits:
-        # The first process of the sandbox is not one of the command's.
-        apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
     if jail.landlock is not None:
         restrict(writable=jail.landlock)
+    if jail.cgroups:
+        _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
     shut_doors(jail)
+    if jail.limits:
+        # Last, because little memory may be enough for the command and too little for us. The first process of the
+        # sandbox is not one of the command's.
+        apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
 
 
 def shut_doors(jail: Jail) -> None:

@@ -75,7 +75,7 @@ def _mounts(
     elif branch is not None:
         lowers = list(branch.parent.lowers)
         mounts.append(Mount("overlay", where, branch.home, writable=True, lowers=lowers, options=OPTIONS))
-    mounts.append(Mount("proc", "/proc"))
+    mounts.append(Mount("proc", "/proc", writable=True))
     return mounts
 
 
