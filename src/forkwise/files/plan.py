@@ -218,29 +218,28 @@ def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Co
 
 
 def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dropped: Collection[str]) -> None:
-    plan.metas.append(
-        Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
-    )
+    if (path or ".") not in dropped:
+        plan.metas.append(
+            Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
+        )
     # In a directory that is only the layer's own, overlayfs would show a whiteout by its name.
     has_nothing_below = path != "" and not any(map(is_origin, _marks(theirs, ".")))
     with os.scandir(ours) as found:
         for item in found:
             name = item.name
-            if join(path, name) in dropped:
-                continue
             new = item.stat(follow_symlinks=False)
             is_directory = stat.S_ISDIR(new.st_mode)
             try:
                 old = os.stat(name, dir_fd=theirs, follow_symlinks=False)
             except FileNotFoundError:
-                if is_whiteout(new) and has_nothing_below:
+                if join(path, name) in dropped or (is_whiteout(new) and has_nothing_below):
                     continue
                 plan.add(path, Step("put", name, "", new.st_ino, held=_held(new, None)))
                 continue
             if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
                 pending.append(join(path, name))
                 continue
-            if is_whiteout(new) and is_whiteout(old):
+            if join(path, name) in dropped or (is_whiteout(new) and is_whiteout(old)):
                 continue
             if is_whiteout(new) and has_nothing_below:
                 slot = str(sum(len(run.steps) for run in plan.runs) + 1)

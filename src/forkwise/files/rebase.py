@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.ancestor import mode_at_fork, standing
-from forkwise.files.beneath import open_directory, open_root
+from forkwise.files.beneath import join, open_directory, open_root
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.copying import copy_entry
@@ -20,6 +20,7 @@ from forkwise.files.layer import Entry, Scan, Touched
 from forkwise.files.marks import mark_origins, unmark_origins
 from forkwise.files.merging import merge_conflicts
 from forkwise.files.parent import Parent
+from forkwise.files.record import Record
 from forkwise.files.plan import find_conflicts, unresolved
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
@@ -64,6 +65,8 @@ def rebase_branch(branch: Branch) -> Rebase:
                 [c for c in some if c.path not in entries or not versions.is_same(entries[c.path])]
                 for some in (found, old)
             )
+            if branch.commits_into_layer:
+                found = _of_commits(found, standing(parent.place, birth.generation))
             found, settled = _settle_directories(found, scan, parent, birth.generation)
             contents, left = merge_conflicts(found, entries, versions, parent, birth)
             left += old  # what it was forked from is no longer known of those
@@ -76,6 +79,21 @@ def rebase_branch(branch: Branch) -> Rebase:
         else:
             _rework(branch, birth, scan, merged, settled, lock)
     return Rebase(tuple(sorted(merged)), tuple(left))
+
+
+def _of_commits(found: list[Conflict], records: list[Record] | None) -> list[Conflict]:
+    """Of a branch's branch: the conflicts with what was committed into that. What third parties did to the workspace
+    concerns who is committed there, and is found then."""
+    if records is None:
+        return found
+    paths = {join(run.directory, step.name) for r in records for run in r.runs for step in run.steps}
+    metas = {m.path or "." for r in records for m in r.metas if m.before[:3] != m.after[:3] or m.attributes_after}
+    return [
+        c
+        for c in found
+        if c.path in metas
+        or any(c.path == p or c.path.startswith(f"{p}/") or p.startswith(f"{c.path}/") for p in paths)
+    ]
 
 
 class _Merged(NamedTuple):

@@ -51,6 +51,8 @@ class Confinement:
     ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty. Network: the ``host``'s, ``none``
     at all, or a ``private`` one: an own loopback, and a way out through ``pasta`` or ``slirp4netns`` where installed.
     Processes: nobody else's can be seen or signalled, and all of them end together.
+    Where no namespaces can be had that is an error, unless ``landlock_instead`` is given: then Landlock keeps writes to
+    the branch, which is seen at its own path and not at the workspace's, and nothing is hidden.
     Environment: the variables in ``passed`` (None: all) and those of ``given``; ``drops_secrets`` leaves out those that
     look like secrets.
     """
@@ -63,6 +65,7 @@ class Confinement:
     passed: tuple[str, ...] | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     drops_secrets: bool = False
+    landlock_instead: bool = False
     limits: Limits = field(default_factory=Limits)
 
     @classmethod

@@ -36,8 +36,10 @@ __all__ = [
     "CLONE_NEWUTS",
     "Jail",
     "Mount",
+    "adopt_orphans",
     "clone",
     "confine",
+    "die_with_parent",
     "move_in",
     "shut_doors",
     "write_maps",
@@ -54,6 +56,7 @@ _AT_RECURSIVE = 0x8000
 _RDONLY = 1
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -134,9 +137,14 @@ def write_maps(pid: int, jail: Jail) -> None:
     _write(f"/proc/{pid}/gid_map", jail.gid_map)
 
 
-def die_with_parent() -> None:
-    """Be killed when the process that made this one ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Be sent a signal when the process that made this one ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def move_in(jail: Jail) -> None:

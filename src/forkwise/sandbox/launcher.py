@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from forkwise.errors import ForkError, NamespaceError
+from forkwise.errors import NamespaceError
 from forkwise.sandbox import zygote
 from forkwise.sandbox.jail import Jail
 
@@ -87,11 +87,27 @@ class Server:
             self.process.wait()
 
 
-def _refusal(said: dict[str, Any]) -> NamespaceError | ForkError:
+def _refusal(said: dict[str, Any]) -> NamespaceError:
     reason = os.strerror(said["errno"])
     if said.get("maps"):
         return NamespaceError(f"the users of a new namespace could not be set: {reason}")
     return NamespaceError(
-        f"no namespaces could be made for a sandbox: {reason}. Look at user.max_user_namespaces, "
-        "kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; forkwise doctor shows more"
+        f"no namespaces could be made for a sandbox: {reason} ({_what_forbids()}). Allow them, or take "
+        "Confinement(landlock_instead=True), which keeps writes to the branch without namespaces"
     )
+
+
+def _what_forbids() -> str:
+    """The setting of the kernel that is in the way, as far as it tells."""
+    for setting, forbidding in (
+        ("user/max_user_namespaces", "0"),
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ):
+        try:
+            with open(f"/proc/sys/{setting}") as file:
+                if file.read().strip() == forbidding:
+                    return f"{setting.replace('/', '.')} is {forbidding}"
+        except OSError:
+            continue
+    return "a security policy or a container's filter forbids them: forkwise doctor says more"

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
+from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
 from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail, Mount
+from forkwise.sandbox.landlock import usual_devices
 from forkwise.sandbox.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 
-__all__ = ["plan_jail"]
+__all__ = ["plan_jail", "plan_landlock"]
 
 _EVERYBODY = "0 0 4294967295"
 # What a root that owns nothing but files needs: to own, to read and to write them, and to become others.
@@ -40,6 +42,22 @@ def plan_jail(
         gid_map=_EVERYBODY if is_root else f"{os.getegid()} {os.getegid()} 1",
         keeps_caps=_FILE_CAPS if is_root else [],
         seccomp=_filter(confinement.name),
+    )
+
+
+def plan_landlock(seen_at: str, temporary: str, confinement: Confinement) -> Jail:
+    """A jail without namespaces, for where there are none: writes go to the branch, a temporary directory and what was
+    made writable, and nowhere else."""
+    if confinement.network != "host":
+        raise NamespaceError(f"a network {confinement.network!r} cannot be had without namespaces")
+    writable = [seen_at, temporary, *confinement.writable_paths(), *usual_devices()]
+    return Jail(
+        flags=0,
+        mounts=[],
+        read_only=confinement.read_only,
+        cwd=seen_at,
+        seccomp=_filter(confinement.name),
+        landlock=writable if confinement.read_only else None,
     )
 
 

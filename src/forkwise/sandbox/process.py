@@ -51,12 +51,15 @@ class Finished:
 class SandboxProcess:
     """A running sandbox. ``pid`` is its first process as the host numbers it."""
 
-    def __init__(self, pid: int, pidfd: int, status: int, supervision: Supervision) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, status: int, supervision: Supervision, ended_by: int = signal.SIGKILL
+    ) -> None:
         self.pid = pid
         self.status = status
         self.supervision = supervision
         self.uplink: Uplink | None = None
         self._pidfd = pidfd
+        self._ended_by = ended_by
         self._told = b""
         self._started = time.monotonic()
         self._gone = False
@@ -74,7 +77,7 @@ class SandboxProcess:
         """End it at once, with all descendants, whatever they do about it."""
         if not self._gone:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, self._ended_by)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is gone; False where that takes longer than ``timeout`` seconds."""

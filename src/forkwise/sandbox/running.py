@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forkwise.errors import BranchError
+from forkwise.errors import BranchError, NamespaceError
 from forkwise.files import namespace
 from forkwise.files.branch import Branch
 from forkwise.files.owner import Owner
 from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.plan import plan_jail
+from forkwise.sandbox.plan import plan_jail, plan_landlock
 from forkwise.sandbox.process import Finished, SandboxProcess
 from forkwise.sandbox.supervision import Supervision
 
@@ -93,33 +94,17 @@ def spawn(
     where = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
     jail = plan_jail(where, _seen_at(branch), branch, wanted, environment)
-    if cwd is not None:
-        jail.cwd = os.path.join(where, cwd)
-    environment |= {"PWD": jail.cwd, "FORKWISE_BRANCH": branch.branch_path}
-    wall = wanted.limits.wall if timeout is None else timeout
     supervision = Supervision(wanted.limits, branch.target)
-    jail.limits = asdict(wanted.limits) if wanted.limits.asked() else {}
-    jail.enforcement = dict(supervision.enforcement)
-    jail.cgroups = list(supervision.group.paths)
-    status, told = os.pipe()
-    word, giver = os.pipe()
     try:
-        request = {"argv": list(argv), "env": environment, "wall": wall, "terminal": server is not None}
-        pid, pidfd = start(jail, request, (*fds, told, word), server)
-        process = SandboxProcess(pid, pidfd, status, supervision)
+        process, giver = _start(jail, argv, environment, fds, supervision, _Start(branch, wanted, timeout, cwd, server))
     except BaseException:
-        os.close(status)
-        os.close(giver)
         supervision.close()
         raise
-    finally:
-        os.close(told)
-        os.close(word)
     try:
         if wanted.network == "private":
-            process.uplink = Uplink(pid)
+            process.uplink = Uplink(process.pid)
         if is_private(branch):
-            note_private(branch.home, Owner.of(pid))
+            note_private(branch.home, Owner.of(process.pid))
         os.write(giver, b"1")
     except BaseException:
         process.close()
@@ -127,6 +112,62 @@ def spawn(
     finally:
         os.close(giver)
     return process
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a start needs to know beside its jail."""
+
+    branch: Branch
+    confinement: Confinement
+    timeout: float | None
+    cwd: str | None
+    server: Server | None
+
+
+def _start(
+    jail: Jail,
+    argv: Sequence[str],
+    environment: dict[str, str],
+    fds: tuple[int, int, int],
+    supervision: Supervision,
+    wanted: _Start,
+) -> tuple[SandboxProcess, int]:
+    """Have the sandbox made; gives it, and the descriptor to which the word to begin is written."""
+    limits = wanted.confinement.limits
+    jail.limits = asdict(limits) if limits.asked() else {}
+    jail.enforcement = dict(supervision.enforcement)
+    jail.cgroups = list(supervision.group.paths)
+    if wanted.cwd:
+        jail.cwd = os.path.join(jail.cwd, wanted.cwd)
+    request = {
+        "argv": list(argv),
+        "env": environment | {"PWD": jail.cwd, "FORKWISE_BRANCH": wanted.branch.branch_path},
+        "wall": limits.wall if wanted.timeout is None else wanted.timeout,
+        "terminal": wanted.server is not None,
+    }
+    status, told = os.pipe()
+    word, giver = os.pipe()
+    try:
+        pid, pidfd = start(jail, request, (*fds, told, word), wanted.server)
+        ended_by = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
+        return SandboxProcess(pid, pidfd, status, supervision, ended_by), giver
+    except NamespaceError:
+        os.close(status)
+        os.close(giver)
+        if not wanted.confinement.landlock_instead or jail.landlock is not None:
+            raise
+        own = f"{wanted.branch.home}/tmp"
+        os.makedirs(own, mode=0o700, exist_ok=True)
+        weaker = plan_landlock(os.fspath(wanted.branch.path), own, wanted.confinement)
+        return _start(weaker, argv, environment | {"TMPDIR": own}, fds, supervision, wanted)
+    except BaseException:
+        os.close(status)
+        os.close(giver)
+        raise
+    finally:
+        os.close(told)
+        os.close(word)
 
 
 def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:

@@ -18,7 +18,16 @@ from typing import Any, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path, without the packages of its user
 
-from forkwise.sandbox.jail import Jail, clone, confine, die_with_parent, move_in, write_maps
+from forkwise.sandbox.jail import (
+    CLONE_NEWPID,
+    Jail,
+    adopt_orphans,
+    clone,
+    confine,
+    die_with_parent,
+    move_in,
+    write_maps,
+)
 
 __all__ = ["main"]
 
@@ -67,12 +76,16 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
     """The first process of a sandbox: sets it up, starts the command, reaps, watches the clock, tells the outcome."""
     status = fds[3]
     try:
-        die_with_parent()
+        # With process numbers of its own, its end is the end of all. Without, it has to see to that itself.
+        has_own = bool(jail.flags & CLONE_NEWPID)
+        if not has_own:
+            adopt_orphans()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        die_with_parent(signal.SIGKILL if has_own else signal.SIGTERM)
         if os.read(gate, 1) != b"1":
             os._exit(1)
         os.close(gate)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         if not request["terminal"]:
             os.setsid()
         move_in(jail)
@@ -85,7 +98,10 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
             _become_command(jail, request, fds)
         for fd in fds[:3]:
             os.close(fd)
-        _tell(status, _watch(command, started, request["wall"]))
+        outcome = _watch(command, started, request["wall"])
+        if not has_own:
+            _end_descendants()
+        _tell(status, outcome)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
         _tell(status, _failure(error))
     os._exit(0)
@@ -99,7 +115,10 @@ def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
         if left <= 0:
             cause = "timeout"
             break
-        signal.sigtimedwait({signal.SIGCHLD}, left)
+        came = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, left)
+        if came is not None and came.si_signo == signal.SIGTERM:
+            cause = "killed"
+            break
         while True:
             try:
                 pid, how = os.waitpid(-1, os.WNOHANG)
@@ -117,6 +136,19 @@ def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
         "cpu": used.ru_utime + used.ru_stime,
         "memory": used.ru_maxrss * 1024,
     }
+
+
+def _end_descendants() -> None:
+    """Kill all that is left, generation by generation: whoever loses its parent becomes a child of this process."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+        if not children:
+            return
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
 
 
 def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoReturn:

@@ -1,0 +1,102 @@
+"""Where user namespaces are forbidden: an error that names what forbids them, or Landlock for those who accept it.
+
+A user namespace in which no further ones may be made stands for such a machine; the tests run inside it as a user
+with no privileges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.need import need
+from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
+
+TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
+
+PROGRAM = """
+import json, os, sys
+from forkwise import Confinement, NamespaceError, Workspace
+said = {}
+ws = Workspace(sys.argv[1])
+branch = ws.branch("b")
+try:
+    branch.run(["true"])
+except NamespaceError as error:
+    said["error"] = str(error)
+weaker = Confinement.standard(landlock_instead=True)
+script = "pwd; echo two > a.txt; echo x > $TMPDIR/x; echo y > " + sys.argv[2] + "; (setsid sleep 1000 &) ; true"
+done = branch.run(["sh", "-c", script], confinement=weaker, text=True)
+said |= {"path": str(branch.path), "stdout": done.stdout, "stderr": done.stderr, "changed": branch.delta().changed}
+late = branch.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], confinement=weaker, timeout=0.3)
+said["ending"] = late.ending
+try:
+    branch.run(["true"], confinement=Confinement.strict(landlock_instead=True))
+except NamespaceError as error:
+    said["strict"] = str(error)
+with open("/proc/self/task/" + str(os.getpid()) + "/children") as file:
+    said["servers"] = len(file.read().split())
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> Iterator[dict[str, object]]:
+    """What a program saw that ran where no user namespaces can be made."""
+    with readable_copy(TOOLS) as room:
+        home = room / "home"
+        (home / "project").mkdir(parents=True)
+        (home / "project/a.txt").write_text("one\n")
+        for path in (home, home / "project", home / "project/a.txt"):
+            os.chown(path, SOMEBODY, SOMEBODY)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{room}/src:{room}/tools",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(home),
+        }
+        forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+        program = [interpreter(), "-c", PROGRAM, str(home / "project"), str(home / "outside")]
+        command = as_somebody(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", *program])
+        done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+        need("unshare failed" not in done.stderr, "no user namespace to forbid others in")
+        assert done.returncode == 0, done.stderr
+        yield {**json.loads(done.stdout), "outside": (home / "outside").exists(), "left": _left(str(home))}
+
+
+def _left(home: str) -> list[str]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"HOME={home}".encode() in environ:
+            found.append(Path(f"/proc/{pid}/cmdline").read_text())
+    return found
+
+
+def test_the_error_names_what_forbids_them(said: dict[str, object]) -> None:
+    assert "user.max_user_namespaces is 0" in str(said["error"])
+    assert "landlock_instead" in str(said["error"])
+
+
+def test_landlock_keeps_writes_to_the_branch(said: dict[str, object]) -> None:
+    assert said["stdout"] == f"{said['path']}\n"
+    assert said["changed"] == ["a.txt"]
+    assert "Permission denied" in str(said["stderr"])
+    assert said["outside"] is False
+
+
+def test_nothing_is_left_although_processes_are_numbered_together(said: dict[str, object]) -> None:
+    assert said["ending"] == "timeout"
+    assert said["left"] == []
+
+
+def test_what_it_cannot_do_it_refuses(said: dict[str, object]) -> None:
+    assert "network 'none' cannot be had" in str(said["strict"])
