@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
@@ -155,9 +156,14 @@ class _Decision:
     def leaves(self, path: str, *, is_deleted: bool) -> bool:
         """Whether a path stays as the parent has it: it or what it lies in was dropped, or what it would take along."""
         parts = path.split("/")
-        if any("/".join(parts[:n]) in self.dropped for n in range(1, len(parts) + 1)):
+        if any("/".join(parts[:n]) in self.left for n in range(1, len(parts) + 1)):
             return True
-        return is_deleted and any(d.startswith(f"{path}/") for d in self.dropped)
+        return is_deleted and any(d.startswith(f"{path}/") for d in self.left)
+
+    @cached_property
+    def left(self) -> set[str]:
+        """The dropped paths without the directories of which only the metadata is left as it is."""
+        return self.dropped & {e.path for e in self.scan.entries}
 
     def _merge(
         self, branch: Branch, birth: Birth, found: list[Conflict], entries: dict[str, Entry], on_conflict: OnConflict
@@ -198,7 +204,7 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
         if branch.commits_into_layer:
             plan = plan_layer(branch.target, parent.target, decision.dropped)
             mark_opaque(branch.target, plan.opaque)
-            unmark_origins(branch.target, plan.foreign)
+            unmark_origins(branch.target, [*plan.foreign, *scan.moved])
         else:
             moves = moves and not branch.view_kind.whole and transaction.stage is None
             plan = plan_directory(

@@ -27,13 +27,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from forkwise.files.beneath import open_directory, open_root
+from forkwise.files.marks import is_of_user
 from forkwise.files.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 
 __all__ = ["Held", "Meta", "Run", "Slots", "Step", "StepCode", "facts", "invert", "perform", "revert", "set_metas"]
 
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
-_HALFWAY = ".halfway"
+_HALFWAY = "halfway"  # no slot has that name
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 #: Mode and mtime of a directory that enters a target, and of one that leaves it.
 Held: TypeAlias = tuple[list[int] | None, list[int] | None]
@@ -159,12 +161,11 @@ def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bo
     for run in reversed(list(runs)):
         try:
             here = _RunDirectories(run, slots, sync)
-        except FileNotFoundError:
-            continue  # inside a directory that was itself never put
         except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.ELOOP, errno.ENOTDIR):
+            if error.errno not in _NOT_THERE:
                 raise
-            left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
+            if error.errno != errno.ENOENT:  # that is inside a directory that was itself never put
+                left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
             continue
         with here:
             left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
@@ -209,7 +210,7 @@ class _RunDirectories:
         fd, slot = self._slot(step)
         with _Movable(step, (fd, slot), (target, name)):
             if step.code == "swap":
-                _exchange(fd, slot, target, name)
+                self._exchange(fd, slot, name)
             elif step.code == "put":
                 _move(fd, slot, target, name)
             elif step.code == "take":
@@ -227,8 +228,8 @@ class _RunDirectories:
                 return self._undo_swap(step, fd, slot)
             there = _inode(self.target, step.name)
             if step.code == "put":
-                if there != step.enters or _inode(fd, slot):
-                    return bool(_inode(fd, slot))
+                if (kept := _inode(fd, slot)) or there != step.enters:
+                    return bool(kept) and there != step.enters
                 _move(self.target, step.name, fd, slot)
             elif step.code == "take":
                 if not _inode(fd, slot):
@@ -240,20 +241,46 @@ class _RunDirectories:
                 if not there:
                     self._mkdir(step)
             elif there:
-                os.rmdir(step.name, dir_fd=self.target)
+                return self._undo_mkdir(step)
+        return True
+
+    def _undo_mkdir(self, step: Step) -> bool:
+        try:
+            os.rmdir(step.name, dir_fd=self.target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY):
+                raise
+            return error.errno == errno.ENOTDIR  # it was not made yet: there is what has to go first
         return True
 
     def _undo_swap(self, step: Step, fd: int, slot: str) -> bool:
-        there = _inode(self.target, step.name)
-        if _inode(fd, slot + _HALFWAY):
-            if there:
+        there, kept = _inode(self.target, step.name), _inode(fd, slot)
+        if not (there and kept) and (halfway := _inode(self.slots.side, _HALFWAY)) in (step.enters, step.leaves):
+            # Killed between the renames of an exchange, there or back.
+            if there == step.enters:
                 _move(self.target, step.name, fd, slot)
-            _move(fd, slot + _HALFWAY, self.target, step.name)
+            elif kept == step.leaves:
+                _move(fd, slot, self.target, step.name)
+            if halfway == step.enters:
+                _move(self.slots.side, _HALFWAY, fd, slot)
+            else:
+                _move(self.slots.side, _HALFWAY, self.target, step.name)
             return True
         if there == step.enters:
-            _exchange(fd, slot, self.target, step.name)
+            self._exchange(fd, slot, step.name)
             return True
-        return _inode(fd, slot) == step.enters
+        return kept == step.enters
+
+    def _exchange(self, fd: int, slot: str, name: str) -> None:
+        try:
+            renameat2(fd, slot, self.target, name, RENAME_EXCHANGE)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            side = self.slots.side
+            os.rename(name, _HALFWAY, src_dir_fd=self.target, dst_dir_fd=side)
+            os.rename(slot, name, src_dir_fd=fd, dst_dir_fd=self.target)
+            os.rename(_HALFWAY, slot, src_dir_fd=side, dst_dir_fd=fd)
 
     def _slot(self, step: Step) -> tuple[int, str]:
         return (self.slots.side, step.slot) if step.slot else (self.layer, step.name)
@@ -335,29 +362,17 @@ def _move(source: int, old: str, target: int, new: str) -> None:
         os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _exchange(slot_fd: int, slot: str, target: int, name: str) -> None:
-    try:
-        renameat2(slot_fd, slot, target, name, RENAME_EXCHANGE)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS):
-            raise
-        os.rename(name, slot + _HALFWAY, src_dir_fd=target, dst_dir_fd=slot_fd)
-        os.rename(slot, name, src_dir_fd=slot_fd, dst_dir_fd=target)
-        os.rename(slot + _HALFWAY, slot, src_dir_fd=slot_fd, dst_dir_fd=slot_fd)
-
-
 def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
     """Give directories beneath a root the metadata they had before, or have after."""
     for meta in metas:
         try:
             fd = open_directory(root, meta.path, os.O_PATH)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
             continue
         try:
-            if side == "before":
-                _set_meta(fd, ".", meta.before, meta.attributes_before)
-            else:
-                _set_meta(fd, ".", meta.after, meta.attributes_after)
+            _set_meta(fd, ".", getattr(meta, side), getattr(meta, f"attributes_{side}"))
         finally:
             os.close(fd)
 
@@ -378,7 +393,7 @@ def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] 
 def _set_attributes(path: str, wanted: dict[str, str]) -> None:
     for attribute in os.listxattr(path, follow_symlinks=False):
         # Only the user's own are ours to take away; a label of the security system may have been put there for us.
-        if attribute not in wanted and attribute.startswith("user.") and not attribute.startswith("user.overlay."):
+        if attribute not in wanted and is_of_user(attribute):
             os.removexattr(path, attribute, follow_symlinks=False)
     for attribute, value in wanted.items():
         os.setxattr(path, attribute, bytes.fromhex(value), follow_symlinks=False)

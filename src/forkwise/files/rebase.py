@@ -20,8 +20,8 @@ from forkwise.files.layer import Entry, Scan, Touched
 from forkwise.files.marks import mark_origins, unmark_origins
 from forkwise.files.merging import merge_conflicts
 from forkwise.files.parent import Parent
-from forkwise.files.record import Record
 from forkwise.files.plan import find_conflicts, unresolved
+from forkwise.files.record import Record
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
 from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
@@ -207,6 +207,8 @@ def _replay(
             os.close(root)
         birth.rebased = lock.now()
         birth.save(home)
+        if os.path.exists(f"{branch.home}/frozen"):
+            os.close(os.open(f"{home}/frozen", os.O_CREAT | os.O_CLOEXEC, 0o600))
         root = open_root(parent.place.path)
         try:
             renameat2(root, os.path.relpath(home, parent.place.path), root, f"branches/{branch.name}", RENAME_EXCHANGE)

@@ -174,7 +174,7 @@ def _take_back(place: Place, target: str, history: str, record: Record) -> list[
         if os.path.isdir(f"{history}/home"):
             os.rename(f"{history}/home", place.home(record.home))
         layer = f"{place.home(record.home)}/layer"
-    elif record.layer:
+    elif record.layer and os.path.isdir(f"{place.path}/{record.layer}"):  # a whole view's commit went without
         layer = f"{place.path}/{record.layer}"
     side = f"{target}/{record.stage}" if record.stage else f"{place.path}/{record.side}"
     slots = Slots(target, layer, side)

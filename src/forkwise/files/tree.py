@@ -36,6 +36,7 @@ class _TreeReader(Reader):
         super().__init__(root, lower)
         self.base = base
         self.made = made
+        self.is_touched = False
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
         known = self.base.directory(path)
@@ -53,6 +54,7 @@ class _TreeReader(Reader):
             if old is not None:
                 self.add(Entry(path, name, None, old, True, True))
         if len(self.scan.entries) > seen or os.fstat(fd).st_ctime_ns >= self.made:
+            self.is_touched = True
             self.touch(path, fd, parent)
 
     def _read_entry(
@@ -86,8 +88,8 @@ class _TreeReader(Reader):
             self.add_unit(Entry(path, name, new, old, existed, True))
 
     def _is_changed(self, path: str) -> bool:
-        """Whether the branch wrote anything into a directory that the parent no longer has."""
+        """Whether the branch changed a directory that the parent no longer has, or anything inside it."""
         inside = _TreeReader(self.root, self.lower, self.base, self.made)
         inside.pending = [path]
         inside.read()
-        return bool(inside.scan.entries)
+        return inside.is_touched

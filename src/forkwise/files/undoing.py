@@ -41,9 +41,8 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         records = _records(place)
         record = _choose(place, records, number)
         runs, metas = invert(record.runs, record.metas)
-        made = {join(run.directory, s.name) for run in runs for s in run.steps if s.code == "mkdir"}
         restored = _Restored(place, [r for r in reversed(records) if r.number > record.number])
-        with _Target(workspace.target, _finished(place, record), made, restored) as target:
+        with _Target(workspace.target, _finished(place, record), runs, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -128,14 +127,17 @@ class _Restored:
 
 
 class _Target:
-    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished``; ``made`` are
-    the directories that the undo itself will make again."""
+    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished`` and what the
+    steps ``runs`` of an undo will do there."""
 
-    def __init__(self, path: str, finished: int, made: set[str], restored: _Restored) -> None:
+    def __init__(self, path: str, finished: int, runs: list[Run], restored: _Restored) -> None:
         self.lower = Lower([path])
         self.root = open_root(path)
         self.finished = finished
-        self.made = made
+        self.made, self.taken = (
+            {join(run.directory, s.name) for run in runs for s in run.steps if s.code == code}
+            for code in ("mkdir", "take")
+        )
         self.restored = restored
 
     def __enter__(self) -> _Target:
@@ -151,7 +153,7 @@ class _Target:
         with self.lower.directory(directory) as held:
             there = held.lookup(step.name)
             if step.code in ("put", "mkdir"):
-                if there is not None:
+                if there is not None and path not in self.taken:
                     return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
                 return (
                     []
