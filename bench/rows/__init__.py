@@ -11,6 +11,7 @@ from bench.rows.branch import measure_branch
 from bench.rows.commit import measure_commit
 from bench.rows.git_status import measure_git_status
 from bench.rows.live import measure_live
+from bench.rows.sandbox import measure_sandbox
 from bench.rows.walk import measure_walk
 
 __all__ = ["ROWS"]
@@ -21,6 +22,7 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "commit": measure_commit,
     "walk": measure_walk,
     "git-status": measure_git_status,
+    "sandbox": measure_sandbox,
     "abort": measure_abort,
     "live": measure_live,
 }
