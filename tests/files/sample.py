@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import stat
@@ -44,7 +43,7 @@ def grow(root: Path) -> None:
     _write(root, {"pair-1": "linked\n", "times": "same\n", _NEWLINE: "n\n", _NOT_UTF8: "u\n"})
     os.link(root / "pair-1", root / "pair-2")
     with open(root / "sparse", "wb") as file:
-        file.truncate(1 << 20)
+        file.truncate(1 << 17)
         file.write(b"begin")
     (root / "read-only").chmod(0o555)
     for path in [*root.rglob("*"), root]:
@@ -110,11 +109,11 @@ def alter(root: Path) -> None:
     _add(root, {"new-pair-1": "linked\n"}, touched)
     os.link(root / "new-pair-1", root / "new-pair-2")
     with open(root / "sparse", "r+b") as file:
-        file.truncate(1 << 21)
-        file.seek(1 << 20)
+        file.truncate(1 << 18)
+        file.seek(1 << 17)
         file.write(b"middle")
     with open(root / "new-sparse", "wb") as file:
-        file.seek(1 << 20)
+        file.seek(1 << 17)
         file.write(b"end")
     _overwrite(root / _NEWLINE, "nn\n", touched)
     _remove(root / _NOT_UTF8, touched)
@@ -171,7 +170,7 @@ def picture(root: str | os.PathLike[str], *, owners: bool = True) -> Picture:
         content: object = None
         if kind == stat.S_IFREG:
             with open(path, "rb") as file:
-                content = entry.st_size, hashlib.sha256(file.read()).digest()
+                content = file.read()
         elif kind == stat.S_IFLNK:
             content = os.readlink(path)
         elif kind == stat.S_IFDIR:

@@ -24,27 +24,54 @@ from forkwise.files import copying, syscalls
 
 __all__ = ["CALLS", "Outcome", "Steps", "fork", "in_child"]
 
-_OS = ["chmod", "chown", "copy_file_range", "fchmod", "fchown", "fsync", "ftruncate", "link", "mkdir", "pwrite", "removexattr", "rename", "rmdir", "setxattr", "symlink", "truncate", "unlink", "utime", "write"]
+_OS = (
+    *("chmod", "chown", "copy_file_range", "fchmod", "fchown", "fsync", "ftruncate", "link", "mkdir", "pwrite"),
+    *("removexattr", "rename", "rmdir", "setxattr", "symlink", "truncate", "unlink", "utime", "write"),
+)
 _FOREIGN = ("_mount", "_renameat2", "_syncfs", "_umount2")
 _CREATING = os.O_CREAT | os.O_TRUNC
 
-#: What the same calls are named by the kernel, for strace.
-CALLS = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "copy_file_range", "fsync", "fdatasync", "ftruncate", "truncate", "link", "linkat", "mkdir", "mkdirat", "pwrite64", "removexattr", "lremovexattr", "fremovexattr", "rename", "renameat", "renameat2", "rmdir", "setxattr", "lsetxattr", "fsetxattr", "symlink", "symlinkat", "unlink", "unlinkat", "utimensat", "write", "mount", "umount2", "syncfs", "mknod", "mknodat", "sendfile", "fallocate"]
+#: What the kernel calls them, by the name they are counted under; it has more names for most.
+CALLS = {
+    "chmod": ("chmod", "fchmod", "fchmodat", "fchmodat2"),
+    "chown": ("chown", "lchown", "fchown", "fchownat"),
+    "copy_file_range": ("copy_file_range",),
+    "fsync": ("fsync", "fdatasync"),
+    "ftruncate": ("ftruncate", "truncate", "fallocate"),
+    "link": ("link", "linkat"),
+    "mkdir": ("mkdir", "mkdirat"),
+    "mknod": ("mknod", "mknodat"),
+    "mount": ("mount",),
+    "pwrite": ("pwrite64", "pwritev", "pwritev2"),
+    "removexattr": ("removexattr", "lremovexattr", "fremovexattr"),
+    "rename": ("rename", "renameat"),
+    "renameat2": ("renameat2",),
+    "sendfile": ("sendfile", "splice"),
+    "setxattr": ("setxattr", "lsetxattr", "fsetxattr"),
+    "symlink": ("symlink", "symlinkat"),
+    "syncfs": ("syncfs", "sync"),
+    "umount2": ("umount2",),
+    "unlink": ("unlink", "unlinkat", "rmdir"),
+    "utime": ("utimensat",),
+    "write": ("write", "writev"),
+}
 
 
 class Steps:
     """A count of the calling thread's changes; at number ``at`` the process is killed, or ``error`` is answered.
 
-    ``error`` may come from then on again and again (``lasting``). ``match`` picks calls by name.
+    Instead of a number it may be the rename of a path that ends in ``path``. ``error`` may come from then on again
+    and again (``lasting``). ``flagless`` makes the filesystem one that knows plain renames only.
     """
 
     def __init__(
-        self, at: int = 0, error: int = 0, *, lasting: bool = False, match: Callable[[str], bool] | None = None
-    ):
+        self, at: int = 0, error: int = 0, *, path: str = "", lasting: bool = False, flagless: bool = False
+    ) -> None:
         self.at = at
+        self.path = path
         self.error = error
         self.lasting = lasting
-        self.match = match
+        self.flagless = flagless
         self.seen: list[str] = []
         self._thread = threading.get_ident()
 
@@ -66,12 +93,14 @@ class Steps:
             for module, name, function in kept:
                 setattr(module, name, function)
 
-    def _due(self, name: str) -> bool:
+    def _due(self, name: str, path: object = None) -> bool:
         """Count one call; True where it has to fail."""
         if threading.get_ident() != self._thread:
             return False
         self.seen.append(name)
         count = len(self.seen)
+        if self.path and name == "rename" and str(path).endswith(self.path):
+            self.at = count
         if not self.at or count < self.at or (count > self.at and not self.lasting):
             return False
         if not self.error:
@@ -82,7 +111,7 @@ class Steps:
         def call(*args: Any, **kwargs: Any) -> Any:
             # How often the lock is touched, to read the filesystem's clock, is up to that clock.
             reads_clock = name == "utime" and not kwargs
-            if not reads_clock and self._due(name):
+            if not reads_clock and self._due(name, args[0]):
                 raise OSError(self.error, os.strerror(self.error), args[0] if isinstance(args[0], str) else None)
             return function(*args, **kwargs)
 

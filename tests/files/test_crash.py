@@ -7,23 +7,26 @@ symlinks and attributes of everything. After a before the branch is as it was, t
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from forkwise import Workspace
-from forkwise.errors import BranchNotFoundError
-from forkwise.files import trash
 from forkwise.files.views.mountpoint import mounts
 from tests.files.images import mounted_tmpfs
-from tests.files.sample import Picture, alter, alter_again, grow, picture
-from tests.files.steps import Steps, in_child
+from tests.files.scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
+from tests.files.steps import CALLS, Steps
 
 RANDOM_KILLS = 500
 LAST = 10  # steps around the moment at which it has happened: each of these is killed in a scene of its own
+JOURNAL = ("rename", "renameat2", "symlink", "fsync", "syncfs")
 NOBODY = 65534
 
 
@@ -55,156 +58,48 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> 
         empty(where)
 
 
-def empty(where: Path) -> None:
-    """Leave nothing mounted beneath a filesystem that is to go, also where a test failed half way."""
-    trash.wait()
-    for mount in reversed(mounts()):
-        if mount.point.startswith(f"{where}/"):
-            syscalls.umount2(mount.point, syscalls.MNT_DETACH)
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """One that everybody can reach and write to."""
+    where = Path(tempfile.mkdtemp())
+    where.chmod(0o755)
+    with mounted_tmpfs(where):
+        where.chmod(0o777)
+        # Once as root: what Python loads late, another user may not be able to read.
+        Stage(partial(Undo, where, "copy")).count_steps(flagless=False)
+        for name in os.listdir(where):
+            shutil.rmtree(where / name)
+        yield where
+        empty(where)
+    where.rmdir()
 
 
-class Scene:
-    """A workspace with a branch of more than fifty changes: what is done to it can be killed and judged."""
+def kill_everywhere(
+    make: Callable[[], Scene],
+    *,
+    finish_every: int = 1,
+    flagless: bool = False,
+    copies: bool = False,
+    only: Callable[[int], bool] = lambda _: True,
+    user: int = 0,
+) -> None:
+    """Kill at every step. A scene that is as before is used again, unless it is finished to see that it can be.
 
-    def __init__(self, base: Path, view: str = "overlay", root: Path | None = None) -> None:
-        self.state = base / "state"
-        self.root = root or base / "workspace"
-        self.view = view
-        os.environ["XDG_STATE_HOME"] = str(self.state)
-        self.prepare()
-        self.before = self.look()
-        self.delta = self.changes()
-
-    def prepare(self) -> None:
-        grow(self.root)
-        branch = Workspace(self.root, view=self.view).branch("b")
-        alter(branch.path)
-        self.after = picture(branch.path)
-
-    def act(self) -> None:
-        """What is killed."""
-        Workspace(self.root).open("b").commit()
-
-    def look(self) -> Picture:
-        """What must be before or after."""
-        return picture(Workspace(self.root).path)
-
-    def changes(self) -> object:
-        branch = Workspace(self.root).open("b")
-        return branch.delta(), differences(self.after, picture(branch.path))
-
-    def judge(self) -> str:
-        """``before`` or ``after``; anything else fails."""
-        now = self.look()
-        if now == self.after:
-            self.is_after()
-            return "after"
-        assert now == self.before, differences(self.before, now) or differences(self.after, now)
-        self.is_before()
-        return "before"
-
-    def is_before(self) -> None:
-        assert self.changes() == self.delta
-
-    def is_after(self) -> None:
-        workspace = Workspace(self.root)
-        with pytest.raises(BranchNotFoundError):
-            workspace.open("b")
-        assert [c.kind for c in workspace.history()] == ["commit"]
-
-    def finish(self) -> None:
-        """After a before: done once more, unharmed, it gives the after."""
-        self.act()
-        now = self.look()
-        assert now == self.after, differences(self.after, now)
-        self.is_after()
-
-    def drop(self) -> None:
-        for branch in reversed(Workspace(self.root).branches()):
-            branch.abort()
-        trash.wait()
-        for path in (self.root, self.state):
-            for entry in os.scandir(path):
-                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-
-
-class Undo(Scene):
-    """The commit is done, and being taken back."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.after = picture(self.root)
-        Workspace(self.root).open("b").commit()
-
-    def act(self) -> None:
-        Workspace(self.root).undo(1)
-
-    def changes(self) -> object:
-        return [c.id for c in Workspace(self.root).history()]
-
-    def is_after(self) -> None:
-        assert [(c.kind, c.undoes) for c in Workspace(self.root).history()] == [("undo", 1), ("commit", None)]
-
-
-class Nested(Scene):
-    """A branch of a branch is committed into it; its parent is looked at through its own view."""
-
-    def prepare(self) -> None:
-        grow(self.root)
-        parent = Workspace(self.root, view=self.view).branch("p")
-        alter(parent.path)
-        branch = parent.branch("b")
-        alter_again(branch.path)
-        self.after = picture(branch.path)
-
-    def act(self) -> None:
-        Workspace(self.root).open("p/b").commit()
-
-    def look(self) -> Picture:
-        return picture(Workspace(self.root).open("p").path)
-
-    def changes(self) -> object:
-        branch = Workspace(self.root).open("p/b")
-        return branch.delta(), differences(self.after, picture(branch.path))
-
-    def is_after(self) -> None:
-        with pytest.raises(BranchNotFoundError):
-            Workspace(self.root).open("p/b")
-
-
-def differences(wanted: Picture, found: Picture) -> dict[bytes, object]:
-    return {p: (wanted.get(p), found.get(p)) for p in sorted({*wanted, *found}) if wanted.get(p) != found.get(p)}
-
-
-def kill_everywhere(make: Callable[[], Scene], *, finish_every: int = 1, flagless: bool = False) -> None:
-    """Kill at every step. A scene that is as before is used again, unless it is finished to see that it can be."""
+    ``copies``: most steps do nothing but copy content aside; of those every ninth is taken.
+    """
+    stage = Stage(make, user)
     counts: Counter[str] = Counter()
-    steps = len(count_steps(make, flagless=flagless))
-    scene = make()
-    for step in range(1, steps + 1):
-        assert in_child(scene.act, Steps(step, flagless=flagless)).killed, f"step {step} of {steps}"
-        state = scene.judge()
-        counts[state] += 1
-        if state == "before" and (step % finish_every == 0 or step > steps - LAST):
-            scene.finish()
-            state = "after"
-        if state == "after":
-            scene.drop()
-            scene = make()
-    scene.drop()
-    print(f"killed at {steps} steps: {dict(counts)}")
-    assert counts["before"] > 50
-    assert counts["after"] > 0
-
-
-def count_steps(make: Callable[[], Scene], *, flagless: bool = False) -> list[str]:
-    """All there are when nobody is killed."""
-    scene = make()
-    outcome = in_child(scene.act, Steps(flagless=flagless))
-    assert outcome.raised is None
-    assert scene.judge() == "after"
-    scene.drop()
-    return outcome.calls
+    calls = stage.count_steps(flagless=flagless)
+    for step, name in enumerate(calls, 1):
+        if not only(step) or (copies and name not in JOURNAL and step % 9):
+            continue
+        assert stage.act(Steps(step, flagless=flagless)).killed, f"step {step} of {len(calls)}"
+        is_last = step > len(calls) - LAST
+        counts[stage.judge(finish=step % finish_every == 0 or is_last)] += 1
+    stage.close()
+    print(f"killed at {counts.total()} of {len(calls)} steps: {dict(counts)}")
+    assert counts["before"] > 20
+    assert counts["after"] > 0 or user or only(1) is False
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
@@ -225,7 +120,7 @@ def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> N
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_state_on_another_filesystem_killed_at_every_step(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
     """What is staged inside the workspace is gone after every reopening, and does not show in the root's time."""
-    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=11)
+    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=11, copies=True)
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
@@ -247,32 +142,46 @@ def test_recovery_of_a_branch_killed_at_every_step(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
-def test_recovery_with_state_elsewhere_killed_at_every_step(
-    memory: Path, elsewhere: Path, kind: type[Scene]
+def test_recovery_with_state_elsewhere_killed_at_every_step(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
+    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=2)
+
+
+@pytest.mark.parametrize("kind", [OnOverlay, UndoOnOverlay])
+def test_workspace_on_an_overlay_killed_at_every_step(memory: Path, kind: type[Scene]) -> None:
+    """As in a container: a directory of the lower layer cannot be renamed there, so it goes entry by entry."""
+    kill_everywhere(lambda: kind(memory), finish_every=20, copies=True)
+
+
+def test_commit_on_a_disk_killed(tmp_path: Path) -> None:
+    """The same where syncs are real; few are enough."""
+    kill_everywhere(lambda: Scene(tmp_path), finish_every=5, only=lambda step: step % 5 == 0)
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo])
+def test_without_privileges_killed_at_every_step(public: Path, kind: type[Scene]) -> None:
+    """Read-only directories have to be made writable for a moment, and be read-only again whatever happens."""
+    kill_everywhere(lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY)
+
+
+def test_recovery_without_privileges_killed_at_every_step(public: Path) -> None:
+    kill_recovery_everywhere(lambda: Scene(public, "copy"), user=NOBODY)
+
+
+def kill_recovery_everywhere(
+    make: Callable[[], Scene], *, flagless: bool = False, user: int = 0, every: int = 1
 ) -> None:
-    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere))
-
-
-def kill_recovery_everywhere(make: Callable[[], Scene], *, flagless: bool = False) -> None:
     """Kill just before it has happened, then kill whoever takes that back, at every step of that."""
-    last = count_steps(make, flagless=flagless).rindex("rename") + 1
-    scene = make()
+    stage = Stage(make, user)
     killed = 0
     while True:
-        assert in_child(scene.act, Steps(last, flagless=flagless)).killed
-        if not in_child(scene.look, Steps(killed + 1, flagless=flagless)).killed:
+        assert stage.act(Steps(path="/head.new", flagless=flagless)).killed
+        is_over = not stage.act(Steps(killed * every + 1, flagless=flagless), "look").killed
+        assert stage.judge(finish=is_over or killed % 7 == 6) == "before"
+        if is_over:
             break
         killed += 1
-        assert scene.judge() == "before"
-        if killed % 5 == 0:
-            scene.finish()
-            scene.drop()
-            scene = make()
-    assert scene.judge() == "before"
-    scene.finish()
-    scene.drop()
     print(f"recovery killed at {killed} steps")
-    assert killed > 50
+    assert killed > 40
 
 
 def test_commit_killed_at_random_moments(memory: Path) -> None:
@@ -280,32 +189,71 @@ def test_commit_killed_at_random_moments(memory: Path) -> None:
     chance = random.Random(2)
     counts: Counter[str] = Counter()
     for view in ("overlay", "copy"):
-        duration = measure(lambda view=view: Scene(memory, view))
-        scene = Scene(memory, view)
+        stage = Stage(partial(Scene, memory, view))
+        duration = measure(stage)
         for number in range(RANDOM_KILLS // 2):
-            assert in_child(scene.act, kill_after=chance.uniform(0, 1.2 * duration)).killed
-            state = scene.judge()
-            counts[state] += 1
-            if state == "before" and number % 5 == 0:
-                scene.finish()
-                state = "after"
-            if state == "after":
-                scene.drop()
-                scene = Scene(memory, view)
-        scene.drop()
+            assert stage.act(Steps(), kill_after=chance.uniform(0, 1.2 * duration)).killed
+            counts[stage.judge(finish=number % 7 == 0)] += 1
+        stage.close()
     print(f"killed at {counts.total()} random moments: {dict(counts)}")
     assert counts.total() == RANDOM_KILLS
     assert counts["before"] > 0
     assert counts["after"] > 0
 
 
-def measure(make: Callable[[], Scene]) -> float:
+def measure(stage: Stage) -> float:
     """How long it takes, in seconds, typically."""
     taken = []
     for _ in range(5):
-        scene = make()
+        stage.open()
         begun = time.perf_counter()
-        assert in_child(scene.act).raised is None
+        assert stage.act(Steps()).raised is None
         taken.append(time.perf_counter() - begun)
-        scene.drop()
+        assert stage.judge(finish=False) == "after"
     return sorted(taken)[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "view"), [(Scene, "overlay"), (Scene, "copy"), (Undo, "overlay"), (Nested, "overlay")]
+)
+def test_no_change_goes_uncounted(memory: Path, tmp_path: Path, kind: type[Scene], view: str) -> None:
+    """What the kernel sees of a commit, and what was counted above, is the same, call by call."""
+    scene = kind(memory, view)
+    log = tmp_path / "log"
+    names = {call: name for name, calls in CALLS.items() for call in calls}
+    traced = ",".join(["openat", "ioctl", *(f"?{c}" for c in names)])
+    outcome = run_traced(scene, ["strace", "-o", str(log), "-e", f"trace={traced}", "--seccomp-bpf", "-f"])
+    assert outcome is not None
+    counted, _ = outcome
+    lines = log.read_text(errors="replace").splitlines()
+    main = lines[0].split()[0]
+    marks = [n for n, line in enumerate(lines) if "/proc/forkwise" in line]
+    seen = []
+    for line in lines[marks[0] + 1 : marks[1]]:
+        thread, _, call = line.partition(" ")
+        name = call.strip().partition("(")[0]
+        is_creating = name != "openat" or re.search("O_CREAT|O_TRUNC", call)
+        is_cloning = name != "ioctl" or "FICLONE" in call
+        is_clock = name == "utimensat" and re.search(r"\(\d+, NULL, NULL", call)
+        if thread == main and is_creating and is_cloning and not is_clock and name.isidentifier():
+            seen.append({"openat": "open", "ioctl": "ioctl"}.get(name) or names[name])
+    assert seen == [{"rmdir": "unlink", "truncate": "ftruncate"}.get(c, c) for c in counted]
+    assert scene.judge() == "after"
+    scene.drop()
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("renameat2", n) for n in (1, 20, 45)]
+    + [("rename", n) for n in (1, 2, 3)]
+    + [("utimensat", n) for n in (2, 5)]
+    + [("symlink", 1), ("symlink", 2), ("lremovexattr", 3), ("syncfs", 2), ("fsync", 5)],
+)
+def test_commit_killed_by_the_kernel(memory: Path, call: str, number: int) -> None:
+    """No wrapper at all: strace has the kernel kill a process of its own."""
+    scene = Scene(memory)
+    options = ["-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}", "-o", "/dev/null"]
+    assert run_traced(scene, ["strace", *options]) is None
+    assert scene.judge() == "before"
+    scene.finish()
+    scene.drop()

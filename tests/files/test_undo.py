@@ -428,6 +428,22 @@ def test_undo_all_of_it_in_reverse_restores_everything_exactly(workspace: Worksp
         assert snapshot(workspace.path) == expected
 
 
+def test_redo_refuses_where_what_it_was_made_on_is_undone(workspace: Workspace) -> None:
+    for number in (1, 2):
+        with workspace.branch("b") as branch:
+            write(branch.path / "f", f"{number}\n")
+    second = workspace.undo()
+    first = workspace.undo()
+    now = snapshot(workspace.path)
+    with pytest.raises(ConflictError) as caught:
+        workspace.undo(second)
+    assert caught.value.paths == ("f",)
+    assert snapshot(workspace.path) == now
+    workspace.undo(first)
+    workspace.undo(second)
+    assert (workspace.path / "f").read_text() == "2\n"
+
+
 def test_undo_twice_says_what_to_do_instead(workspace: Workspace) -> None:
     (one,) = commits(workspace, "f")
     undone = workspace.undo(one)

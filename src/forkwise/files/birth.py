@@ -70,14 +70,15 @@ class Birth:
     def load(cls, home: str) -> Birth:
         """Read it; raises BranchNotFoundError where the branch is gone."""
         try:
-            with open(f"{home}/{_FILE}", "rb") as file:
-                data = json.load(file)
+            fd = os.open(f"{home}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             name = os.path.basename(home)
             raise BranchNotFoundError(
                 f"there is no branch {name!r} any more: it was committed or aborted, maybe by another process",
                 branch=name,
             ) from None
+        with open(fd, "rb", buffering=0) as file:
+            data = json.loads(file.readall())
         del data["format"]
         data["owner"] = Owner.load(data["owner"]) if data["owner"] else None
         data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import time
+from functools import lru_cache
 
 from forkwise.errors import MountError
 from forkwise.files.beneath import mount_id
@@ -217,9 +218,18 @@ def is_ordinary(path: str | os.PathLike[str]) -> bool:
 def same_mount(first: str, second: str) -> bool:
     """Whether a file can be renamed from one directory to the other: same device, same mount."""
     try:
-        return os.stat(first).st_dev == os.stat(second).st_dev and _mount_of(first) == _mount_of(second)
+        one, two = os.stat(first), os.stat(second)
+        if one.st_dev != two.st_dev:
+            return False
+        return _is_same_mount(first, second, one.st_dev, one.st_ino, two.st_ino)
     except OSError:
         return False
+
+
+@lru_cache(maxsize=256)
+def _is_same_mount(first: str, second: str, *_identities: int) -> bool:
+    """Remembered for as long as both paths lead to the same directories."""
+    return _mount_of(first) == _mount_of(second)
 
 
 def _mount_of(path: str) -> bytes:

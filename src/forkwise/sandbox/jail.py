@@ -39,6 +39,7 @@ __all__ = [
     "adopt_orphans",
     "clone",
     "confine",
+    "be_looked_into",
     "die_with_parent",
     "move_in",
     "shut_doors",
@@ -53,8 +54,9 @@ CLONE_NEWNET = 0x40000000
 _MOUNT_SETATTR = 442
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
-_RDONLY = 1
+_RDONLY, _NOSUID, _NODEV = 1, 2, 4  # the same numbers for mount(2) and mount_setattr(2)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -142,6 +144,11 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def be_looked_into(allowed: bool) -> None:
+    """Whether processes of the same user may read this one's memory, environment and descriptors."""
+    _libc.prctl(_PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant that loses its own."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -171,13 +178,17 @@ class _Furnisher:
                     self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
 
     def furnish(self) -> None:
+        if self.jail.read_only:
+            # Not only read-only: a device node or a set-uid file is no less one where it cannot be written.
+            _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
         for wanted in self.jail.mounts:
             getattr(self, f"_{wanted.kind}")(wanted)
         if self.jail.read_only:
-            _set_read_only("/", True, recursively=True)
             for wanted in self.jail.mounts:
-                if wanted.writable:
-                    _set_read_only(wanted.target, False, recursively=wanted.kind == "dev")
+                if wanted.kind == "bind" and wanted.writable:
+                    _set_attributes(wanted.target, drop=_RDONLY)
+                elif wanted.kind == "tmpfs" and not wanted.writable:
+                    _set_attributes(wanted.target, add=_RDONLY)
         for fd in self.sources.values():
             os.close(fd)
 
@@ -198,12 +209,12 @@ class _Furnisher:
             "forkwise",
             wanted.target,
             "overlay",
-            0,
+            _NOSUID | _NODEV,
             f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}",
         )
 
     def _tmpfs(self, wanted: Mount) -> None:
-        mount("tmpfs", wanted.target, "tmpfs", 0, wanted.options)
+        mount("tmpfs", wanted.target, "tmpfs", _NOSUID | _NODEV, wanted.options)
 
     def _mask(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
@@ -214,13 +225,11 @@ class _Furnisher:
             mount("/dev/null", wanted.target, None, MS_BIND)
 
     def _proc(self, wanted: Mount) -> None:
-        mount("proc", "/proc", "proc", 0)
-        # A root of this namespace is still the host's root where only the owner of a file counts.
-        for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
-            path = f"/proc/{name}"
-            if os.path.exists(path):
-                mount(path, path, None, MS_BIND | MS_REC)
-                _set_read_only(path, True, recursively=True)
+        mount("proc", "/proc", "proc", _NOSUID | _NODEV)
+        for name in wanted.options.split():
+            with suppress(FileNotFoundError):
+                mount(f"/proc/{name}", f"/proc/{name}", None, MS_BIND | MS_REC)
+                _set_attributes(f"/proc/{name}", add=_RDONLY, recursively=True)
 
     def _dev(self, wanted: Mount) -> None:
         devices = {}
@@ -232,6 +241,8 @@ class _Furnisher:
             os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
             mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
             os.close(fd)
+        # They are the host's own, and stay read-only: that forbids chmod and the like, and no use of the device.
+        _set_attributes("/dev", drop=_NODEV, recursively=True)
         for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")
         os.mkdir("/dev/shm")
@@ -290,8 +301,8 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = [(n, ctypes.c_uint64) for n in ("set", "clear", "propagation", "userns_fd")]
 
 
-def _set_read_only(path: str, read_only: bool, *, recursively: bool) -> None:
-    wanted = _MountAttributes(_RDONLY if read_only else 0, 0 if read_only else _RDONLY, 0, 0)
+def _set_attributes(path: str, *, add: int = 0, drop: int = 0, recursively: bool = False) -> None:
+    wanted = _MountAttributes(add, drop, 0, 0)
     done = _syscall(
         _MOUNT_SETATTR,
         _AT_FDCWD,

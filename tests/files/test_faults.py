@@ -1,0 +1,240 @@
+"""Commits and undos that fail: every error is told as one of forkwise's own, and nothing has changed by it.
+
+Errors are answered at every single call that changes something, and by real filesystems that are full and real
+directories that belong to somebody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from forkwise.errors import BranchingError, CommitError
+from forkwise.files.views.mountpoint import mounts
+from tests.files.images import loop_image, mounted_tmpfs
+from tests.files.sample import picture
+from tests.files.scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
+from tests.files.steps import Steps
+from tests.need import need
+
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EPERM)
+NOBODY = 65534
+
+pytestmark = pytest.mark.filterwarnings("ignore::forkwise.errors.ForkwiseWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    beneath = str(tmp_path_factory.getbasetemp())
+    before = [m for m in mounts() if m.point.startswith(beneath)]
+    yield
+    assert [m for m in mounts() if m.point.startswith(beneath)] == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
+    """A filesystem on which syncing costs nothing."""
+    where = tmp_path_factory.mktemp("memory")
+    with mounted_tmpfs(where):
+        yield where
+        empty(where)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
+    """Another one."""
+    where = tmp_path_factory.mktemp("elsewhere")
+    with mounted_tmpfs(where):
+        yield where
+        empty(where)
+
+
+def fail_everywhere(
+    make: Callable[[], Scene], errors: tuple[int, ...], *, lasting: bool = False, every: int = 1, finish_every: int = 5
+) -> None:
+    """Answer an error at every step, the errors taking turns."""
+    stage = Stage(make)
+    counts: Counter[str] = Counter()
+    calls = stage.count_steps(flagless=False)
+    for step in range(1, len(calls) + 1, every):
+        for error in errors if every == 1 else (errors[step % len(errors)],):
+            call = calls[step - 1]
+            if call == "chown" and error == errno.EPERM:
+                continue  # what a user may not give away is copied as the user's own
+            outcome = stage.act(Steps(step, error, lasting=lasting))
+            assert not outcome.killed
+            case = f"{errno.errorcode[error]} at step {step} of {len(calls)}, {call}"
+            if outcome.raised is not None:
+                assert isinstance(outcome.raised, BranchingError), f"{case}: {outcome.raised!r}"
+                assert isinstance(outcome.raised, CommitError) or call in ("mount", "umount2"), case
+            state = stage.judge(finish=step % finish_every == 0)
+            assert (state == "before") == (outcome.raised is not None), f"{case}: {state}, {outcome.raised!r}"
+            counts[f"{state}"] += 1
+    stage.close()
+    print(f"failed at {len(calls)} steps: {dict(counts)}")
+    assert counts["before"] > 20
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_commit_failing_at_every_step(memory: Path, error: int) -> None:
+    fail_everywhere(partial(Scene, memory), (error,))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_undo_failing_at_every_step(memory: Path, error: int) -> None:
+    fail_everywhere(partial(Undo, memory), (error,))
+
+
+def test_commit_of_a_whole_tree_failing(memory: Path) -> None:
+    fail_everywhere(partial(Scene, memory, "copy"), ERRORS, every=3)
+
+
+def test_commit_into_a_branch_failing(memory: Path) -> None:
+    fail_everywhere(partial(Nested, memory), (errno.EIO, errno.ENOSPC))
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo])
+def test_state_elsewhere_failing(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
+    fail_everywhere(partial(kind, memory, root=elsewhere), ERRORS, every=7)
+
+
+@pytest.mark.parametrize("kind", [Scene, Undo, Nested])
+def test_everything_failing_from_some_step_on(memory: Path, kind: type[Scene]) -> None:
+    """Then even going back fails, and is left to whoever comes when the disk is well again."""
+    fail_everywhere(partial(kind, memory), ERRORS, lasting=True, every=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "error"),
+    [
+        ("renameat2", 1, "EIO"),
+        ("renameat2", 30, "EACCES"),
+        ("mkdir", 8, "ENOSPC"),
+        ("syncfs", 1, "EIO"),
+        ("fsync", 3, "EIO"),
+        ("symlink", 1, "ENOSPC"),
+        ("rename", 3, "EIO"),
+    ],
+)
+def test_commit_failing_by_the_kernel(memory: Path, call: str, number: int, error: str) -> None:
+    """No wrapper at all: strace answers."""
+    scene = Scene(memory)
+    options = ["-f", "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null"]
+    outcome = run_traced(scene, ["strace", *options])
+    assert outcome is not None
+    assert outcome[1] == "CommitError"
+    assert scene.judge() == "before"
+    scene.finish()
+    scene.drop()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
+    """A small disk."""
+    with loop_image("ext4", 24, tmp_path_factory.mktemp("image")) as where:
+        yield where
+        empty(where)
+
+
+class Filler:
+    """Takes all the room of a filesystem but so many kilobytes."""
+
+    def __init__(self, where: Path, left: int) -> None:
+        self.path = where / "filler"
+        with open(self.path, "wb", buffering=0) as file:
+            size = 1 << 20
+            while size >= 1024:
+                try:
+                    is_whole = file.write(bytes(size)) == size
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    is_whole = False
+                size //= 1 if is_whole else 2
+            os.fsync(file)
+            os.ftruncate(file.fileno(), max(0, os.fstat(file.fileno()).st_size - left * 1024))
+            os.fsync(file)
+
+    def free(self) -> None:
+        self.path.unlink()
+
+
+@pytest.mark.parametrize("ground", ["same", "state"])
+@pytest.mark.parametrize(("kind", "view"), [(Scene, "overlay"), (Scene, "copy"), (Undo, "overlay")])
+def test_full_disk(small: Path, elsewhere: Path, ground: str, kind: type[Scene], view: str) -> None:
+    """With a little more room each time, it fails a little later, until it no longer does."""
+    stage = Stage(partial(kind, small, view, root=elsewhere if ground == "state" else None))
+    counts: Counter[str] = Counter()
+    for left in (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512):
+        scene = stage.open()
+        filler = Filler(small, left)
+        try:
+            outcome = stage.act(Steps())
+            now = picture(scene.root)
+        finally:
+            filler.free()
+        if outcome.raised is None:
+            assert now == scene.after, differences(scene.after, now)
+        else:
+            assert isinstance(outcome.raised, CommitError), repr(outcome.raised)
+            assert "No space left" in str(outcome.raised)
+            assert now == scene.before, differences(scene.before, now)
+        state = stage.judge(finish=left % 3 == 0)
+        assert (state == "before") == (outcome.raised is not None)
+        counts[state] += 1
+    stage.close()
+    print(f"full disk: {dict(counts)}")
+    assert counts["before"] > 0
+    assert counts["after"] > 0
+
+
+class SomebodyElses(Scene):
+    """One of the directories in which the branch changed something belongs to another user."""
+
+    def __init__(self, base: Path, directory: str) -> None:
+        self.directory = directory
+        super().__init__(base, "copy")
+
+    def give(self, user: int) -> None:
+        for path in [self.root / self.directory, *(self.root / self.directory).rglob("*")]:
+            os.chown(path, user, user, follow_symlinks=False)
+
+
+@pytest.mark.parametrize(
+    "directory", ["change", "delete", "keep", "gone", "replaced", "attributes", "closed", "read-only"]
+)
+def test_directory_of_somebody_else(directory: str) -> None:
+    """Whichever of them it is, and however far the commit has come when it gets there."""
+    need(os.geteuid() == 0, "only root can become somebody else")
+    where = Path(tempfile.mkdtemp())
+    try:
+        where.chmod(0o777)
+        Stage(partial(Undo, where, "copy")).count_steps(
+            flagless=False
+        )  # loads what another user may not be able to read
+        for name in os.listdir(where):
+            shutil.rmtree(where / name)
+        stage = Stage(partial(SomebodyElses, where, directory), NOBODY)
+        scene = stage.open()
+        assert isinstance(scene, SomebodyElses)
+        scene.give(0)
+        scene.before = picture(scene.root)
+        outcome = stage.act(Steps())
+        assert isinstance(outcome.raised, CommitError), repr(outcome.raised)
+        now = picture(scene.root)
+        assert now == scene.before, differences(scene.before, now)
+        scene.give(NOBODY)
+        os.utime(scene.root)
+        stage.close()
+    finally:
+        shutil.rmtree(where)

@@ -1,0 +1,360 @@
+"""Attempts to write or read files past the branch."""
+
+from __future__ import annotations
+
+from tests.sandbox.escapes.attempt import attempt
+
+READ_ONLY = "every mount but the branch's and private ones is read-only"
+SEES = "its own mount namespace, in which that place is covered"
+
+attempt("absolute path", "write a file outside by its path", READ_ONLY, "want('written', write, precious)", control=True)
+attempt(
+    "dot dot",
+    "climb out of the workspace with ..",
+    READ_ONLY,
+    """
+os.chdir(ws)
+want("written", write, "../outside/precious")
+want("written", write, ws + "/.." * 30 + precious)
+""",
+    control=True,
+)
+attempt(
+    "create, remove, rename outside",
+    "make, delete, truncate, move files and directories outside",
+    READ_ONLY,
+    """
+want("created", os.close, os.open(outside + "/new", os.O_CREAT | os.O_RDWR) if os.access(outside, os.W_OK) else -1)
+want("directory", os.mkdir, outside + "/newdir")
+want("truncated", os.truncate, precious, 0)
+want("moved out", os.rename, precious, ws + "/stolen")
+want("moved in", os.rename, ws + "/a.txt", outside + "/given")
+want("exchanged", lambda: syscall(316, -100, (ws + "/a.txt").encode(), -100, precious.encode(), 2))
+want("removed", os.unlink, precious)
+""",
+)
+for number, name in ((1, "proc 1 root"), (2, "proc self root")):
+    where = "/proc/1" if number == 1 else "/proc/self"
+    attempt(
+        name,
+        f"write through {where}/root and {where}/cwd",
+        READ_ONLY + ("; the first process may not be looked into" if number == 1 else ""),
+        f"""
+want("written", write, "{where}/root" + precious)
+want("written", write, "{where}/cwd/../outside/precious")
+for name in os.listdir("/proc"):
+    if name.isdigit():
+        want(name, write, f"/proc/{{name}}/root" + precious)
+        if name == "1":
+            want("looked into the first process", os.listdir, "/proc/1/root")
+            want("its directory", os.listdir, "/proc/1/cwd")
+            want("its descriptors", os.listdir, "/proc/1/fd")
+""",
+    )
+attempt(
+    "inherited descriptors",
+    "use descriptors that were left open, of directories and files",
+    "the forkserver closes all but the standard three before the command starts",
+    """
+for name in os.listdir("/proc/self/fd"):
+    if int(name) > 2 and attempt(os.stat, f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}") != f"/proc/{os.getpid()}/fd":
+        got(os.readlink(f"/proc/self/fd/{name}"))
+""",
+)
+attempt(
+    "standard descriptors",
+    "change mode, owner and times of what the standard descriptors are, or climb from them",
+    "stdin that is empty is the sandbox's own /dev/null, on a read-only mount; outputs are pipes",
+    """
+if stat.S_ISCHR(os.fstat(0).st_mode):
+    for path in (0, "/proc/self/fd/0"):
+        want("mode", os.chmod, path, 0o600)
+        want("owner", os.chown, path, 12345, 12345)
+        want("times", os.utime, path, (1, 1))
+for fd in (0, 1, 2):
+    want("climbed", write, f"/proc/self/fd/{fd}/../precious")
+    attempt(os.chmod, fd, 0)
+""",
+    by="root",
+)
+attempt(
+    "device nodes' modes",
+    "chmod and chown the device nodes in /dev, which are the host's",
+    "they are bound one by one, read-only",
+    """
+for name in ("null", "zero", "full", "random", "urandom", "tty"):
+    want(name, os.chmod, f"/dev/{name}", 0o600)
+    want(name, os.chown, f"/dev/{name}", 12345, 12345)
+    want(name, os.utime, f"/dev/{name}", (1, 1))
+    attempt(os.unlink, f"/dev/{name}")
+""",
+    by="root",
+)
+attempt(
+    "modes, owners, times, attributes",
+    "chmod, chown, utime and setxattr on a file outside",
+    READ_ONLY,
+    """
+want("mode", os.chmod, precious, 0o777)
+want("owner", os.chown, precious, os.getuid(), os.getgid())
+want("times", os.utime, precious, (1, 1))
+want("attribute", os.setxattr, precious, "user.escaped", b"1")
+want("flags", lambda: fcntl.ioctl(os.open(precious, os.O_RDONLY), 0x40086602, struct.pack("l", 0x40)))
+want("through a descriptor", lambda: os.fchmod(os.open(precious, os.O_RDONLY), 0o777))
+""",
+    control=True,
+)
+attempt(
+    "symbolic link for the commit",
+    "plant links to places outside, then have the parent commit them",
+    "a commit resolves paths beneath the workspace and follows no link",
+    """
+os.symlink(outside, ws + "/link")
+want("through it", write, ws + "/link/precious")
+os.rename(ws + "/sub", ws + "/sub-was")
+os.symlink(outside, ws + "/sub")
+os.symlink(precious, ws + "/precious")
+os.unlink(ws + "/a.txt")
+os.symlink(precious, ws + "/a.txt")
+os.symlink("/etc", ws + "/etc")
+want("hosts", write, ws + "/etc/hostname")
+""",
+    then="commit",
+)
+attempt(
+    "hard link for the commit",
+    "hard-link a file outside into the branch and change it there",
+    "a link cannot cross mounts, and the branch is one of its own",
+    """
+want("linked", os.link, precious, ws + "/hard")
+want("linked by descriptor", lambda: os.link(f"/proc/self/fd/{os.open(precious, os.O_RDONLY)}", ws + "/hard2", follow_symlinks=True))
+want("linked back", os.link, ws + "/a.txt", outside + "/back")
+""",
+    then="commit",
+)
+attempt(
+    "left for the parent to execute",
+    "leave git hooks, .pth files, sitecustomize, shadowing modules and a preload library, then have the parent commit",
+    "the parent executes, imports and unpickles nothing from a branch",
+    """
+mark = f"import os; open({outside + '/executed'!r}, 'w')"
+for name in ("sitecustomize", "usercustomize", "conftest", "json", "stat", "forkwise", "setup"):
+    open(f"{ws}/{name}.py", "w").write(mark)
+open(ws + "/evil.pth", "w").write(mark)
+os.makedirs(ws + "/.git/hooks")
+for name in ("post-commit", "pre-commit", "post-checkout", "fsmonitor"):
+    open(f"{ws}/.git/hooks/{name}", "w").write(f"#!/bin/sh\\ntouch {outside}/executed\\n")
+    os.chmod(f"{ws}/.git/hooks/{name}", 0o755)
+open(ws + "/.git/config", "w").write(f"[core]\\n fsmonitor = touch {outside}/executed\\n hooksPath = {ws}/.git/hooks\\n")
+open(ws + "/.git/HEAD", "w").write("ref: refs/heads/main\\n")
+os.makedirs(ws + "/.git/objects"); os.makedirs(ws + "/.git/refs")
+open(ws + "/ld.so.preload", "wb").write(b"\\x7fELF")
+for name in ("git", "mount", "fusermount3", "python3"):
+    open(f"{ws}/{name}", "w").write(f"#!/bin/sh\\ntouch {outside}/executed\\n")
+    os.chmod(f"{ws}/{name}", 0o755)
+""",
+    then="commit",
+)
+attempt(
+    "the workspace itself",
+    "take the branch's mount away from its place, or move it",
+    "nothing inside may unmount, and a mount point cannot be moved or removed",
+    """
+want("renamed", os.rename, ws, ws + "-moved")
+want("removed", os.rmdir, ws)
+want("moved into itself", os.rename, os.path.dirname(ws), outside + "/all")
+want("unmounted", lambda: libc.umount2(ws.encode(), DETACH) and os.stat("/nowhere"))
+want("parent", write, os.path.dirname(ws) + "/outside/precious")
+""",
+)
+attempt(
+    "overlay marks",
+    "set overlayfs's own attributes in the branch, to redirect what it shows",
+    "overlayfs keeps its own attributes apart from those of files in it, and a redirect ends at its layers",
+    """
+os.makedirs(ws + "/sub/new", exist_ok=True)
+for name in ("user.overlay.redirect", "user.overlay.opaque", "user.overlay.metacopy", "user.overlay.whiteout",
+             "trusted.overlay.redirect"):
+    for value in (b"/../../outside", b"y"):
+        attempt(os.setxattr, ws + "/sub", name, value)
+        attempt(os.setxattr, ws + "/a.txt", name, value)
+want("redirected", os.stat, ws + "/sub/precious")
+want_secret(ws + "/sub/precious")
+attempt(os.mknod, ws + "/whiteout", 0o600 | stat.S_IFCHR, os.makedev(0, 0))
+""",
+    then="commit",
+)
+attempt(
+    "state directory",
+    "read and write forkwise's own state: records, history, the layers of siblings",
+    "the state directory is covered",
+    """
+for path in (world["state"], world["state"] + "/branches", world["sibling"], os.path.dirname(world["state"])):
+    if attempt(os.listdir, path) and set(os.listdir(path)) - {os.path.basename(world["state"])}:
+        got(os.listdir(path))
+want_secret(world["sibling"] + "/layer/key")
+want_secret(world["sibling"] + "/view/key")
+want("written", write, world["state"] + "/lock")
+want("made", os.mkdir, world["state"] + "/branches/forged")
+want("made in sibling", os.mkdir, world["sibling"] + "/layer/new")
+""",
+)
+attempt(
+    "places named by mountinfo",
+    "take the paths of layers and of the real workspace from /proc/self/mountinfo and go there",
+    "those paths are covered or read-only in here",
+    """
+for line in open("/proc/self/mountinfo"):
+    root, point = line.split()[3:5]
+    options = line.split(" - ")[1].split()[2]
+    for option in options.split(","):
+        key, _, value = option.partition("=")
+        if key in ("upperdir", "workdir", "lowerdir"):
+            for path in value.split(":"):
+                path = path.replace("\\\\040", " ")
+                want((key, path), os.mkdir, path + "/escaped-directory") if path != ws else None
+                if key != "lowerdir":
+                    want((key, path), os.listdir, path)
+    if " ro" not in line.split(" - ")[0] and point not in (ws, "/tmp", "/var/tmp", "/dev", "/dev/shm", "/dev/pts"):
+        if ",ro" not in line.split()[5] and not line.split()[5].startswith("ro"):
+            got(("a writable mount", point))
+""",
+)
+attempt(
+    "descriptors of other processes",
+    "open what /proc/*/fd and /proc/*/map_files of all processes show",
+    "only the sandbox's own processes are there, and the first may not be looked into",
+    """
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) == os.getpid():
+        continue
+    for kind in ("fd", "map_files", "ns"):
+        try:
+            names = os.listdir(f"/proc/{pid}/{kind}")
+        except OSError:
+            continue
+        for name in names:
+            want((pid, kind, name), os.readlink, f"/proc/{pid}/{kind}/{name}")
+""",
+)
+attempt(
+    "hidden directory",
+    "read a hidden directory: by path, .., links, /proc, a hard link, a copy, another name",
+    "it is covered by an empty one",
+    """
+want_secret(secret + "/key")
+want_secret(ws + "/../secret/key")
+want_secret("/proc/self/root" + secret + "/key")
+want_secret("/proc/1/root" + secret + "/key")
+want_secret(ws + "/to-secret/key")
+os.symlink(secret + "/key", "/tmp/link")
+want_secret("/tmp/link")
+want("hard link", os.link, secret + "/key", ws + "/key")
+want("moved", os.rename, secret, ws + "/moved")
+if attempt(os.chdir, secret):
+    want_secret("key")
+    want_secret("../secret/key")
+    want_secret("./../../" + os.path.basename(world["base"]) + "/secret/key")
+want("unmounted", lambda: libc.umount2(secret.encode(), DETACH) and os.stat("/nowhere"))
+want_secret(secret + "/key")
+""",
+    control=True,
+)
+attempt(
+    "hidden file",
+    "read a hidden file, directly and through a link",
+    "it is covered by the null device",
+    """
+want_secret(world["hidden_file"])
+want_secret(ws + "/to-hidden-file")
+want("linked", os.link, world["hidden_file"], ws + "/linked")
+want_secret(ws + "/linked")
+attempt(os.unlink, world["hidden_file"])
+want_secret(world["hidden_file"])
+""",
+    control=True,
+)
+attempt(
+    "hidden inside the workspace",
+    "read a hidden path that lies in the workspace, and so in the branch",
+    "covers go on top of the branch",
+    """
+want_secret(ws + "/credentials/key")
+os.symlink("credentials", ws + "/other")
+want_secret(ws + "/other/key")
+attempt(os.rename, ws + "/credentials", ws + "/moved")
+want_secret(ws + "/moved/key")
+want_secret(ws + "/credentials/key")
+""",
+    control=True,
+)
+attempt(
+    "hidden inside something writable",
+    "move or replace what covers a hidden path in a directory that may be written",
+    "a mount point cannot be moved, removed or replaced",
+    """
+cache = world["cache"]
+want_secret(cache + "/keys/key")
+attempt(os.rename, cache + "/keys", cache + "/moved")
+want_secret(cache + "/moved/key")
+attempt(os.rmdir, cache + "/keys")
+os.mkdir(cache + "/new")
+attempt(lambda: syscall(316, -100, (cache + "/keys").encode(), -100, (cache + "/new").encode(), 2))
+want_secret(cache + "/new/key")
+want_secret(cache + "/keys/key")
+attempt(os.rmdir, cache + "/new")
+""",
+    control=True,
+)
+attempt(
+    "file handles",
+    "open the hidden and the writable by handles that need no path (open_by_handle_at)",
+    "the call is refused, and needs a capability over the whole machine",
+    """
+for number, handle in world["handles"].items():
+    raw = bytes.fromhex(handle)
+    held = struct.pack("Ii", len(raw) - 4, struct.unpack("i", raw[:4])[0]) + raw[4:]
+    for place in ("/", ws, outside):
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            try:
+                opened = syscall(304, fd, ctypes.create_string_buffer(held, len(held)), flags)
+            except OSError:
+                continue
+            got((number, place, os.read(opened, 100)))
+""",
+)
+attempt(
+    "fifo of the host",
+    "write into a FIFO that somebody outside reads: no read-only mount forbids that",
+    "Landlock: nothing outside the branch is opened for writing",
+    """
+want("sent", lambda: os.write(os.open(world["fifo"], os.O_WRONLY | os.O_NONBLOCK), b"escaped"))
+""",
+    control=True,
+)
+attempt(
+    "shared memory",
+    "reach the host's System V segments, POSIX shared memory and message queues",
+    "its own IPC namespace, and a /dev/shm of its own",
+    """
+libc.shmget.restype = ctypes.c_int
+identifier = libc.shmget(world["shm_key"], 4096, 0o666)
+if identifier >= 0:
+    got(("segment", identifier))
+want("file", read, world["shm_file"])
+want("posix", lambda: os.stat("/dev/shm/" + os.path.basename(world["shm_file"])))
+want("queues", lambda: os.listdir("/dev/mqueue"))
+""",
+)
+attempt(
+    "temporary files of the host",
+    "read and write the host's /tmp and /var/tmp",
+    "they are its own, new and empty",
+    """
+for path in world["temporaries"]:
+    want_secret(path)
+    attempt(os.unlink, path)
+    attempt(lambda: open(path, "w").write("forged"))
+""",
+)
