@@ -348,6 +348,8 @@ def test_what_was_added_meanwhile_to_a_directory_that_goes_is_not_lost(
     before = snapshot(workspace.path)
     commit = branch.commit(on_conflict="theirs")
     assert (workspace.path / place / "added").read_text() == "third\n"
+    assert set(commit.deleted) == set(before) - set(snapshot(workspace.path))
+    assert set(commit.added) == set(snapshot(workspace.path)) - set(before)
     assert (workspace.path / "other").read_text() == "edited by branch\n"
     workspace.undo(commit)
     assert snapshot(workspace.path) == before

@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import socket
+import stat
 import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -236,7 +237,7 @@ class _Furnisher:
         for name in ("null", "zero", "full", "random", "urandom", "tty"):
             with suppress(FileNotFoundError):
                 devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
-        mount("tmpfs", "/dev", "tmpfs", 0, "mode=755,size=64k")
+        mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
         for name, fd in devices.items():
             os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
             mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
@@ -246,23 +247,37 @@ class _Furnisher:
         for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")
         os.mkdir("/dev/shm")
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")
+        mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, wanted.options)
         os.mkdir("/dev/pts")
-        mount("devpts", "/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
+        mount("devpts", "/dev/pts", "devpts", _NOSUID, "newinstance,ptmxmode=0666,mode=620")
         os.symlink("pts/ptmx", "/dev/ptmx")
 
 
 def confine(jail: Jail) -> None:
     """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
-    if jail.landlock is not None:
-        restrict(writable=jail.landlock)
     if jail.cgroups:
         _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
+    if jail.landlock is not None:
+        restrict(writable=[*jail.landlock, *_standard_files()])
     shut_doors(jail)
     if jail.limits:
         # Last, because little memory may be enough for the command and too little for us. The first process of the
         # sandbox is not one of the command's.
         apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
+
+
+def _standard_files() -> list[str]:
+    """Those of the standard descriptors that can be opened anew, as shells do with /dev/stderr."""
+    kinds = {f"/proc/self/fd/{fd}": os.fstat(fd).st_mode for fd in (0, 1, 2) if _is_open(fd)}
+    return [path for path, mode in kinds.items() if stat.S_ISREG(mode) or stat.S_ISCHR(mode)]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def shut_doors(jail: Jail) -> None:

@@ -17,6 +17,8 @@ from forkwise.sandbox.jail import Jail
 
 __all__ = ["Server", "start"]
 
+# It needs no more than its interpreter does: what it knows, the first process of a sandbox knows.
+_ITS_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
 _lock = threading.Lock()
 _server: Server | None = None
 
@@ -52,8 +54,9 @@ class Server:
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(zygote.__file__))))
         with far:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", zygote.__file__, str(far.fileno()), root],
+                [sys.executable, "-I", "-S", zygote.__file__, str(far.fileno()), root, str(self.owner)],
                 pass_fds=[far.fileno()],
+                env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 start_new_session=own_session,
             )

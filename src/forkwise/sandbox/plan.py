@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -13,7 +15,7 @@ from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail, Mount
-from forkwise.sandbox.landlock import usual_devices
+from forkwise.sandbox.landlock import abi, usual_devices
 from forkwise.sandbox.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 
 __all__ = ["plan_jail", "plan_landlock"]
@@ -23,6 +25,8 @@ _EVERYBODY = "0 0 4294967295"
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
 _TEMPORARY = ("/tmp", "/var/tmp")
+_OWN_STATE = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold the states of workspaces and nothing else
+_LANDLOCK_SINCE = 3  # before, it forbids renaming from one directory to another and does not forbid truncating
 
 
 def plan_jail(
@@ -41,8 +45,18 @@ def plan_jail(
         uid_map=_EVERYBODY if is_root else f"{os.geteuid()} {os.geteuid()} 1",
         gid_map=_EVERYBODY if is_root else f"{os.getegid()} {os.getegid()} 1",
         keeps_caps=_FILE_CAPS if is_root else [],
-        seccomp=_filter(confinement.name),
+        seccomp=_filter(confinement.name, confinement.network != "host"),
+        landlock=_second_wall(where, confinement) if confinement.read_only else None,
     )
+
+
+def _second_wall(where: str, confinement: Confinement) -> list[str] | None:
+    """What Landlock leaves writable, beside what the mounts do. It knows what read-only mounts do not: FIFOs of the
+    host, and directories that a function's process had open already."""
+    if abi() < _LANDLOCK_SINCE:
+        return None
+    places = [where, *_TEMPORARY, "/dev", "/proc", *confinement.writable_paths()]
+    return [p for p in places if os.path.exists(p)]
 
 
 def plan_landlock(seen_at: str, temporary: str, confinement: Confinement) -> Jail:
@@ -56,52 +70,94 @@ def plan_landlock(seen_at: str, temporary: str, confinement: Confinement) -> Jai
         mounts=[],
         read_only=confinement.read_only,
         cwd=seen_at,
-        seccomp=_filter(confinement.name),
+        seccomp=_filter(confinement.name, False),
         landlock=writable if confinement.read_only else None,
     )
 
 
 @cache
-def _filter(preset: str) -> str:
-    """The system call filter of a preset, as text that crosses to the forkserver."""
+def _filter(preset: str, apart: bool) -> str:
+    """The system call filter of a preset, as text that crosses to the forkserver. ``apart``: from the host's network,
+    to which some kinds of sockets lead from any network namespace."""
+    sockets = COMMON_SOCKETS if apart or preset == "strict" else None
     if preset == "open":
-        return ""
-    if preset == "strict":
-        return deny(STRICT, sockets_of=COMMON_SOCKETS).hex()
-    return deny(STANDARD).hex()
+        return deny((), terminal_injection=False, sockets_of=sockets).hex() if apart else ""
+    return deny(STRICT if preset == "strict" else STANDARD, sockets_of=sockets).hex()
 
 
 def _mounts(
     where: str, seen_at: str | None, branch: Branch | None, confinement: Confinement, environment: Mapping[str, str]
 ) -> list[Mount]:
     mounts: list[Mount] = []
+    temporary = f"mode=1777{_memory(confinement)}"
     if confinement.read_only:
         for place in _TEMPORARY:
             if os.path.isdir(place):
-                mounts.append(Mount("tmpfs", place, writable=True, options="mode=1777"))
+                mounts.append(Mount("tmpfs", place, writable=True, options=temporary))
         mounts += [Mount("bind", p, p) for p in _needed(environment) if _is_beneath(p, *_TEMPORARY)]
         if os.path.isdir("/run"):
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
-        mounts.append(Mount("dev", "/dev", writable=True))
+        mounts.append(Mount("dev", "/dev", writable=True, options=temporary))
     mounts += [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
-    mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_beneath(where, p)]
-    if branch is not None and confinement.read_only and not _is_beneath(branch.place.state, *_TEMPORARY):
-        mounts.append(Mount("mask", branch.place.state))
+    if confinement.read_only:
+        mounts += _cover_state(where, branch)
     if seen_at is not None:
         mounts.append(Mount("bind", where, seen_at, writable=True))
     elif branch is not None:
         lowers = list(branch.parent.lowers)
         mounts.append(Mount("overlay", where, branch.home, writable=True, lowers=lowers, options=OPTIONS))
-    mounts.append(Mount("proc", "/proc", writable=True))
+    # On top of the branch, since some may lie in the workspace.
+    mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_beneath(where, p)]
+    if confinement.network != "host":
+        mounts += [Mount("mask", p) for p in _sockets()]
+    mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_settings())))
     return mounts
+
+
+def _memory(confinement: Confinement) -> str:
+    """Temporary files are memory: no more of it than the limit, where no control group counts them."""
+    most = confinement.limits.memory
+    return "" if most is None else f",size={most}"
+
+
+def _cover_state(where: str, branch: Branch | None) -> list[Mount]:
+    """Cover forkwise's own records and layers. The branch's view, where the workspace is one, is put back on top."""
+    state = str(branch.place.state) if branch is not None else where.partition("/branches/")[0]
+    if not os.path.exists(f"{state}/lock") or _is_beneath(state, *_TEMPORARY):
+        return []
+    root = os.path.dirname(state)
+    covered = root if _OWN_STATE.fullmatch(os.path.basename(root)) else state
+    return [Mount("tmpfs", covered, options="mode=755,size=64k")]
+
+
+def _sockets() -> list[str]:
+    """The Unix sockets that somebody has bound to paths by now; a network namespace does not keep those away."""
+    with open("/proc/net/unix", errors="surrogateescape") as file:
+        bound = {line.rstrip("\n").split(" /", 1)[1] for line in file if " /" in line}
+    paths = sorted({os.path.realpath(f"/{path}") for path in bound})
+    return [p for p in paths if os.path.exists(p) and not _is_beneath(p, *_TEMPORARY)]
+
+
+@cache
+def _settings() -> list[str]:
+    """What in /proc, beside processes, can be written by who owns it: the root of a sandbox is the host's there."""
+    if os.geteuid() != 0:
+        return []
+    found = []
+    for entry in os.scandir("/proc"):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not entry.name.isdigit() and (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and mode & 0o222)):
+            found.append(entry.name)
+    return sorted(found)
 
 
 def _needed(environment: Mapping[str, str]) -> list[str]:
     """Where programs lie that a command may need although they are in a temporary directory."""
     found = {sys.prefix, sys.base_prefix, environment.get("VIRTUAL_ENV", "")}
     found |= {os.path.dirname(p) for p in environment.get("PATH", "").split(":")}
-    return sorted(os.path.realpath(p) for p in found if p and os.path.isdir(p) and p not in ("/", *_TEMPORARY))
+    places = {os.path.realpath(p) for p in found if p and os.path.isdir(p)}
+    return sorted(places - {"/", *_TEMPORARY})
 
 
 def _is_beneath(path: str, *places: str) -> bool:

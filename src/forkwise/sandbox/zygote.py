@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
+import stat
 import sys
 import time
 from typing import Any, NoReturn
@@ -22,6 +24,7 @@ from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
     adopt_orphans,
+    be_looked_into,
     clone,
     confine,
     die_with_parent,
@@ -31,16 +34,27 @@ from forkwise.sandbox.jail import (
 
 __all__ = ["main"]
 
+_NULL = os.makedev(1, 3)
+_LONGEST = 4096  # of a name in an outcome, which has to fit into a pipe that nobody reads yet
 _DESCRIPTORS = 6  # the request itself, stdin, stdout, stderr, where the outcome is told, and what to wait for
 
 
-def main(control_fd: int) -> None:
-    """Serve requests until the other side is gone."""
-    die_with_parent()
+def main(control_fd: int, parent: int) -> None:
+    """Serve requests until the other side is gone.
+
+    It is the process that is watched, and not the thread that started us, which the kernel's death signal would mean;
+    and not the socket alone, of which a fork of the other side holds a copy.
+    """
+    other_side = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel; who cares holds a pidfd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started us, which tells us
     control = socket.socket(fileno=control_fd)
-    while True:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(other_side, select.POLLIN)
+    while other_side not in dict(poll.poll()):
         message, fds, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
         if not message:
             return
@@ -55,6 +69,7 @@ def main(control_fd: int) -> None:
         else:
             if pid == 0:
                 os.close(opener)
+                os.close(other_side)
                 control.close()
                 _become_init(jail, request, gate, fds[1:])
             try:
@@ -81,7 +96,9 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
         if not has_own:
             adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        # A first process gets of its own children's signals only those it blocks or handles: then not SIGTERM.
+        awaited = {signal.SIGCHLD} if has_own else {signal.SIGCHLD, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         die_with_parent(signal.SIGKILL if has_own else signal.SIGTERM)
         if os.read(gate, 1) != b"1":
             os._exit(1)
@@ -92,13 +109,14 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
         if os.read(fds[4], 1) != b"1":
             os._exit(1)  # whoever was to say that all is ready is gone
         os.close(fds[4])
+        be_looked_into(False)
         started = time.monotonic()
         command = os.fork()
         if command == 0:
             _become_command(jail, request, fds)
         for fd in fds[:3]:
             os.close(fd)
-        outcome = _watch(command, started, request["wall"])
+        outcome = _watch(command, started, request["wall"], awaited)
         if not has_own:
             _end_descendants()
         _tell(status, outcome)
@@ -107,7 +125,7 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
     os._exit(0)
 
 
-def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
+def _watch(command: int, started: float, wall: float | None, awaited: set[signal.Signals]) -> dict[str, Any]:
     """Wait for the command, reaping whatever else ends here, for as long as it may take."""
     cause, code = "exit", None
     while code is None:
@@ -115,11 +133,11 @@ def _watch(command: int, started: float, wall: float | None) -> dict[str, Any]:
         if left <= 0:
             cause = "timeout"
             break
-        came = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, left)
+        came = signal.sigtimedwait(awaited, left)
         if came is not None and came.si_signo == signal.SIGTERM:
             cause = "killed"
             break
-        while True:
+        while code is None and (wall is None or time.monotonic() < started + wall):
             try:
                 pid, how = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -154,8 +172,9 @@ def _end_descendants() -> None:
 def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoReturn:
     status = fds[3]
     try:
+        be_looked_into(True)
         for number, fd in enumerate(fds[:3]):
-            os.dup2(fd, number)
+            os.dup2(fd if not _is_null(fd) else os.open("/dev/null", os.O_RDWR), number)
         os.set_inheritable(status, False)
         _close_all_but(status)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
@@ -168,11 +187,18 @@ def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoRe
     os._exit(127)
 
 
+def _is_null(fd: int) -> bool:
+    """Whether it is the host's null device, whose mode a root in here could change by the descriptor: to be replaced
+    by the same from the sandbox's own /dev."""
+    held = os.fstat(fd)
+    return stat.S_ISCHR(held.st_mode) and held.st_rdev == _NULL
+
+
 def _execute(argv: list[str], environment: dict[str, str], status: int) -> None:
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        _tell(status, {**_failure(error), "at": argv[0], "is_command": True})
+        _tell(status, {**_failure(error), "at": argv[0][:_LONGEST], "is_command": True})
 
 
 def _close_all_but(kept: int) -> None:
@@ -191,4 +217,4 @@ def _tell(status: int, outcome: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[3]))
