@@ -921,6 +921,71 @@ def test_rebase_in_nested_branches(workspace: Workspace) -> None:
     assert (workspace.path / "other").read_text() == "edited by two\n"
 
 
+def test_rebase_in_nested_branches_takes_no_ancestor_that_the_parent_hid(workspace: Workspace) -> None:
+    """The workspace's file is not what the branches started from: their parent had replaced its directory."""
+    write(workspace.path / "d" / "a", LINES)
+    parent = workspace.branch("parent")
+    renew(parent.path / "d")
+    one, two = parent.branch("one"), parent.branch("two")
+    write(one.path / "d" / "a", line(2, "one"))
+    write(two.path / "d" / "a", line(8, "two"))
+    one.commit()
+    rebased = two.rebase()
+    assert rebased.merged == ()
+    assert [c.path for c in rebased.conflicts] == ["d/a"]
+
+
+def test_a_directory_s_name_deleted_in_nested_branches_is_gone(workspace: Workspace) -> None:
+    """Not only from sight: what lists the parent's directory must be able to look at every name it gets."""
+    parent = workspace.branch("parent")
+    write(parent.path / "new" / "deep" / "x", "x")
+    write(parent.path / "new" / "y", "y")
+    child = parent.branch("child")
+    (child.path / "new" / "y").unlink()
+    shutil.rmtree(child.path / "new" / "deep")
+    child.commit()
+    assert os.listdir(parent.path / "new") == []
+    assert list(parent.delta().added) == ["new"]
+    parent.commit()
+    assert os.listdir(workspace.path / "new") == []
+
+
+def test_theirs_in_nested_branches_leaves_only_what_conflicts(workspace: Workspace) -> None:
+    parent = workspace.branch("parent")
+    one, two = parent.branch("one"), parent.branch("two")
+    (one.path / "d").chmod(0o711)
+    write(one.path / "d" / "a", line(5, "one"))
+    (two.path / "d").chmod(0o700)
+    write(two.path / "d" / "a", line(5, "two"))
+    write(two.path / "d" / "new", "two\n")
+    one.commit()
+    two.rebase()
+    two.commit(on_conflict="theirs")
+    assert (parent.path / "d" / "a").read_text() == line(5, "one")
+    assert (parent.path / "d" / "new").read_text() == "two\n"
+
+
+def test_a_moved_file_edited_in_a_nested_branch_is_no_conflict(workspace: Workspace) -> None:
+    parent = workspace.branch("parent")
+    shutil.move(parent.path / "f", parent.path / "g")
+    child = parent.branch("child")
+    edit(child.path / "g", "child")
+    child.commit()
+    write(workspace.path / "unrelated", "u")
+    assert parent.commit().added == ("g",)
+
+
+def test_rebase_leaves_a_frozen_branch_frozen(workspace: Workspace) -> None:
+    one, two = workspace.branch("one"), workspace.branch("two")
+    edit(one.path / "f", "one")
+    edit(two.path / "other", "two")
+    two.freeze()
+    one.commit()
+    two.rebase()
+    assert two.status == "frozen"
+    assert (two.path / "f").read_text() == "edited by one\n"
+
+
 def test_conflict_in_nested_branches(workspace: Workspace) -> None:
     parent = workspace.branch("parent")
     one, two = parent.branch("one"), parent.branch("two")

@@ -310,6 +310,23 @@ def test_undo_does_not_take_back_a_mode_somebody_set_since(workspace: Workspace)
     assert snapshot(workspace.path)["sticky"].mode == 0o711
 
 
+@pytest.mark.parametrize("kind", ["file", "symlink", "nothing"])
+def test_undo_where_a_directory_whose_mode_it_would_set_is_no_more(workspace: Workspace, kind: str) -> None:
+    with workspace.branch("b") as branch:
+        (branch.path / "sticky").chmod(0o700)
+        write(branch.path / "f", "changed\n")
+    (workspace.path / "sticky").rmdir()
+    if kind == "file":
+        write(workspace.path / "sticky", "third\n", 0o604)
+    elif kind == "symlink":
+        (workspace.path / "sticky").symlink_to("d")
+    seen = {p: s for p, s in snapshot(workspace.path).items() if p.startswith(("sticky", "d"))}
+    with suppress(ConflictError):
+        workspace.undo()
+        assert (workspace.path / "f").read_text() == "f\n"
+    assert {p: s for p, s in snapshot(workspace.path).items() if p.startswith(("sticky", "d"))} == seen
+
+
 def test_undo_does_not_take_back_attributes_somebody_set_since(workspace: Workspace) -> None:
     commit, _ = altered(workspace)
     os.setxattr(workspace.path / "d", "user.size", b"large")

@@ -12,7 +12,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from forkwise.files.journal import Run, Step
-from forkwise.files.lower import Lower
+from forkwise.files.lower import Lower, LowerDirectory
 from forkwise.files.parent import Parent
 from forkwise.files.record import Record
 from forkwise.files.state import Place
@@ -95,7 +95,7 @@ def _slot(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> st
 
 def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
     if step.code == "put":
-        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])))
+        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])), forked)
     path = _slot(parent, record, run, step, rest)
     try:
         found = os.lstat(path)
@@ -107,14 +107,13 @@ def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forke
         return None
 
 
-def _beneath_layer(parent: Parent, path: str) -> bytes | None:
-    """A layer that had nothing at a path showed what lies below it."""
-    if len(parent.lowers) == 1:
-        return None
+def _beneath_layer(parent: Parent, path: str, forked: int) -> bytes | None:
+    """A layer that had nothing at a path showed what lies below it, unless the directory hid that."""
     directory, _, name = path.rpartition("/")
-    with Lower(parent.lowers[1:]) as lower, lower.directory(directory) as held:
-        holder = held.holder(name)
-        if holder is None:
+    with Lower(parent.lowers) as lower, lower.directory(directory) as held:
+        below = LowerDirectory(held.fds[1:])
+        holder, found = below.holder(name), below.lookup(name)
+        if holder is None or found is None or not stat.S_ISREG(found.st_mode) or found.st_ctime_ns >= forked:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(name, flags, dir_fd=holder), "rb") as file:

@@ -6,7 +6,7 @@ Nothing here follows a mount, and nothing that holds uncommitted work goes unles
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,11 +40,11 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
         recover(place, workspace.target)
         removed: list[str] = []
         listed: list[str] = []
-        freed = 0
+        freed = _size(f"{place.state}/trash")
         for branch in reversed(workspace.branches()):
-            if _is_wanted(branch):
+            if _is_wanted(branch, removed):
                 continue
-            if not force and branch.scan().delta():
+            if not force and _has_changes(branch):
                 listed.append(branch.branch_path)
                 continue
             removed.append(branch.branch_path)
@@ -55,7 +55,7 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
         leftovers = list(_unfinished(workspace))
         old = [n for n in range(place.head - keep, 0, -1) if os.path.isdir(place.history(n))]
         removed += [f"commit {n}" for n in old]
-        freed += sum(map(_size, [*leftovers, *(place.history(n) for n in old), f"{place.state}/trash"]))
+        freed += sum(map(_size, [*leftovers, *(place.history(n) for n in old)]))
         if not dry_run:
             for path in [*leftovers, *(place.history(n) for n in old)]:
                 trash.discard(place, path)
@@ -65,9 +65,20 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
     return Collected(tuple(removed), tuple(listed), freed)
 
 
-def _is_wanted(branch: Branch) -> bool:
+def _is_wanted(branch: Branch, removed: Collection[str]) -> bool:
+    """Whether somebody still has it, or a branch made from it."""
     birth = Birth.load(branch.home)
-    return birth.kept or (birth.owner is not None and birth.owner.alive) or bool(branch.place.names())
+    if birth.kept or (birth.owner is not None and birth.owner.alive):
+        return True
+    return any(f"{branch.branch_path}/{name}" not in removed for name in branch.place.names())
+
+
+def _has_changes(branch: Branch) -> bool:
+    """Whether a branch holds anything; one that cannot be read, because something is mounted in it, may."""
+    try:
+        return bool(branch.scan().delta())
+    except OSError:
+        return True
 
 
 def _unfinished(workspace: Workspace) -> Iterator[str]:

@@ -41,7 +41,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         records = _records(place)
         record = _choose(place, records, number)
         runs, metas = invert(record.runs, record.metas)
-        restored = _Restored(place, [r for r in reversed(records) if r.number > record.number])
+        restored = _Restored(place, records, record.number)
         with _Target(workspace.target, _finished(place, record), runs, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
@@ -94,29 +94,30 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
 class _Restored:
     """Paths that later commits changed and whose undo brought back: when somebody really changed them last."""
 
-    def __init__(self, place: Place, later: list[Record]) -> None:
-        self._entries: dict[str, tuple[int, int, int]] = {}
+    def __init__(self, place: Place, records: list[Record], number: int) -> None:
+        self._copies = _copies(records)
+        self._entries: dict[str, tuple[int, int]] = {}
         self._directories: dict[str, tuple[int, int]] = {}
-        for record in later:
+        for record in (r for r in reversed(records) if r.number > number):
             finished = _finished(place, record)
             for run in record.runs:
                 for step in run.steps:
                     path = join(run.directory, step.name)
                     self._entries.pop(path, None)
-                    if record.kind == "undo" and step.code in ("put", "swap"):
-                        self._entries[path] = (finished, step.changed[0], step.enters)
+                    if record.undoes is not None and step.code in ("put", "swap"):
+                        self._entries[path] = (finished, step.changed[0])
             for meta in record.metas:
                 self._directories.pop(meta.path, None)
-                if record.kind == "undo":
+                if record.undoes is not None:
                     self._directories[meta.path] = (finished, meta.changed)
 
-    def inode(self, path: str, otherwise: int) -> int:
-        """The inode number a path should have: another, where it was brought back from another filesystem."""
-        return self._entries[path][2] if path in self._entries else otherwise
+    def is_same(self, inode: int, other: int) -> bool:
+        """Whether two inode numbers are of the same entry: it has another once it came back from another filesystem."""
+        return self._copies.get(inode, inode) == self._copies.get(other, other)
 
     def changed(self, path: str, there: os.stat_result) -> int:
         """When a path was last changed by anybody but an undo."""
-        found: tuple[int, ...] | None = self._directories.get(path)
+        found = self._directories.get(path)
         above = path
         while found is None and above:
             found = self._entries.get(above)
@@ -124,6 +125,21 @@ class _Restored:
         if found is None or there.st_ctime_ns >= found[0]:
             return there.st_ctime_ns
         return found[1]
+
+
+def _copies(records: list[Record]) -> dict[int, int]:
+    """What undos brought back from another filesystem, by its inode number there: the number it had when it left."""
+    copies: dict[int, int] = {}
+    by_number = {r.number: r for r in records}
+    for record in reversed(records):
+        if record.undoes in by_number:
+            undone = by_number[record.undoes]
+            left = {join(run.directory, s.name): s.leaves for run in undone.runs for s in run.steps if s.leaves}
+            entered = ((join(run.directory, s.name), s.enters) for run in record.runs for s in run.steps if s.enters)
+            for path, inode in entered:
+                if path in left and left[path] != inode:
+                    copies[inode] = copies.get(left[path], left[path])
+    return copies
 
 
 class _Target:
@@ -164,8 +180,9 @@ class _Target:
             return [Conflict(path, "deleted", "it is gone since the commit")]
         if step.code == "rmdir":
             return []
-        if there.st_ino != self.restored.inode(path, step.leaves) or self._is_changed(path, there):
+        if not self.restored.is_same(there.st_ino, step.leaves) or self._is_changed(path, there):
             return [Conflict(path, "changed", "it was changed since the commit")]
+        step.changed = step.changed[0], self.restored.changed(path, there)
         if not stat.S_ISDIR(there.st_mode):
             return []
         return [

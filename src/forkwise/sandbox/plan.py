@@ -123,12 +123,12 @@ def _memory(confinement: Confinement) -> str:
 
 def _cover_state(where: str, branch: Branch | None) -> list[Mount]:
     """Cover forkwise's own records and layers. The branch's view, where the workspace is one, is put back on top."""
-    state = str(branch.place.state) if branch is not None else where.partition("/branches/")[0]
+    state = branch.place.state if branch is not None else where.partition("/branches/")[0]
     if not os.path.exists(f"{state}/lock") or _is_beneath(state, *_TEMPORARY):
         return []
     root = os.path.dirname(state)
-    covered = root if _OWN_STATE.fullmatch(os.path.basename(root)) else state
-    return [Mount("tmpfs", covered, options="mode=755,size=64k")]
+    is_ours = _OWN_STATE.fullmatch(os.path.basename(root)) and (branch is None or not _is_beneath(where, root))
+    return [Mount("tmpfs", root if is_ours else state, options="mode=755,size=64k")]
 
 
 def _sockets() -> list[str]:

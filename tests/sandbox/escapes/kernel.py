@@ -9,34 +9,38 @@ FILTER = "the filter refuses the call, and it needs a capability over the whole 
 attempt(
     "kernel settings",
     "write /proc/sys: core_pattern, modprobe, hostname, and every other file there",
-    "/proc is read-only",
+    "for root, whose files these are, they are bound read-only; for others file modes do",
     """
 for path in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/hotplug", "vm/overcommit_memory",
              "fs/binfmt_misc/register", "net/ipv4/ip_forward", "kernel/sysrq", "user/max_user_namespaces"):
     want(path, os.open, f"/proc/sys/{path}", os.O_WRONLY)
 for directory, _, names in os.walk("/proc/sys"):
     for name in names:
-        want(f"{directory}/{name}", os.open, f"{directory}/{name}", os.O_WRONLY)
+        if not os.lstat(f"{directory}/{name}").st_mode & 0o002:  # what everybody may write is no right of anyone
+            want(f"{directory}/{name}", os.open, f"{directory}/{name}", os.O_WRONLY)
 """,
 )
 attempt(
     "other files of /proc",
     "open sysrq-trigger, kcore, kmsg, mtrr, scsi, acpi and all else in /proc that is no process",
-    "/proc is read-only; what is read there needs a capability over the whole machine",
+    "for root, whose files these are, they are bound read-only; some are read only with a capability over the machine",
     """
 for directory, directories, names in os.walk("/proc"):
     if directory == "/proc":
         directories[:] = [d for d in directories if not d.isdigit() and d not in ("self", "thread-self", "sys")]
     for name in names:
-        want(f"{directory}/{name}", os.open, f"{directory}/{name}", os.O_WRONLY | os.O_NONBLOCK)
-for name in ("kcore", "kmsg", "kpagecount", "kpageflags", "vmcore"):
+        path = f"{directory}/{name}"
+        # A file that nobody may write has nothing that takes writes; what everybody may write is no right of anyone.
+        if os.lstat(path).st_mode & 0o222 and not os.lstat(path).st_mode & 0o002:
+            want(path, os.open, path, os.O_WRONLY | os.O_NONBLOCK)
+for name in ("kcore", "kmsg", "vmcore"):
     want(name, os.open, f"/proc/{name}", os.O_RDONLY | os.O_NONBLOCK)
 """,
 )
 attempt(
     "score of the killer",
     "put itself last in the row for the out-of-memory killer, or raise its priority and limits",
-    "/proc is read-only, and each needs a capability over the whole machine",
+    "each needs a capability over the whole machine",
     """
 import resource
 want("score", write, "/proc/self/oom_score_adj", "-1000")

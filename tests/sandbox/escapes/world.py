@@ -22,6 +22,7 @@ __all__ = ["World"]
 
 TOKEN = "token-3141592653589793"  # also in the environment of the process that runs the attempts
 KEY = "the-secret-key"
+_KERNEL_LOG = os.makedev(1, 11)
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _SETTINGS = ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "vm/overcommit_memory")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +36,6 @@ class World:
         self.name = f"forkwise-escape-{os.getpid()}-{secrets.token_hex(4)}"
         self.servers: list[socket.socket] = []
         self.temporaries: list[Path] = []
-        self.reached: list[str] = []
         (base / "outside").mkdir(parents=True)
         (base / "outside/precious").write_text("precious\n")
         for place in ("secret", "cache/keys"):
@@ -48,7 +48,7 @@ class World:
         self._make_temporaries()
         self._listen()
         if os.geteuid() == 0:
-            os.mknod(base / "outside/disk", 0o666 | stat.S_IFBLK, _disk())
+            os.mknod(base / "outside/node", 0o666 | stat.S_IFCHR, _KERNEL_LOG)
         self.victim = subprocess.Popen(["sleep", "100000"], stdin=subprocess.DEVNULL)
         self.marker = str(900000 + secrets.randbelow(90000))
 
@@ -85,7 +85,7 @@ class World:
                 "state": state,
                 "sibling": sibling,
                 "fifo": str(self.base / "outside/fifo"),
-                "disk_node": str(self.base / "outside/disk"),
+                "node": str(self.base / "outside/node"),
                 "parent": os.getpid(),
                 "victim": self.victim.pid,
                 "address": 0x400000,
@@ -118,9 +118,20 @@ class World:
                 seen[name] = Path("/proc/sys", name).read_text()
         seen["hostname"] = socket.gethostname()
         seen["victim"] = self.victim.poll()
-        seen["reached"] = [*self.reached, *self._look()]
+        seen["reached"] = self._look()
         seen["swap"] = Path("/proc/swaps").read_text()
         return seen
+
+    def mend(self, before: dict[str, Any]) -> None:
+        """Put right what the whole machine needs, where an attempt on it was not stopped."""
+        if os.geteuid() == 0:
+            for name in _DEVICES:
+                mode, user, group, _ = before[f"/dev/{name}"]
+                os.chown(f"/dev/{name}", user, group)
+                os.chmod(f"/dev/{name}", stat.S_IMODE(mode))
+            for name in _SETTINGS:
+                if name in before and before[name] != Path("/proc/sys", name).read_text():
+                    Path("/proc/sys", name).write_text(before[name])
 
     def survivors(self) -> list[str]:
         """Processes that were left behind by an attempt."""
@@ -178,13 +189,17 @@ class World:
         self.servers += [tcp, udp, datagrams]
 
     def _look(self) -> list[str]:
-        """Who knocked: a connection, a datagram or bytes in the FIFO."""
-        ready, _, _ = select.select([s for s in self.servers if s.fileno() >= 0], [], [], 0)
-        found = [repr(s.getsockname()) for s in ready]
+        """Who knocked since the last look: a connection, a datagram or bytes in the FIFO."""
+        found = []
+        for server in select.select(self.servers, [], [], 0)[0]:
+            found.append(repr(server.getsockname()))
+            server.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    server.recv(100) if server.type == socket.SOCK_DGRAM else server.accept()[0].close()
         with suppress(BlockingIOError):
             if sent := os.read(self.fifo, 100):
                 found.append(f"fifo: {sent!r}")
-        self.reached += found
         return found
 
     def _handles(self) -> dict[str, str]:
@@ -197,12 +212,6 @@ class World:
                 handles[name] = (1).to_bytes(4, "little").hex() + handle.hex()  # 1: inode and generation
             os.close(fd)
         return handles
-
-
-def _disk() -> int:
-    """The number of some disk of this machine."""
-    major, minor = Path("/proc/partitions").read_text().splitlines()[2].split()[:2]
-    return os.makedev(int(major), int(minor))
 
 
 def _tree(top: Path) -> dict[str, Any]:

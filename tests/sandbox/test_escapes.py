@@ -1,0 +1,135 @@
+"""Nothing gets out: every attempt in every confinement that has to hold, as root and as a user without privileges.
+
+One process for each of the two users runs all attempts and tells what came of them; the tests here look at that.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise.files.namespace import available
+from tests.need import need
+from tests.sandbox.escapes import page
+from tests.sandbox.escapes.attempt import ATTEMPTS, Attempt
+
+NOBODY = 65534
+ROOT = Path(__file__).parents[2]
+CASES = [(a, under) for a in ATTEMPTS.values() for under in a.under]
+CONTROLS = [a for a in ATTEMPTS.values() if a.control]
+Told = dict[str, dict[str, Any]]
+
+# A device node may be root's alone where no udev runs; this gives the run the usual one, and nobody else.
+WRAP = """
+mount --make-rprivate / && mknod -m 666 "$1/tun" c 10 200 &&
+{ test ! -e /dev/net/tun || mount --bind "$1/tun" /dev/net/tun; } && shift && exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> Callable[[str], Told]:
+    """What came of all attempts, by user; each user's are run when first asked for."""
+    need(os.uname().machine == "x86_64", "the attempts know the system calls of x86_64 by their numbers")
+    need(available(), "user namespaces are forbidden here")
+
+    @functools.cache
+    def by(user: str) -> Told | str:
+        try:
+            if (user == "root") == (os.geteuid() == 0):
+                return _run([sys.executable], [str(ROOT / "src"), str(ROOT)], own=os.geteuid())
+            return _as_nobody()
+        except AssertionError as error:  # told once for every test, and not run anew for each
+            return str(error)
+
+    def ask(user: str) -> Told:
+        need(user == "nobody" or os.geteuid() == 0, "only root can try as root")
+        outcome = by(user)
+        assert not isinstance(outcome, str), outcome
+        return outcome
+
+    return ask
+
+
+def _run(interpreter: list[str], path: list[str], own: int) -> Told:
+    # Not in a directory for temporary files, which a sandbox has of its own: there would be nothing to reach.
+    home = "/var" if os.geteuid() == 0 else Path.home()
+    base = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir=home))
+    try:
+        os.chown(base, own, own)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(base),
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": ":".join(path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [*interpreter, "-m", "tests.sandbox.escapes.drive", str(base)]
+        done = subprocess.run(command, cwd=path[-1], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        result: Told = json.loads(done.stdout.splitlines()[-1])
+        return result
+    finally:
+        shutil.rmtree(base)
+
+
+def _as_nobody() -> Told:
+    """The interpreter, the sources and what they import are copied to where another user can read them."""
+    need(shutil.which("setpriv") is not None, "setpriv is not installed")
+    become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    check = ["-c", "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.X_OK))"]
+    candidates = (sys.executable, "/usr/bin/python3")
+    found = [c for c in candidates if subprocess.run([*become, c, *check], capture_output=True).returncode == 0]
+    need(bool(found), "no interpreter that another user may run")
+    room = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir="/var"))
+    try:
+        ignore = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / "src", room / "src", ignore=ignore)
+        shutil.copytree(ROOT / "tests", room / "tests", ignore=ignore)
+        spec = importlib.util.find_spec("rapidfuzz")
+        assert spec is not None
+        assert spec.origin is not None
+        shutil.copytree(Path(spec.origin).parent, room / "tools/rapidfuzz", ignore=ignore)
+        subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
+        wrap = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(room)]
+        return _run([*wrap, *become, found[0]], [str(room / d) for d in ("src", "tools", "")], own=NOBODY)
+    finally:
+        shutil.rmtree(room)
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+@pytest.mark.parametrize(("attempt", "under"), CASES, ids=[f"{a.name}-{under}" for a, under in CASES])
+def test_it_is_stopped_or_harmless(told: Callable[[str], Told], user: str, attempt: Attempt, under: str) -> None:
+    if attempt.by == "root" and user != "root":
+        pytest.skip("it needs what only root has")
+    outcome = told(user)[f"{attempt.name}|{under}"]
+    assert outcome["problems"] == [], outcome["said"]
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+@pytest.mark.parametrize("attempt", CONTROLS, ids=[a.name for a in CONTROLS])
+def test_without_a_sandbox_it_is_seen_to_succeed(told: Callable[[str], Told], user: str, attempt: Attempt) -> None:
+    if attempt.by == "root" and user != "root":
+        pytest.skip("it needs what only root has")
+    outcome = told(user)[f"{attempt.name}|control"]
+    assert "GOT" in outcome["said"]
+
+
+def test_the_table_is_long_enough_and_every_row_says_what_stops_it() -> None:
+    assert len(ATTEMPTS) >= 40
+    assert all(a.tries and a.stopped_by and "|" not in a.tries + a.stopped_by for a in ATTEMPTS.values())
+
+
+def test_the_page_tells_what_was_tried() -> None:
+    written = page.PAGE.read_text()
+    assert page.updated(written) == written, "run python -m tests.sandbox.escapes.page"
