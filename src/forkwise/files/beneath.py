@@ -11,7 +11,10 @@ import os
 
 from forkwise.files.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
-__all__ = ["join", "mount_id", "open_beneath", "open_directory", "open_root", "proc_path"]
+__all__ = ["NOT_THERE", "join", "mount_id", "open_beneath", "open_directory", "open_root", "proc_path"]
+
+#: What opening a directory answers where there is none, or one of another filesystem.
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _PIECE = 1000  # characters of a path opened at once: at most 4 bytes each, so always below PATH_MAX

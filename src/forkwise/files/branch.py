@@ -23,7 +23,7 @@ from forkwise.files.durability import sync_filesystem
 from forkwise.files.layer import Scan, scan_layer
 from forkwise.files.parent import OnError, OnSuccess, Parent
 from forkwise.files.state import Lock, Place, locked
-from forkwise.files.transaction import recover
+from forkwise.files.taken_back import TakenBack
 from forkwise.files.trash import discard, held_back
 from forkwise.files.views.protocol import View
 
@@ -94,16 +94,20 @@ class Branch(Parent):
         self._must_be_open()
         try:
             seen = self.view_kind.seen(self.home)
-            if seen is None or self.is_frozen or self.place.is_interrupted:
-                with locked(self.place.state):
+        except FileNotFoundError:
+            seen = None  # the branch is gone, or was being committed by a process that was killed
+        if seen is None or self.is_frozen or self.is_interrupted:
+            with locked(self.place.state):
+                self.parent.settle()
+                try:
                     is_writable = _ALTERED.isdisjoint(os.listdir(self.home))
                     if not is_writable:
-                        recover(self.place, self.target)
+                        self.settle()
                         is_writable = not self.is_frozen
                     seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable)
-        except (FileNotFoundError, MountError):
-            Birth.load(self.home)  # says so, where the branch is gone
-            raise
+                except (FileNotFoundError, MountError):
+                    Birth.load(self.home)  # says so, where the branch is gone
+                    raise
         return Path(seen)
 
     @property
@@ -166,11 +170,15 @@ class Branch(Parent):
         """Read the layer against the parent. Called under the lock."""
         self.view_kind.flush(self.home)
         base = self.view_kind.base(self.home)
+        taken_back = TakenBack.load(self.parent.place)
         if base is None:
-            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files)
+            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files, taken_back)
         from forkwise.files.tree import scan_tree  # noqa: PLC0415
 
-        return scan_tree(self.target, self.parent.lowers, base, Birth.load(self.home).made)
+        made = Birth.load(self.home).made
+        scan = scan_tree(self.target, self.parent.lowers, base, made, TakenBack.load(self.place))
+        scan.taken_back = taken_back
+        return scan
 
     # What becomes of it
 
@@ -207,6 +215,7 @@ class Branch(Parent):
         self._must_be_open()
         try:
             with held_back(), locked(self.place.state):
+                self.settle()
                 Birth.load(self.home)
                 self.remove()
                 self.parent.child_gone()
@@ -271,6 +280,13 @@ class Branch(Parent):
 
     # As a parent
 
+    def is_interrupted_after(self, head: int) -> bool:
+        return self.parent.is_interrupted or super().is_interrupted_after(head)
+
+    def settle(self) -> None:
+        self.parent.settle()  # which may be what brings this branch's own home back
+        super().settle()
+
     def view_of_children(self) -> View:
         return self.view_kind
 
@@ -301,9 +317,8 @@ class Branch(Parent):
     def _lock(self) -> Iterator[Lock]:
         self._must_be_open()
         with locked(self.place.state) as lock:
-            recover(self.parent.place, self.parent.target)
+            self.settle()
             Birth.load(self.home)
-            recover(self.place, self.target)
             yield lock
 
     def _must_be_open(self) -> None:

@@ -15,7 +15,6 @@ from forkwise.files.birth import Birth
 from forkwise.files.branch import Branch
 from forkwise.files.parent import Parent
 from forkwise.files.state import locked
-from forkwise.files.transaction import recover
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -37,11 +36,11 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
     """Collect what belongs to one workspace."""
     place = workspace.place
     with locked(place.state):
-        recover(place, workspace.target)
+        workspace.settle()
         removed: list[str] = []
         listed: list[str] = []
         freed = _size(f"{place.state}/trash")
-        for branch in reversed(workspace.branches()):
+        for branch in reversed(workspace.settled_branches()):
             if _is_wanted(branch, removed):
                 continue
             if not force and _has_changes(branch):
@@ -83,7 +82,7 @@ def _has_changes(branch: Branch) -> bool:
 
 def _unfinished(workspace: Workspace) -> Iterator[str]:
     """Homes whose makers were killed: whoever makes one holds the lock, and now we do."""
-    parents: list[Parent] = [workspace, *workspace.branches()]
+    parents: list[Parent] = [workspace, *workspace.settled_branches()]
     for parent in parents:
         branches = f"{parent.place.path}/branches"
         if os.path.isdir(branches):

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from forkwise.errors import BranchError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
+from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.birth import Birth
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import Conflict, OnConflict
 from forkwise.files.layer import Entry, Scan
-from forkwise.files.marks import drop_mark_files, mark_opaque, unmark, unmark_origins
+from forkwise.files.marks import drop_mark_files, inherit_origins, list_marks, mark_opaque, read_marks, unmark, unmark_origins
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
 from forkwise.files.record import Record
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.syscalls import filesystem_magic
-from forkwise.files.transaction import Transaction, recover
+from forkwise.files.transaction import Transaction, as_commit_error
 from forkwise.files.trash import discard
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
     """Apply a branch's layer to its parent; on any error nothing was changed and the branch is as before."""
     if on_conflict not in _CHOICES:
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
-    with locked(branch.place.state) as lock:
-        recover(branch.parent.place, branch.parent.target)
+    with as_commit_error(f"{branch.branch_path} was not committed"), locked(branch.place.state) as lock:
+        branch.settle()
         birth = Birth.load(branch.home)
         _check_turn(branch, birth)
         is_still = _still(branch)
@@ -56,13 +55,11 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
                 branch.view_kind.thaw(branch.home, branch.parent.lowers)
             raise
         record = _carry_out(branch, birth, decision, lock, moves=is_still, durable=durable)
-        if branch.view_kind.whole:
-            # Its files were copied aside: the tree itself has nothing more to give.
-            home = f"{branch.parent.place.history(record.number)}/home"
-            branch.view_kind.release(home)
-            discard(branch.parent.place, home)
-        branch.parent.child_gone()
-        forget_old(branch.parent.place)
+        try:
+            _tidy(branch, record)
+        except (OSError, BranchingError) as error:
+            # It has happened: an error would say that it has not.
+            warnings.warn(f"{branch.branch_path} was committed, but then: {error}", ForkwiseWarning, stacklevel=4)
     if record.skipped:
         warnings.warn(
             f"{branch.branch_path}: FIFOs, sockets and devices are not committed: {', '.join(record.skipped)}",
@@ -70,6 +67,16 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             stacklevel=4,
         )
     return record.commit()
+
+
+def _tidy(branch: Branch, record: Record) -> None:
+    if branch.view_kind.whole:
+        # Its files were copied aside: the tree itself has nothing more to give.
+        home = f"{branch.parent.place.history(record.number)}/home"
+        branch.view_kind.release(home)
+        discard(branch.parent.place, home)
+    branch.parent.child_gone()
+    forget_old(branch.parent.place)
 
 
 def forget_old(place: Place) -> None:
@@ -153,18 +160,6 @@ class _Decision:
         else:
             self._merge(branch, birth, found, entries, on_conflict)
 
-    def leaves(self, path: str, *, is_deleted: bool) -> bool:
-        """Whether a path stays as the parent has it: it or what it lies in was dropped, or what it would take along."""
-        parts = path.split("/")
-        if any("/".join(parts[:n]) in self.left for n in range(1, len(parts) + 1)):
-            return True
-        return is_deleted and any(d.startswith(f"{path}/") for d in self.left)
-
-    @cached_property
-    def left(self) -> set[str]:
-        """The dropped paths without the directories of which only the metadata is left as it is."""
-        return self.dropped & {e.path for e in self.scan.entries}
-
     def _merge(
         self, branch: Branch, birth: Birth, found: list[Conflict], entries: dict[str, Entry], on_conflict: OnConflict
     ) -> None:
@@ -199,12 +194,12 @@ def _unresolved(birth: Birth, entries: dict[str, Entry]) -> list[Conflict]:
 
 def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool) -> Record:
     parent, scan = branch.parent, decision.scan
-    transaction = Transaction(parent.place, parent.target)
-    try:
+    with Transaction(parent.place, parent.target, branch.branch_path) as transaction:
         if branch.commits_into_layer:
             plan = plan_layer(branch.target, parent.target, decision.dropped)
-            mark_opaque(branch.target, plan.opaque)
-            unmark_origins(branch.target, [*plan.foreign, *scan.moved])
+            plan.left = decision.dropped
+            foreign = [*plan.foreign, *scan.moved]
+            marked = list_marks(branch.target, [*plan.opaque, *foreign, *plan.heirs])
         else:
             moves = moves and not branch.view_kind.whole and transaction.stage is None
             plan = plan_directory(
@@ -217,17 +212,19 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
             )
             drop_mark_files(branch.target, scan.mark_files)
             transaction.fill(plan, branch.target, decision.merged)
+            marked = scan.marked if moves else []
         record = _record(branch, decision, plan, transaction, durable)
-        if moves and not branch.commits_into_layer:
-            record.origins, record.opaque = unmark(branch.target, scan.marked)
-    except BaseException as error:
-        transaction.roll_back()
-        if isinstance(error, OSError):
-            raise CommitError(
-                f"{branch.branch_path} was not committed, nothing was changed: {error}", branch=branch.name
-            ) from error
-        raise
-    transaction.run(record, lock, branch.target)
+        record.marks = read_marks(branch.target, marked)
+
+        def strip() -> None:
+            if branch.commits_into_layer:
+                mark_opaque(branch.target, plan.opaque)
+                unmark_origins(branch.target, foreign)
+                inherit_origins(branch.target, parent.target, plan.heirs)
+            else:
+                unmark(branch.target, marked)
+
+        transaction.run(record, lock, branch.target, strip)
     return record
 
 
@@ -251,7 +248,7 @@ def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transa
     lists = {"added": record.added, "changed": record.changed, "deleted": record.deleted}
     for entry in decision.scan.entries:
         path = entry.path
-        if not decision.dropped or not decision.leaves(path, is_deleted=entry.new is None):
+        if path not in plan.left:
             lists[entry.kind].append(path)
     record.changed += [
         t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
 
-from forkwise.files.beneath import open_directory, open_root
-from forkwise.files.journal import Run
+from forkwise.files.beneath import NOT_THERE, open_directory, open_root
+from forkwise.files.journal import Meta, Run, Slots
 from forkwise.files.syscalls import syncfs
 
-__all__ = ["SINGLY", "sync_content", "sync_directories", "sync_filesystem"]
+__all__ = ["sync_content", "sync_directories", "sync_filesystem", "sync_steps"]
 
-#: As many files or directories are synced one by one; more, and their filesystem is synced at once.
-SINGLY = 16
+_SINGLY = 16  # so many files or directories are synced one by one; more, and their filesystem is synced at once
 
 
 def sync_directories(paths: Iterable[str]) -> None:
@@ -38,7 +38,7 @@ def sync_filesystem(path: str) -> None:
 def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
     """Sync everything that steps will bring into their target, with the names under which it lies in its slots."""
     entering = [(r.directory, s) for r in runs for s in r.steps if s.code in ("put", "swap")]
-    if len(entering) <= SINGLY:
+    if len(entering) <= _SINGLY:
         root = open_root(layer or side)
         try:
             if all(_sync_slot(root, side, d, s.slot, s.name) for d, s in entering):
@@ -47,6 +47,36 @@ def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
             os.close(root)
     for path in {layer or side, side}:
         sync_filesystem(path)
+
+
+def sync_steps(runs: Sequence[Run], metas: Sequence[Meta], slots: Slots) -> None:
+    """Sync every directory that steps touched, once they and the directories' metadata are done."""
+    layers = {r.directory for r in runs for s in r.steps if not s.slot and s.code not in ("rmdir", "mkdir")}
+    targets = {m.path for m in metas} | {r.directory for r in runs}
+    touched = [(slots.side, ""), *((slots.layer, d) for d in layers), *((slots.target, d) for d in targets)]
+    fd = open_directory(slots.target, "")
+    try:
+        if len(touched) > _SINGLY or not all(_sync_directory(root, path) for root, path in touched):
+            syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(root: int, path: str) -> bool:
+    """Sync one directory, if it is there; False where this user may not read it."""
+    try:
+        fd = open_directory(root, path)
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            return False
+        if error.errno not in NOT_THERE:
+            raise
+        return True
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
 
 
 def _sync_slot(root: int, side: str, directory: str, slot: str, name: str) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from forkwise.files.beneath import open_directory, open_root
+from forkwise.files.beneath import NOT_THERE, open_directory, open_root
 from forkwise.files.marks import is_of_user
 from forkwise.files.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 
@@ -35,7 +35,6 @@ __all__ = ["Held", "Meta", "Run", "Slots", "Step", "StepCode", "facts", "invert"
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _HALFWAY = "halfway"  # no slot has that name
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 #: Mode and mtime of a directory that enters a target, and of one that leaves it.
 Held: TypeAlias = tuple[list[int] | None, list[int] | None]
@@ -44,12 +43,13 @@ Held: TypeAlias = tuple[list[int] | None, list[int] | None]
 @dataclass(slots=True)
 class Meta:
     """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes. ``changed``
-    is when somebody had last changed it, by the filesystem's clock."""
+    is when somebody had last changed it, by the filesystem's clock, ``inode`` its number."""
 
     path: str
     before: list[int]
     after: list[int]
     changed: int = 0
+    inode: int = 0
     attributes_before: dict[str, str] | None = None
     attributes_after: dict[str, str] | None = None
 
@@ -65,7 +65,7 @@ class Meta:
         keeps_time: bool = False,
     ) -> Meta:
         """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
-        meta = cls(path, facts(old), facts(new), 0 if old is None else old.st_ctime_ns)
+        meta = cls(path, facts(old), facts(new), *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
         if keeps_time:
             meta.after[3] = -1
         if old_attributes != new_attributes:
@@ -74,10 +74,11 @@ class Meta:
         return meta
 
     def inverse(self) -> Meta:
-        return Meta(self.path, self.after, self.before, self.changed, self.attributes_after, self.attributes_before)
+        attributes = self.attributes_after, self.attributes_before
+        return Meta(self.path, self.after, self.before, self.changed, self.inode, *attributes)
 
     def dump(self) -> list[Any]:
-        return [self.path, self.before, self.after, self.changed, self.attributes_before, self.attributes_after]
+        return [getattr(self, name) for name in self.__slots__]
 
 
 @dataclass(slots=True)
@@ -88,7 +89,8 @@ class Step:
 
     ``held`` are mode and mtime of a directory that enters and of one that leaves: a rename changes its ``..``, for
     which some filesystems set its mtime and all of them want it to be writable. ``facts`` is the metadata of a
-    directory that goes empty.
+    directory that goes empty. ``dated`` is the mtime of what leaves: with ``changed`` it tells, after a roll back, that
+    nobody but the renames has touched it.
     """
 
     code: StepCode
@@ -97,16 +99,17 @@ class Step:
     enters: int = 0
     leaves: int = 0
     changed: tuple[int, int] = (0, 0)
+    dated: int = 0
     held: Held | None = None
     facts: list[int] | None = None
 
     def inverse(self) -> Step:
         held = None if self.held is None else (self.held[1], self.held[0])
         changed = (self.changed[1], self.changed[0])
-        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, held, self.facts)
+        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, 0, held, self.facts)
 
     def dump(self) -> list[Any]:
-        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed]
+        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed, self.dated]
         return row if self.held is None and self.facts is None else [*row, self.held, self.facts]
 
 
@@ -145,24 +148,24 @@ class Slots:
                 os.close(fd)
 
 
-def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bool) -> None:
+def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
     """Carry out all steps, then the directories' metadata. Raises OSError at the first that fails."""
     for run in runs:
-        with _RunDirectories(run, slots, sync) as here:
+        with _RunDirectories(run, slots) as here:
             for step in run.steps:
                 here.do(step)
     set_metas(metas, slots.target, "after")
 
 
-def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bool) -> list[str]:
+def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
     """Take back whatever was carried out. Paths that somebody else replaced meanwhile are left, and returned."""
     left: list[str] = []
     metas = list(metas)
     for run in reversed(list(runs)):
         try:
-            here = _RunDirectories(run, slots, sync)
+            here = _RunDirectories(run, slots)
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in NOT_THERE:
                 raise
             if error.errno != errno.ENOENT:  # that is inside a directory that was itself never put
                 left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
@@ -178,15 +181,14 @@ def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, *, sync: bo
 class _RunDirectories:
     """The target's directory and the layer's for one run of steps."""
 
-    def __init__(self, run: Run, slots: Slots, sync: bool) -> None:
+    def __init__(self, run: Run, slots: Slots) -> None:
         self.slots = slots
-        self.sync = sync
-        self.target = open_directory(slots.target, run.directory, os.O_RDONLY if sync else os.O_PATH)
+        self.target = open_directory(slots.target, run.directory, os.O_PATH)
         self.layer = -1
         try:
             _allow_writing(self.target)
             if any(not s.slot and s.code in ("put", "swap", "take") for s in run.steps):
-                self.layer = open_directory(slots.layer, run.directory, os.O_RDONLY if sync else os.O_PATH)
+                self.layer = open_directory(slots.layer, run.directory, os.O_PATH)
                 _allow_writing(self.layer)
         except OSError:
             self.__exit__()
@@ -198,11 +200,7 @@ class _RunDirectories:
     def __exit__(self, *_: object) -> None:
         for fd in (self.target, self.layer):
             if fd >= 0:
-                try:
-                    if self.sync:
-                        os.fsync(fd)
-                finally:
-                    os.close(fd)
+                os.close(fd)
 
     def do(self, step: Step) -> None:
         """Take one step."""
@@ -368,7 +366,7 @@ def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]
         try:
             fd = open_directory(root, meta.path, os.O_PATH)
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in NOT_THERE:
                 raise
             continue
         try:

@@ -17,6 +17,7 @@ from forkwise.files.delta import Change, ChangeKind, Delta, entry_type
 from forkwise.files.lower import Lower, LowerDirectory
 from forkwise.files.marks import is_mark, is_of_user, is_opaque, is_origin, is_whiteout
 from forkwise.files.syscalls import file_handle
+from forkwise.files.taken_back import TakenBack
 
 __all__ = ["Entry", "Reader", "Scan", "Touched", "scan_layer", "user_attributes"]
 
@@ -105,7 +106,8 @@ class Scan:
     """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
     ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
     files, ``mounted`` directories with changes where the parent has another filesystem mounted, ``moved`` files that
-    began as the parent's under another name, ``appeared`` directories that the parent did not have at the fork."""
+    began as the parent's under another name, ``appeared`` directories that the parent did not have at the fork.
+    ``taken_back`` knows which of the parent's ctimes are nobody's change."""
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Scan:
     mounted: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     appeared: list[str] = field(default_factory=list)
+    taken_back: TakenBack = field(default_factory=TakenBack)
 
     def delta(self) -> Delta:
         """What a person is shown."""
@@ -128,7 +131,9 @@ class Scan:
         return Delta(tuple(sorted(changes, key=lambda c: c.path)))
 
 
-def scan_layer(layer: str, lowers: Sequence[str], mark_files: Collection[str] = ()) -> Scan:
+def scan_layer(
+    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), taken_back: TakenBack | None = None
+) -> Scan:
     """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree.
 
     ``mark_files`` are names that the view uses for marks of its own.
@@ -137,6 +142,7 @@ def scan_layer(layer: str, lowers: Sequence[str], mark_files: Collection[str] = 
         root = open_root(layer)
         try:
             reader = _LayerReader(root, lower, mark_files)
+            reader.scan.taken_back = taken_back or TakenBack()
             reader.read()
             reader.tell_moved()
             return reader.scan
@@ -246,7 +252,7 @@ class _LayerReader(Reader):
         self.touch(path, fd, parent)
         lookup = parent.lookup
         prefix = proc_path(fd, "")
-        above = max((os.fstat(f).st_ctime_ns for f in parent.fds), default=sys.maxsize)
+        above = max((self.scan.taken_back.ctime(os.fstat(f)) for f in parent.fds), default=sys.maxsize)
         appeared = bool(path) and bool(parent.fds) and not self._is_same_directory(fd, parent)
         if appeared:
             self.scan.appeared.append(path)

@@ -8,21 +8,30 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
 
 __all__ = [
+    "Marks",
     "drop_mark_files",
+    "inherit_origins",
     "is_mark",
     "is_of_user",
     "is_opaque",
     "is_origin",
     "is_whiteout",
+    "list_marks",
     "mark_opaque",
     "mark_origins",
+    "read_marks",
     "unmark",
     "unmark_origins",
+    "write_marks",
 ]
+
+#: Entries of a layer by their paths, each with its marks and their values.
+Marks: TypeAlias = list[tuple[str, dict[str, str]]]
 
 _MARKS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 _OF_USER = ("user.", "system.posix_acl_")
@@ -55,22 +64,51 @@ def is_opaque(path: str, attributes: Sequence[str]) -> bool:
     return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
 
 
-def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[list[str], list[str]]:
-    """Take the marks off entries given as (directory, name, marks).
-
-    Gives the files that began as the parent's and the directories that hid what is below, for going back.
-    """
-    origins, opaque = [], []
+def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+    """Take the marks off entries given as (directory, name, marks)."""
     with _Directories(layer) as directories:
         for directory, name, marks in marked:
             path = proc_path(directories.fd(directory), name)
-            if is_opaque(path, marks):
-                opaque.append(join(directory, name))
             for mark in marks:
                 os.removexattr(path, mark, follow_symlinks=False)
-                if is_origin(mark):
-                    origins.append(join(directory, name))
-    return origins, opaque
+
+
+def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
+    """The values of marks, for going back."""
+    found = []
+    get = os.getxattr
+    with _Directories(layer) as directories:
+        for directory, name, marks in marked:
+            path = proc_path(directories.fd(directory), name)
+            values = {mark: get(path, mark, follow_symlinks=False).hex() for mark in marks}
+            found.append((join(directory, name), values))
+    return found
+
+
+def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[str]]]:
+    """All marks that some entries have."""
+    found = []
+    with _Directories(layer) as directories:
+        for path in paths:
+            directory, _, name = path.rpartition("/")
+            attributes = os.listxattr(directories.beneath(path), follow_symlinks=False)
+            found.append((directory, name, [a for a in attributes if is_mark(a)]))
+    return found
+
+
+def write_marks(layer: str, marks: Marks) -> None:
+    """Give entries the marks they had, and no others."""
+    with _Directories(layer) as directories:
+        for path, wanted in marks:
+            try:
+                beneath = directories.beneath(path)
+                for mark in os.listxattr(beneath, follow_symlinks=False):
+                    if is_mark(mark) and mark not in wanted:
+                        os.removexattr(beneath, mark, follow_symlinks=False)
+                for mark, value in wanted.items():
+                    os.setxattr(beneath, mark, bytes.fromhex(value), follow_symlinks=False)
+            except FileNotFoundError:
+                continue
 
 
 def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
@@ -97,19 +135,28 @@ def unmark_origins(layer: str, paths: Iterable[str]) -> None:
     """Forget that files began as the parent's."""
     with _Directories(layer) as directories:
         for path in paths:
-            directory, _, name = path.rpartition("/")
-            beneath = proc_path(directories.fd(directory), name)
+            beneath = directories.beneath(path)
             for attribute in os.listxattr(beneath, follow_symlinks=False):
                 if is_origin(attribute):
                     os.removexattr(beneath, attribute, follow_symlinks=False)
 
 
+def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
+    """Let files have begun as what those they are about to replace in the layer below began as."""
+    with _Directories(layer) as ours, _Directories(below) as theirs:
+        for path in paths:
+            mine, replaced = ours.beneath(path), theirs.beneath(path)
+            for attribute in os.listxattr(replaced, follow_symlinks=False):
+                if is_origin(attribute):
+                    value = os.getxattr(replaced, attribute, follow_symlinks=False)
+                    os.setxattr(mine, attribute, value, follow_symlinks=False)
+
+
 def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
     with _Directories(layer) as directories:
         for path in paths:
-            directory, _, name = path.rpartition("/")
             try:
-                os.setxattr(proc_path(directories.fd(directory), name), mark, value, follow_symlinks=False)
+                os.setxattr(directories.beneath(path), mark, value, follow_symlinks=False)
             except FileNotFoundError:
                 continue
 
@@ -128,6 +175,11 @@ class _Directories:
             self.opened = open_directory(self.root, directory, os.O_PATH)
             self.path = directory
         return self.opened
+
+    def beneath(self, path: str) -> str:
+        """Where the xattr family finds an entry."""
+        directory, _, name = path.rpartition("/")
+        return proc_path(self.fd(directory), name)
 
     def _shut(self) -> None:
         if self.opened >= 0:

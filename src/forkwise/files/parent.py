@@ -69,6 +69,20 @@ class Parent(ABC):
     def child_gone(self) -> None:
         """Called under the lock, after a branch was committed or aborted."""
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a commit into this, or into what it was itself made from, was begun and not brought to its end."""
+        return self.is_interrupted_after(self.place.head)
+
+    def is_interrupted_after(self, head: int) -> bool:
+        """The same, for who has just read the head."""
+        return self.place.is_interrupted_after(head)
+
+    def settle(self) -> None:
+        """Take back such a commit. Called under the exclusive lock."""
+        if self.place.is_interrupted:
+            recover(self.place, self.target)
+
     def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
         """Make a branch, at once and in constant time.
 
@@ -82,11 +96,11 @@ class Parent(ABC):
         view = self.view_of_children()
         with locked(self.place.state, shared=True) as lock:
             head = self.place.head
-            if not self.place.is_interrupted_after(head):
+            if not self.is_interrupted_after(head):
                 self._make(name, view, lock, head)
                 return Branch(self, name, view, on_success, on_error)
         with locked(self.place.state) as lock:
-            recover(self.place, self.target)
+            self.settle()
             self._make(name, view, lock, self.place.head)
         return Branch(self, name, view, on_success, on_error)
 
@@ -110,7 +124,7 @@ class Parent(ABC):
         try:
             os.mkdir(home, 0o700)
         except FileNotFoundError:
-            os.mkdir(branches, 0o700)
+            os.makedirs(branches, mode=0o700, exist_ok=True)  # another thread may be as far
             os.mkdir(home, 0o700)
         try:
             view.make(home, self.lowers)

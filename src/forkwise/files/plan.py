@@ -23,7 +23,8 @@ __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved
 
 @dataclass(slots=True)
 class Plan:
-    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name.
+    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name, ``left`` the
+    paths that stay as the parent has them.
 
     Of a layer folded into another: directories that must become ``opaque``, files of which it must be forgotten that
     they began as the parent's (``foreign``), files that began as what those they replace did (``heirs``).
@@ -32,6 +33,7 @@ class Plan:
     runs: list[Run] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
     staged: dict[str, Entry] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     heirs: list[str] = field(default_factory=list)
@@ -50,11 +52,11 @@ def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
         if old is None:
             if entry.copied and entry.new is not None and entry.above >= forked:
                 conflicts.append(Conflict(entry.path, "deleted", "changed by the branch, deleted in the parent since"))
-        elif old.st_ctime_ns >= forked or entry.appeared:
+        elif scan.taken_back.ctime(old) >= forked or entry.appeared:
             did = "deleted" if entry.new is None else "changed"
             conflicts.append(Conflict(entry.path, "changed", f"{did} by the branch, changed in the parent since"))
     for touched in scan.touched:
-        if touched.old.st_ctime_ns >= forked and touched.is_changed:
+        if touched.is_changed and scan.taken_back.ctime(touched.old) >= forked:
             detail = "its mode, owner or attributes are not the parent's, which changed since"
             conflicts.append(Conflict(touched.path or ".", "metadata", detail))
     return conflicts
@@ -86,14 +88,21 @@ def plan_directory(
     planner = _DirectoryPlanner(scan, moves, set(dropped), set(merged))
     special = planner.dropped | planner.merged
     split_all = not renames_directories
+    is_left = False
     for entry in scan.entries:
         if not entry.unit:
+            if is_left:
+                planner.plan.left.add(entry.path)
             continue
         path = entry.path
         over_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
-        if over_directory and (split_all or any(p.startswith(path + "/") for p in special)):
+        is_split = over_directory and (split_all or any(p.startswith(path + "/") for p in special))
+        is_left = not is_split and path in planner.dropped
+        if is_split:
             planner.split(entry)
-        elif path not in planner.dropped:
+        elif is_left:
+            planner.plan.left.add(path)
+        else:
             planner.whole(entry)
     planner.stepped = {run.directory for run in planner.plan.runs}
     for touched in scan.touched:
@@ -121,9 +130,8 @@ class _DirectoryPlanner:
         new, old = entry.new, entry.old
         if new is None:
             if old is not None:
-                changed = (0, max(old.st_ctime_ns, self.changed.get(entry.path, 0)))
-                step = Step("take", entry.name, self.slot(), 0, old.st_ino, changed, _held(None, old))
-                self.plan.add(entry.directory, step)
+                step = Step("take", entry.name, self.slot(), 0, old.st_ino, held=_held(None, old))
+                self.add(entry, step)
             return
         slot = ""
         if not self.moves or entry.path in self.scan.mixed or entry.path in self.merged:
@@ -132,15 +140,14 @@ class _DirectoryPlanner:
         if old is None:
             step = Step("put", entry.name, slot, new.st_ino, held=_held(new, None))
         else:
-            step = Step(
-                "swap",
-                entry.name,
-                slot,
-                new.st_ino,
-                old.st_ino,
-                (0, max(old.st_ctime_ns, self.changed.get(entry.path, 0))),
-                _held(new, old),
-            )
+            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, held=_held(new, old))
+        self.add(entry, step)
+
+    def add(self, entry: Entry, step: Step) -> None:
+        """Add a step, with what is to be known later of the entry it takes away."""
+        if entry.old is not None:
+            step.changed = 0, max(self.scan.taken_back.ctime(entry.old), self.changed.get(entry.path, 0))
+            step.dated = entry.old.st_mtime_ns
         self.plan.add(entry.directory, step)
 
     def split(self, unit: Entry) -> None:
@@ -148,14 +155,20 @@ class _DirectoryPlanner:
         beneath = unit.path + "/"
         inside = sorted((e for e in self.scan.entries if e.path.startswith(beneath)), key=lambda e: e.path)
         moved: list[str] = []  # directories that are new as a whole: what is inside went with them
+        left: list[str] = []  # or stayed with them
         emptied: list[Entry] = []
         for entry in [unit, *inside]:
             if any(entry.path.startswith(m) for m in moved):
+                continue
+            if any(entry.path.startswith(m) for m in left):
+                self.plan.left.add(entry.path)
                 continue
             is_directory = entry.new is not None and stat.S_ISDIR(entry.new.st_mode)
             was_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
             if was_directory and is_directory:
                 stays = entry.path in self.dropped
+                if stays:
+                    self.plan.left.add(entry.path)
                 self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old if stays else entry.new))
             elif was_directory:
                 emptied.append(entry)
@@ -163,12 +176,16 @@ class _DirectoryPlanner:
                 self.whole(entry)
                 if is_directory:
                     moved.append(entry.path + "/")
+            else:
+                self.plan.left.add(entry.path)
+                left.append(entry.path + "/")
         kept = [d for d in self.dropped if d.startswith(beneath)]
         for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
             self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or will be made again
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
+                self.plan.left.add(entry.path)
                 continue
-            self.plan.add(entry.directory, Step("rmdir", entry.name, "", facts=facts(entry.old)))
+            self.add(entry, Step("rmdir", entry.name, "", facts=facts(entry.old)))
             if entry.new is not None:
                 self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
 
@@ -176,10 +193,11 @@ class _DirectoryPlanner:
         path = touched.path
         if (path or ".") in self.dropped:
             return
-        is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and touched.old.st_ctime_ns < forked
+        is_changed_there = self.scan.taken_back.ctime(touched.old) >= forked
+        is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and not is_changed_there
         if touched.is_changed or is_dated or path in self.stepped:
             meta = Meta.change(path, touched.old, touched.new, touched.old_attributes, touched.new_attributes)
-            if touched.old.st_ctime_ns >= forked:
+            if is_changed_there:
                 meta.after[3] = max(meta.before[3], meta.after[3])  # the later of two changes
             self.plan.metas.append(meta)
 
@@ -192,7 +210,7 @@ def _last_changes(scan: Scan) -> dict[str, int]:
         if entry.unit:
             unit = entry.path
         elif entry.old is not None:
-            changed[unit] = max(changed.get(unit, 0), entry.old.st_ctime_ns)
+            changed[unit] = max(changed.get(unit, 0), scan.taken_back.ctime(entry.old))
     return changed
 
 

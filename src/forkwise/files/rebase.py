@@ -25,7 +25,6 @@ from forkwise.files.record import Record
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
 from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
-from forkwise.files.transaction import recover
 from forkwise.files.trash import discard
 from forkwise.files.versions import Versions
 
@@ -47,9 +46,8 @@ def rebase_branch(branch: Branch) -> Rebase:
     """Bring a branch onto its parent's present state."""
     parent = branch.parent
     with locked(branch.place.state) as lock:
-        recover(parent.place, parent.target)
+        branch.settle()
         birth = Birth.load(branch.home)
-        recover(branch.place, branch.target)
         if names := branch.place.names():
             raise BranchError(
                 f"{branch.branch_path} has branches of its own: {', '.join(names)}; they come first", branch=branch.name

@@ -6,15 +6,19 @@ import json
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from forkwise.files.commit import Commit, CommitKind
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Meta, Run
+from forkwise.files.marks import Marks
 
-__all__ = ["Record"]
+__all__ = ["Record", "Times"]
 
 _FORMAT = 1
+
+#: Entries by their inode number, or, where they are made anew when they come back, by their metadata.
+Times: TypeAlias = dict[int | tuple[int, ...], tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -23,8 +27,8 @@ class Record:
 
     ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place. ``home`` is the name of
     the branch that is being committed, ``stage`` the directory inside the target that stands for ``side`` while the
-    target's filesystem is not the state's. ``origins`` and ``opaque`` are the marks
-    that what leaves the layer loses.
+    target's filesystem is not the state's. ``marks`` are those of the overlay on entries of the layer that lose or
+    change some on the way out.
     """
 
     number: int
@@ -39,8 +43,7 @@ class Record:
     undoes: int | None = None
     runs: list[Run] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    opaque: list[str] = field(default_factory=list)
+    marks: Marks = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -63,6 +66,13 @@ class Record:
             undone_by=undone_by,
             durable=self.durable,
         )
+
+    def times(self) -> Times:
+        """Of all that its steps touch in the target: ctime and mtime as they were."""
+        times: Times = {m.inode: (m.changed, m.before[3]) for m in self.metas}
+        for step in (s for run in self.runs for s in run.steps if s.dated):
+            times[step.leaves or tuple(step.facts or ())] = step.changed[1], step.dated
+        return times
 
     def save(self, directory: str, *, sync: bool) -> None:
         """Write it, whole, under its final name."""

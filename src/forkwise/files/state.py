@@ -3,6 +3,7 @@
 <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
 <state>/head            a symlink whose target is the number of the last commit
 <state>/history/<n>/    one commit: its record and the old content of what it changed
+<state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
 <state>/trash/          what is gone already and is being deleted
 """
@@ -126,7 +127,7 @@ class Place:
 
     def is_interrupted_after(self, head: int) -> bool:
         """The same, for who has just read the head."""
-        return os.path.lexists(self.history(head + 1))
+        return os.path.lexists(self.history(head + 1)) or os.path.lexists(f"{self.path}/stage")
 
 
 def site(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Literal
 
-from forkwise.errors import CommitError
+from forkwise.errors import CommitError, ForkwiseWarning
 from forkwise.files.beneath import open_directory, open_root
 from forkwise.files.copying import copy_entry
-from forkwise.files.durability import SINGLY, sync_content, sync_directories, sync_filesystem
+from forkwise.files.durability import sync_content, sync_directories, sync_steps
 from forkwise.files.journal import Meta, Slots, perform, revert, set_metas
-from forkwise.files.marks import mark_opaque, mark_origins
+from forkwise.files.marks import write_marks
 from forkwise.files.plan import Plan
 from forkwise.files.record import Record
 from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, Place, same_mount
+from forkwise.files.taken_back import is_taken_back, keep_taken_back, mark_taken_back
 from forkwise.files.trash import discard
 
-__all__ = ["Transaction", "recover"]
+__all__ = ["Transaction", "as_commit_error", "recover"]
 
 _STAGE = ".forkwise-stage-"
 
@@ -30,23 +34,49 @@ _STAGE = ".forkwise-stage-"
 class Transaction:
     """The next commit of a place into its target directory. Made and used under the place's exclusive lock.
 
-    ``side`` is where its side slots lie while the steps run: in the state, or, where that is another filesystem than
-    the target's (``stage``), in a directory inside the target, because only there a rename can reach them.
+    As a context manager it takes back all it did when the block raises, and makes an OSError a CommitError. ``side`` is
+    where its side slots lie while the steps run: in the state, or, where that is another filesystem than the target's
+    (``stage``), in a directory inside the target, because only there a rename can reach them.
     """
 
-    def __init__(self, place: Place, target: str, *, side: str | None = None) -> None:
+    def __init__(self, place: Place, target: str, branch: str, *, side: str | None = None) -> None:
         self.place = place
         self.target = target
+        self.branch = branch
         self.number = place.head + 1
         self.history = place.history(self.number)
-        self.stage: str | None = None
-        os.makedirs(f"{self.history}/side", mode=0o700)
         self.side = side or f"{self.history}/side"
-        if not same_mount(place.path, target):
-            self.stage = f"{_STAGE}{secrets.token_hex(4)}"
-            self.side = f"{target}/{self.stage}"
-            self.root = Meta.change("", found := os.stat(target), found)
-            os.mkdir(self.side, 0o700)
+        self.stage: str | None = None
+
+    def __enter__(self) -> Transaction:
+        try:
+            os.makedirs(f"{self.history}/side", mode=0o700)
+            if not same_mount(self.place.path, self.target):
+                self._make_stage()
+        except OSError as error:
+            self.__exit__(OSError, error, None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            return
+        left = recover(self.place, self.target)
+        if isinstance(error, OSError):
+            at_path = f" at {error.filename!r}" if error.filename else ""
+            kept = f" (except what somebody else changed meanwhile: {', '.join(left)})" if left else ""
+            raise CommitError(
+                f"{self.branch} was not committed, everything is as before{kept}: {error.strerror}{at_path}",
+                branch=self.branch,
+                paths=left,
+            ) from error
+
+    def _make_stage(self) -> None:
+        self.stage = f"{_STAGE}{secrets.token_hex(4)}"
+        self.side = f"{self.target}/{self.stage}"
+        self.root = Meta.change("", found := os.stat(self.target), found)
+        # Written first: whoever finds it removes the stage, and sets back the time that making and removing it set.
+        os.symlink(f"{self.stage}:{found.st_mtime_ns}", f"{self.place.path}/stage")
+        os.mkdir(self.side, 0o700)
 
     def fill(self, plan: Plan, layer: str, merged: dict[str, bytes]) -> None:
         """Copy aside what cannot be moved, and tell the steps under which inode numbers it lies there."""
@@ -83,31 +113,18 @@ class Transaction:
             os.close(source)
             os.close(side)
 
-    def run(self, record: Record, lock: Lock, layer: str | None) -> None:
-        """Carry the record out, or leave everything as it was and raise CommitError."""
+    def run(self, record: Record, lock: Lock, layer: str | None, strip: Callable[[], None] | None = None) -> None:
+        """Carry the record out. ``strip`` takes off the layer's marks, which a roll back restores."""
+        self._carry_out(record, lock, layer, strip)
         try:
-            self._carry_out(record, lock, layer)
-        except BaseException as error:
-            left = self.roll_back()
-            if not isinstance(error, OSError):
-                raise
-            at = f" at {error.filename!r}" if error.filename else ""
-            kept = f" (except what somebody else changed meanwhile: {', '.join(left)})" if left else ""
-            raise CommitError(
-                f"{record.branch} was not committed, everything is as before{kept}: {error.strerror}{at}",
-                branch=record.branch,
-                paths=left,
-            ) from error
-        if record.durable:
-            sync_directories([self.place.path])
-        if self.stage:
-            _remove_stage(self.target, self.stage, _root_meta(record.metas), "after")
+            if record.durable:
+                sync_directories([self.place.path])
+            _remove_stage(self.place, self.target, record, "after")
+        except OSError as error:
+            # It has happened, and nothing may say otherwise; what is left to do is done by whoever comes next.
+            warnings.warn(f"{self.branch} was committed, but then: {error}", ForkwiseWarning, stacklevel=6)
 
-    def roll_back(self) -> list[str]:
-        """Undo whatever was done so far and forget the commit."""
-        return recover(self.place, self.target, self)
-
-    def _carry_out(self, record: Record, lock: Lock, layer: str | None) -> None:
+    def _carry_out(self, record: Record, lock: Lock, layer: str | None, strip: Callable[[], None] | None) -> None:
         sync = record.durable
         if self.stage and _root_meta(record.metas) is None:
             record.metas.append(self.root)  # making and removing the stage must not show in the target's own mtime
@@ -116,14 +133,15 @@ class Transaction:
         record.save(self.history, sync=sync)
         if sync:
             sync_directories([self.history, f"{self.place.path}/history"])
-        sync_singly = sync and len(record.runs) <= SINGLY
+        if strip:
+            strip()
         slots = Slots(self.target, layer, self.side)
         try:
-            perform(record.runs, record.metas, slots, sync=sync_singly)
+            perform(record.runs, record.metas, slots)
+            if sync:
+                sync_steps(record.runs, record.metas, slots)
         finally:
             slots.close()
-        if sync and not sync_singly:
-            sync_filesystem(self.target)
         if self.stage:
             self._keep_slots(sync)
         if record.home:
@@ -139,52 +157,61 @@ class Transaction:
         try:
             for name in os.listdir(self.side):
                 copy_entry(source, name, kept, name, sync=sync)
+            if sync:
+                sync_directories([f"{self.history}/side"])
         finally:
             os.close(source)
             os.close(kept)
 
 
-def recover(place: Place, target: str, transaction: Transaction | None = None) -> list[str]:
+def recover(place: Place, target: str) -> list[str]:
     """Take back a commit that was begun and not finished. Called under the exclusive lock.
 
     Gives the paths that somebody else replaced since, which are left as they are.
     """
-    number = place.head + 1
-    history = place.history(number)
-    left: list[str] = []
-    if os.path.isdir(history):
+    with as_commit_error("a commit that was interrupted could not be taken back yet, the next to come tries again"):
+        number = place.head + 1
+        history = place.history(number)
+        if not os.path.isdir(history):
+            _remove_stage(place, target, Record.load(place.history(number - 1)), "after")
+            return []
         record = Record.load(history)
-        if record is not None:
+        left = []
+        if record and not is_taken_back(history):
             left = _take_back(place, target, history, record)
-            if record.stage:
-                _remove_stage(target, record.stage, _root_meta(record.metas), "before")
-        elif transaction is not None and transaction.stage:
-            _remove_stage(target, transaction.stage, transaction.root, "before")
-        discard(place, history)
-    elif number > 1 and not same_mount(place.path, target):
-        finished = Record.load(place.history(number - 1))
-        if finished is not None and finished.stage and os.path.isdir(f"{target}/{finished.stage}"):
-            _remove_stage(target, finished.stage, _root_meta(finished.metas), "after")
-    return left
+            mark_taken_back(history)  # from here on its slots may go
+        _remove_stage(place, target, record, "before")
+        discard(place, f"{keep_taken_back(history)}/side" if record else history)
+        return left
+
+
+@contextmanager
+def as_commit_error(what: str) -> Iterator[None]:
+    """Let no OSError out that is not a CommitError."""
+    try:
+        yield
+    except OSError as error:
+        raise CommitError(f"{what}: {error}") from error
 
 
 def _take_back(place: Place, target: str, history: str, record: Record) -> list[str]:
-    layer = None
     if record.home:
         if os.path.isdir(f"{history}/home"):
             os.rename(f"{history}/home", place.home(record.home))
-        layer = f"{place.home(record.home)}/layer"
-    elif record.layer and os.path.isdir(f"{place.path}/{record.layer}"):  # a whole view's commit went without
+        layer: str | None = f"{place.home(record.home)}/layer"
+    else:
         layer = f"{place.path}/{record.layer}"
-    side = f"{target}/{record.stage}" if record.stage else f"{place.path}/{record.side}"
-    slots = Slots(target, layer, side)
+        if not os.path.isdir(layer):
+            layer = None  # of a whole view: its commit went without
+    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{place.path}/{record.side}")
     try:
-        left = revert(record.runs, record.metas, slots, sync=record.durable)
+        left = revert(record.runs, record.metas, slots)
+        if record.durable:
+            sync_steps(record.runs, record.metas, slots)
     finally:
         slots.close()
     if layer:
-        mark_origins(layer, record.origins)
-        mark_opaque(layer, record.opaque)
+        write_marks(layer, record.marks)
     return left
 
 
@@ -198,11 +225,20 @@ def _root_meta(metas: Iterable[Meta]) -> Meta | None:
     return next((m for m in metas if not m.path), None)
 
 
-def _remove_stage(target: str, stage: str, meta: Meta | None, side: Literal["before", "after"]) -> None:
+def _remove_stage(place: Place, target: str, record: Record | None, side: Literal["before", "after"]) -> None:
+    """Remove the stage, if there is one, and give the target the time it then has to have."""
+    try:
+        stage, _, mtime = os.readlink(f"{place.path}/stage").rpartition(":")
+    except FileNotFoundError:
+        return
     root = open_root(target)
     try:
         remove_tree(root, stage)
+        meta = _root_meta(record.metas) if record and record.stage == stage else None
         if meta is not None:
             set_metas([meta], root, side)
+        else:
+            os.utime(".", ns=(os.stat(".", dir_fd=root).st_atime_ns, int(mtime)), dir_fd=root)
     finally:
         os.close(root)
+    os.unlink(f"{place.path}/stage")

@@ -14,17 +14,19 @@ from forkwise.files.beneath import join, open_root
 from forkwise.files.delta import entry_type
 from forkwise.files.layer import Entry, Reader, Scan
 from forkwise.files.lower import Lower, LowerDirectory
+from forkwise.files.taken_back import TakenBack
 from forkwise.files.views.protocol import Base
 
 __all__ = ["scan_tree"]
 
 
-def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int) -> Scan:
-    """Read a whole tree against its parent; ``made`` is the filesystem's time at which the tree was complete."""
+def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_back: TakenBack) -> Scan:
+    """Read a whole tree against its parent; ``made`` is the filesystem's time at which the tree was complete,
+    ``taken_back`` knows what in it was committed to and taken back."""
     with Lower(lowers[:1]) as lower:
         root = open_root(tree)
         try:
-            reader = _TreeReader(root, lower, base, made)
+            reader = _TreeReader(root, lower, base, made, taken_back)
             reader.read()
             return reader.scan
         finally:
@@ -32,11 +34,12 @@ def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int) -> Scan:
 
 
 class _TreeReader(Reader):
-    def __init__(self, root: int, lower: Lower, base: Base, made: int) -> None:
+    def __init__(self, root: int, lower: Lower, base: Base, made: int, taken_back: TakenBack) -> None:
         super().__init__(root, lower)
         self.base = base
         self.made = made
         self.is_touched = False
+        self.own = taken_back
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
         known = self.base.directory(path)
@@ -53,7 +56,7 @@ class _TreeReader(Reader):
             old = parent.lookup(name)
             if old is not None:
                 self.add(Entry(path, name, None, old, True, True))
-        if len(self.scan.entries) > seen or os.fstat(fd).st_ctime_ns >= self.made:
+        if len(self.scan.entries) > seen or self.own.ctime(os.fstat(fd)) >= self.made:
             self.is_touched = True
             self.touch(path, fd, parent)
 
@@ -69,7 +72,7 @@ class _TreeReader(Reader):
         existed = known is not None and name in known[1]
         if kind == "directory":
             self._read_subdirectory(path, name, new, existed, parent.lookup(name))
-        elif existed and new.st_ctime_ns < self.made:
+        elif existed and self.own.ctime(new) < self.made:
             return
         elif kind == "special":
             self.scan.specials.append(join(path, name))
@@ -89,7 +92,7 @@ class _TreeReader(Reader):
 
     def _is_changed(self, path: str) -> bool:
         """Whether the branch changed a directory that the parent no longer has, or anything inside it."""
-        inside = _TreeReader(self.root, self.lower, self.base, self.made)
+        inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own)
         inside.pending = [path]
         inside.read()
         return inside.is_touched

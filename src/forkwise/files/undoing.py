@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError, ConflictError
-from forkwise.files.beneath import join, open_directory, open_root
+from forkwise.files.beneath import NOT_THERE, join, open_directory, open_root
 from forkwise.files.commit import Commit, CommitKind
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Meta, Run, Step, facts, invert
@@ -16,7 +16,8 @@ from forkwise.files.layer import user_attributes
 from forkwise.files.lower import Lower
 from forkwise.files.record import Record
 from forkwise.files.state import Lock, Place, locked
-from forkwise.files.transaction import Transaction, recover
+from forkwise.files.taken_back import TakenBack
+from forkwise.files.transaction import Transaction, as_commit_error, recover
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -36,7 +37,7 @@ def history(workspace: Workspace) -> list[Commit]:
 def undo(workspace: Workspace, number: int | None) -> Commit:
     """Take back one commit."""
     place = workspace.place
-    with locked(place.state) as lock:
+    with as_commit_error("nothing was undone"), locked(place.state) as lock:
         recover(place, workspace.target)
         records = _records(place)
         record = _choose(place, records, number)
@@ -58,44 +59,41 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
 def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta], lock: Lock) -> Record:
     place = workspace.place
     kept = f"{place.path}/{undone.side}"
-    transaction = Transaction(place, workspace.target, side=kept)
-    side = undone.side
-    try:
+    with Transaction(place, workspace.target, undone.branch, side=kept) as transaction:
+        side = undone.side
         if transaction.stage:
             side = f"history/{transaction.number}/side"
             entering = [s for run in runs for s in run.steps if s.slot and s.code in ("put", "swap")]
             inodes = transaction.fetch(kept, [s.slot for s in entering])
             for step in entering:
                 step.enters = inodes[step.slot]
-    except BaseException:
-        transaction.roll_back()
-        raise
-    record = Record(
-        number=transaction.number,
-        kind=_KINDS[undone.kind],
-        branch=undone.branch,
-        at=time.time(),
-        durable=workspace.durable,
-        layer=undone.layer,
-        side=side,
-        stage=transaction.stage,
-        undoes=undone.number,
-        runs=runs,
-        metas=metas,
-        added=undone.deleted,
-        changed=undone.changed,
-        deleted=undone.added,
-    )
-    uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
-    transaction.run(record, lock, f"{place.path}/{undone.layer}" if uses_layer else None)
+        record = Record(
+            number=transaction.number,
+            kind=_KINDS[undone.kind],
+            branch=undone.branch,
+            at=time.time(),
+            durable=workspace.durable,
+            layer=undone.layer,
+            side=side,
+            stage=transaction.stage,
+            undoes=undone.number,
+            runs=runs,
+            metas=metas,
+            added=undone.deleted,
+            changed=undone.changed,
+            deleted=undone.added,
+        )
+        uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
+        transaction.run(record, lock, f"{place.path}/{undone.layer}" if uses_layer else None)
     return record
 
 
 class _Restored:
-    """Paths that later commits changed and whose undo brought back: when somebody really changed them last."""
+    """Paths that later commits changed and whose undo or redo brought back: when they were really changed last."""
 
     def __init__(self, place: Place, records: list[Record], number: int) -> None:
         self._copies = _copies(records)
+        self._taken_back = TakenBack.load(place)
         self._entries: dict[str, tuple[int, int]] = {}
         self._directories: dict[str, tuple[int, int]] = {}
         for record in (r for r in reversed(records) if r.number > number):
@@ -122,9 +120,8 @@ class _Restored:
         while found is None and above:
             found = self._entries.get(above)
             above = above.rpartition("/")[0]
-        if found is None or there.st_ctime_ns >= found[0]:
-            return there.st_ctime_ns
-        return found[1]
+        ctime = self._taken_back.ctime(there)
+        return ctime if found is None or ctime >= found[0] else found[1]
 
 
 def _copies(records: list[Record]) -> dict[int, int]:
@@ -171,11 +168,9 @@ class _Target:
             if step.code in ("put", "mkdir"):
                 if there is not None and path not in self.taken:
                     return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
-                return (
-                    []
-                    if held.fds or directory in self.made
-                    else [Conflict(path, "deleted", "its directory is gone since the commit")]
-                )
+                if not held.fds and directory not in self.made:
+                    return [Conflict(path, "deleted", "its directory is gone since the commit")]
+                return []
         if there is None:
             return [Conflict(path, "deleted", "it is gone since the commit")]
         if step.code == "rmdir":
@@ -183,6 +178,7 @@ class _Target:
         if not self.restored.is_same(there.st_ino, step.leaves) or self._is_changed(path, there):
             return [Conflict(path, "changed", "it was changed since the commit")]
         step.changed = step.changed[0], self.restored.changed(path, there)
+        step.dated = there.st_mtime_ns
         if not stat.S_ISDIR(there.st_mode):
             return []
         return [
@@ -198,21 +194,25 @@ class _Target:
         """A directory's metadata to go back to, except where somebody else has set it since."""
         try:
             fd = open_directory(self.root, meta.path)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
             return [meta] if meta.path in self.made else []
         try:
-            now = facts(os.fstat(fd))
+            found = os.fstat(fd)
             attributes = {k: v.hex() for k, v in user_attributes(fd).items()}
         finally:
             os.close(fd)
+        now = facts(found)
         after = [
             wanted if left == held else held for wanted, left, held in zip(meta.after, meta.before, now, strict=True)
         ]
         if now[3] != meta.before[3]:
             after[3] = -1
+        meta = Meta(meta.path, now, after, meta.changed, found.st_ino, meta.attributes_before, meta.attributes_after)
         if attributes != meta.attributes_before:
-            return [Meta(meta.path, now, after, meta.changed)]
-        return [Meta(meta.path, now, after, meta.changed, attributes, meta.attributes_after)]
+            meta.attributes_before = meta.attributes_after = None
+        return [meta]
 
 
 def _choose(place: Place, records: list[Record], number: int | None) -> Record:

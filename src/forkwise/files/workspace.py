@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.parent import Parent
 from forkwise.files.state import Place, is_ordinary, locked, site
-from forkwise.files.transaction import recover
 from forkwise.files.views import choose
 from forkwise.files.views.protocol import View
 
@@ -57,9 +57,7 @@ class Workspace(Parent):
         self.place = Place(self.site.state, self.site.state)
         self.durable = durable
         self._view = None if view is None else choose(self.site, view)
-        if self.place.is_interrupted:
-            with locked(self.place.state):
-                recover(self.place, self.target)
+        _settle(self)
 
     @classmethod
     def mount(
@@ -111,6 +109,7 @@ class Workspace(Parent):
         parts = name.removeprefix("/main/").strip("/").split("/")
         found: Parent = self
         for part in parts:
+            _settle(found)
             found = Branch.open(found, part)
         if isinstance(found, Branch):
             return found
@@ -118,10 +117,16 @@ class Workspace(Parent):
 
     def branches(self) -> list[Branch]:
         """All branches, nested ones after what they were made from, whichever process made them."""
+        return self.settled_branches(_settle)
+
+    def settled_branches(self, settle: Callable[[Parent], None] = Parent.settle) -> list[Branch]:
+        """The same, for who holds the exclusive lock already."""
         found: list[Branch] = []
         pending: list[Parent] = [self]
         while pending:
-            children = pending.pop().children()
+            parent = pending.pop()
+            settle(parent)
+            children = parent.children()
             found += children
             pending += children
         return sorted(found, key=lambda b: b.branch_path)
@@ -164,3 +169,10 @@ class Workspace(Parent):
 
     def child_gone(self) -> None:
         """Nothing to do: it was never frozen."""
+
+
+def _settle(parent: Parent) -> None:
+    """Take back what was interrupted; the lock is asked for only where something was."""
+    if parent.is_interrupted:
+        with locked(parent.place.state):
+            parent.settle()

@@ -13,6 +13,7 @@ from typing import Any
 
 from forkwise.errors import NamespaceError
 from forkwise.sandbox import zygote
+from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import Jail
 
 __all__ = ["Server", "start"]
@@ -60,7 +61,12 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 start_new_session=own_session,
             )
+        hold(self)
         atexit.register(self.close)
+
+    def descriptors(self) -> list[int]:
+        """Those that are not for functions' processes."""
+        return [self.near.fileno()]
 
     @property
     def is_mine(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.sandbox.network import Uplink
+from forkwise.sandbox.holders import hold
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess"]
@@ -63,6 +64,11 @@ class SandboxProcess:
         self._told = b""
         self._started = time.monotonic()
         self._gone = False
+        hold(self)
+
+    def descriptors(self) -> list[int]:
+        """Those that are not for functions' processes."""
+        return [self.status, self._pidfd]
 
     def fileno(self) -> int:
         """Readable when the sandbox is gone, with everything in it."""
@@ -105,7 +111,7 @@ class SandboxProcess:
         """What the sandbox told of its end; raises where it never came to run its command."""
         while self.read_status():
             pass
-        lines = [json.loads(line) for line in self._told.splitlines()]
+        lines = [json.loads(line) for line in self._told.splitlines(keepends=True) if line.endswith(b"\n")]
         failed = next((line for line in lines if "failed" in line), None)
         if failed is not None and failed.get("is_command"):
             raise ProcessBranchError(f"the command {failed['at']!r} could not be started: {failed['failed']}")

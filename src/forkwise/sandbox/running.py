@@ -17,6 +17,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.owner import Owner
 from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.network import Uplink
@@ -227,6 +228,7 @@ class _Run:
         self.got: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         given = options.input.encode() if isinstance(options.input, str) else options.input
         self.left = memoryview(given or b"")
+        hold(self)
         theirs = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
         try:
             self._connect(theirs)
@@ -245,6 +247,10 @@ class _Run:
         finally:
             for fd in theirs:
                 os.close(fd)
+
+    def descriptors(self) -> list[int]:
+        """Those that are not for functions' processes."""
+        return list(self.pipes.values())
 
     def _connect(self, theirs: list[int]) -> None:
         """Put pipes in the place of /dev/null where something is to pass."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path, without the packages of its user
 
+from forkwise.sandbox.first import failure, tell, watch
 from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
@@ -35,7 +35,6 @@ from forkwise.sandbox.jail import (
 __all__ = ["main"]
 
 _NULL = os.makedev(1, 3)
-_LONGEST = 4096  # of a name in an outcome, which has to fit into a pipe that nobody reads yet
 _DESCRIPTORS = 6  # the request itself, stdin, stdout, stderr, where the outcome is told, and what to wait for
 
 
@@ -116,44 +115,13 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
             _become_command(jail, request, fds)
         for fd in fds[:3]:
             os.close(fd)
-        outcome = _watch(command, started, request["wall"], awaited)
+        outcome = watch(command, started, request["wall"], awaited, lambda: True)
         if not has_own:
             _end_descendants()
-        _tell(status, outcome)
+        tell(status, outcome)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-        _tell(status, _failure(error))
+        tell(status, failure(error))
     os._exit(0)
-
-
-def _watch(command: int, started: float, wall: float | None, awaited: set[signal.Signals]) -> dict[str, Any]:
-    """Wait for the command, reaping whatever else ends here, for as long as it may take."""
-    cause, code = "exit", None
-    while code is None:
-        left = 3600.0 if wall is None else started + wall - time.monotonic()
-        if left <= 0:
-            cause = "timeout"
-            break
-        came = signal.sigtimedwait(awaited, left)
-        if came is not None and came.si_signo == signal.SIGTERM:
-            cause = "killed"
-            break
-        while code is None and (wall is None or time.monotonic() < started + wall):
-            try:
-                pid, how = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if pid == command:
-                code = os.waitstatus_to_exitcode(how)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "cause": cause,
-        "code": code,
-        "wall": time.monotonic() - started,
-        "cpu": used.ru_utime + used.ru_stime,
-        "memory": used.ru_maxrss * 1024,
-    }
 
 
 def _end_descendants() -> None:
@@ -183,7 +151,7 @@ def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoRe
         confine(jail)
         _execute(request["argv"], request["env"], status)
     except BaseException as error:  # noqa: BLE001
-        _tell(status, _failure(error))
+        tell(status, failure(error))
     os._exit(127)
 
 
@@ -198,22 +166,12 @@ def _execute(argv: list[str], environment: dict[str, str], status: int) -> None:
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        _tell(status, {**_failure(error), "at": argv[0][:_LONGEST], "is_command": True})
+        tell(status, {**failure(error, argv[0]), "is_command": True})
 
 
 def _close_all_but(kept: int) -> None:
     os.closerange(3, kept)
     os.closerange(kept + 1, 1 << 20)
-
-
-def _failure(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, OSError):
-        return {"failed": error.strerror, "errno": error.errno, "at": str(error.filename or "")}
-    return {"failed": f"{type(error).__name__}: {error}", "errno": 0, "at": ""}
-
-
-def _tell(status: int, outcome: dict[str, Any]) -> None:
-    os.write(status, json.dumps(outcome).encode() + b"\n")
 
 
 if __name__ == "__main__":
