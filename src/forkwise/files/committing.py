@@ -12,7 +12,15 @@ from forkwise.files.birth import Birth
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import Conflict, OnConflict
 from forkwise.files.layer import Entry, Scan
-from forkwise.files.marks import drop_mark_files, inherit_origins, list_marks, mark_opaque, read_marks, unmark, unmark_origins
+from forkwise.files.marks import (
+    drop_mark_files,
+    inherit_origins,
+    list_marks,
+    mark_opaque,
+    read_marks,
+    unmark,
+    unmark_origins,
+)
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
 from forkwise.files.record import Record

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
-from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.holders import hold
+from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess"]

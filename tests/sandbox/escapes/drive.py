@@ -90,8 +90,11 @@ def _try(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
     world.mend(before)
     if attempt.name == "device node elsewhere":
         os.unlink(path / "node")
-    problems += [f"{name}: {before.get(name)} became {after.get(name)}" for name in before | after
-                 if before.get(name) != after.get(name)]
+    problems += [
+        f"{name}: {before.get(name)} became {after.get(name)}"
+        for name in before | after
+        if before.get(name) != after.get(name)
+    ]
     return {"problems": problems, "said": said[-3000:]}
 
 
@@ -111,8 +114,13 @@ def _run(
         return _run_on_terminal(branch, command, confinement)
     done = run(branch, command, confinement=confinement, text=True, **attempt.options)
     problems = []
-    return {"stdout": done.stdout, "stderr": done.stderr, "ending": done.ending, "code": done.returncode,
-            "problems": problems}
+    return {
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+        "ending": done.ending,
+        "code": done.returncode,
+        "problems": problems,
+    }
 
 
 def _run_on_terminal(branch: Branch, command: list[str], confinement: Confinement) -> dict[str, Any]:
@@ -149,7 +157,11 @@ def _control(base: Path, attempt: Attempt) -> dict[str, Any]:
         noticed = world.snapshot() != before
     finally:
         world.close()
-    return {"said": done.stdout + done.stderr, "noticed": noticed, "problems": [] if "GOT" in done.stdout else ["nothing got"]}
+    return {
+        "said": done.stdout + done.stderr,
+        "noticed": noticed,
+        "problems": [] if "GOT" in done.stdout else ["nothing got"],
+    }
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from tests.sandbox.escapes.attempt import attempt
 READ_ONLY = "every mount but the branch's and private ones is read-only"
 SEES = "its own mount namespace, in which that place is covered"
 
-attempt("absolute path", "write a file outside by its path", READ_ONLY, "want('written', write, precious)", control=True)
+attempt(
+    "absolute path", "write a file outside by its path", READ_ONLY, "want('written', write, precious)", control=True
+)
 attempt(
     "dot dot",
     "climb out of the workspace with ..",

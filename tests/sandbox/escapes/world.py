@@ -172,7 +172,12 @@ class World:
         if os.geteuid() == 0:
             agents.append(Path("/run") / f"{self.name}.sock")
         self.temporaries += agents
-        addresses = [f"\0{self.name}", f"{self.base}/outside/socket", f"{self.base}/deep/down/socket", *map(str, agents)]
+        addresses = [
+            f"\0{self.name}",
+            f"{self.base}/outside/socket",
+            f"{self.base}/deep/down/socket",
+            *map(str, agents),
+        ]
         for address in addresses:
             server = socket.socket(socket.AF_UNIX)
             server.bind(address)
