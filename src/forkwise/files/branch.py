@@ -47,7 +47,18 @@ class Branch(Parent):
     Made by ``Workspace.branch`` or ``Branch.branch``, opened by ``Workspace.open``.
     """
 
-    __slots__ = ("_ended", "_on_error", "_on_success", "home", "name", "parent", "place", "target", "view_kind")
+    __slots__ = (
+        "_ended",
+        "_is_new",
+        "_on_error",
+        "_on_success",
+        "home",
+        "name",
+        "parent",
+        "place",
+        "target",
+        "view_kind",
+    )
 
     def __init__(
         self, parent: Parent, name: str, view: View, on_success: OnSuccess = None, on_error: OnError = None
@@ -61,6 +72,14 @@ class Branch(Parent):
         self._on_success = on_success
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
+        self._is_new = False
+
+    @classmethod
+    def just_made(cls, parent: Parent, name: str, view: View, on_success: OnSuccess, on_error: OnError) -> Branch:
+        """A handle on a branch that nobody can have looked into yet."""
+        branch = cls(parent, name, view, on_success, on_error)
+        branch._is_new = True
+        return branch
 
     @classmethod
     def open(cls, parent: Parent, name: str) -> Branch:
@@ -92,13 +111,15 @@ class Branch(Parent):
     def path(self) -> Path:
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
+        is_new, self._is_new = self._is_new, False
         try:
-            seen = self.view_kind.seen(self.home)
+            seen = None if is_new else self.view_kind.seen(self.home)
         except FileNotFoundError:
             seen = None  # the branch is gone, or was being committed by a process that was killed
         if seen is None or self.is_frozen or self.is_interrupted:
             with locked(self.place.state):
-                self.parent.settle()
+                if not is_new:
+                    self.parent.settle()
                 try:
                     is_writable = _ALTERED.isdisjoint(os.listdir(self.home))
                     if not is_writable:

@@ -86,7 +86,7 @@ def _unfinished(workspace: Workspace) -> Iterator[str]:
     for parent in parents:
         branches = f"{parent.place.path}/branches"
         if os.path.isdir(branches):
-            yield from (f"{branches}/{n}" for n in os.listdir(branches) if n.startswith(".new-"))
+            yield from (f"{branches}/{n}" for n in os.listdir(branches) if n.startswith((".new-", ".spare-")))
 
 
 def _size(path: str) -> int:

@@ -98,11 +98,11 @@ class Parent(ABC):
             head = self.place.head
             if not self.is_interrupted_after(head):
                 self._make(name, view, lock, head)
-                return Branch(self, name, view, on_success, on_error)
+                return Branch.just_made(self, name, view, on_success, on_error)
         with locked(self.place.state) as lock:
             self.settle()
             self._make(name, view, lock, self.place.head)
-        return Branch(self, name, view, on_success, on_error)
+        return Branch.just_made(self, name, view, on_success, on_error)
 
     def children(self) -> list[Branch]:
         """The branches made from this one and not yet committed or aborted, whichever process made them."""
@@ -119,13 +119,8 @@ class Parent(ABC):
     def _make(self, name: str, view: View, lock: Lock, head: int) -> None:
         self.fork_begins()
         branches = f"{self.place.path}/branches"
-        home = f"{branches}/.new-{os.getpid()}-{next(_serial)}"
         forked = lock.now()
-        try:
-            os.mkdir(home, 0o700)
-        except FileNotFoundError:
-            os.makedirs(branches, mode=0o700, exist_ok=True)  # another thread may be as far
-            os.mkdir(home, 0o700)
+        home = self.spare_home(view) or _new_home(branches)
         try:
             view.make(home, self.lowers)
             made = lock.now() if view.whole else forked
@@ -133,13 +128,28 @@ class Parent(ABC):
             birth.save_first(home)
             os.rename(home, f"{branches}/{name}")
         except BaseException as error:
-            view.release(home)
-            discard(self.place, home)
+            if os.path.isdir(home):
+                view.release(home)
+                discard(self.place, home)
             if isinstance(error, OSError) and os.path.isdir(f"{branches}/{name}"):
                 raise BranchError(
                     f"there is already a branch {name!r}; commit or abort it, or choose another name", branch=name
                 ) from error
             raise
+
+    def spare_home(self, view: View) -> str | None:
+        """A home that was made ready before; None where there is none, or somebody's gc has taken it."""
+        return None
+
+
+def _new_home(branches: str) -> str:
+    home = f"{branches}/.new-{os.getpid()}-{next(_serial)}"
+    try:
+        os.mkdir(home, 0o700)
+    except FileNotFoundError:
+        os.makedirs(branches, mode=0o700, exist_ok=True)  # another thread may be as far
+        os.mkdir(home, 0o700)
+    return home
 
 
 def check_outcomes(on_success: object, on_error: object) -> None:

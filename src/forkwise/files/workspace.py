@@ -11,6 +11,7 @@ from forkwise.errors import BranchNotFoundError
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.parent import Parent
+from forkwise.files.spares import Spares
 from forkwise.files.state import Place, is_ordinary, locked, site
 from forkwise.files.views import choose
 from forkwise.files.views.protocol import View
@@ -57,6 +58,7 @@ class Workspace(Parent):
         self.place = Place(self.site.state, self.site.state)
         self.durable = durable
         self._view = None if view is None else choose(self.site, view)
+        self._spares: Spares | None = None
         _settle(self)
 
     @classmethod
@@ -160,6 +162,12 @@ class Workspace(Parent):
         if self._view is None:
             self._view = choose(self.site)
         return self._view
+
+    def spare_home(self, view: View) -> str | None:
+        if self._spares is None:
+            self._spares = Spares(f"{self.place.path}/branches", view)
+        home = self._spares.take()
+        return home if home and os.path.isdir(home) else None
 
     def fork_begins(self) -> None:
         """Nothing to do: a workspace stays as writable as it is."""

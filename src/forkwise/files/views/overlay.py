@@ -59,10 +59,17 @@ class OverlayView(View):
             return None
         return refusal
 
-    def make(self, home: str, lowers: Sequence[str]) -> None:
+    def prepare(self, home: str) -> bool:
         os.mkdir(f"{home}/layer", 0o700)
         os.mkdir(f"{home}/view", 0o700)
-        dress_like(f"{home}/layer", lowers[0])
+        return True
+
+    def make(self, home: str, lowers: Sequence[str]) -> None:
+        try:
+            dress_like(f"{home}/layer", lowers[0])
+        except FileNotFoundError:
+            self.prepare(home)
+            dress_like(f"{home}/layer", lowers[0])
 
     def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
         view = f"{home}/view"
