@@ -879,6 +879,23 @@ def test_rebase_keeps_modes_that_only_the_branch_changed(workspace: Workspace) -
     assert (workspace.path / "f").read_text() == line(2, "one")
 
 
+@pytest.mark.parametrize("choice", ["ours", "theirs", "edited"])
+def test_rebase_of_a_mode_both_changed_is_refused_until_it_is_decided(workspace: Workspace, choice: str) -> None:
+    one, two = workspace.branch("one"), workspace.branch("two")
+    (one.path / "d").chmod(0o711)
+    (two.path / "d").chmod(0o700)
+    one.commit()
+    assert [c.path for c in two.rebase().conflicts] == ["d"]
+    refused(two, "d")
+    if choice == "edited":
+        (two.path / "d").chmod(0o750)
+        two.commit()
+    else:
+        two.commit(on_conflict=choice)  # type: ignore[arg-type]
+    wanted = {"ours": 0o700, "theirs": 0o711, "edited": 0o750}[choice]
+    assert stat.S_IMODE((workspace.path / "d").stat().st_mode) == wanted
+
+
 def test_rebase_after_a_third_party_s_edit(repository: Path, workspace: Workspace) -> None:
     branch = workspace.branch("b")
     write(branch.path / "f", line(2, "branch"))
@@ -963,6 +980,22 @@ def test_theirs_in_nested_branches_leaves_only_what_conflicts(workspace: Workspa
     two.commit(on_conflict="theirs")
     assert (parent.path / "d" / "a").read_text() == line(5, "one")
     assert (parent.path / "d" / "new").read_text() == "two\n"
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_theirs_in_nested_branches_keeps_what_was_changed_in_a_directory_that_goes(
+    workspace: Workspace, fate: Callable[[Path], None]
+) -> None:
+    parent = workspace.branch("parent")
+    one, two = parent.branch("one"), parent.branch("two")
+    write(one.path / "d" / "deep" / "c", "one\n")
+    fate(two.path / "d")
+    edit(two.path / "other", "two")
+    one.commit()
+    assert "d/deep/c" in [c.path for c in two.rebase().conflicts]
+    two.commit(on_conflict="theirs")
+    assert (parent.path / "d" / "deep" / "c").read_text() == "one\n"
+    assert (parent.path / "other").read_text() == "edited by two\n"
 
 
 def test_a_moved_file_edited_in_a_nested_branch_is_no_conflict(workspace: Workspace) -> None:

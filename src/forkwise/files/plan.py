@@ -259,6 +259,8 @@ def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dro
                 continue
             if join(path, name) in dropped or (is_whiteout(new) and is_whiteout(old)):
                 continue
+            if stat.S_ISDIR(old.st_mode) and any(d.startswith(join(path, name) + "/") for d in dropped):
+                continue  # a layer's directory goes whole or not at all, and something in it is to stay
             if is_whiteout(new) and has_nothing_below:
                 slot = str(sum(len(run.steps) for run in plan.runs) + 1)
                 plan.add(path, Step("take", name, slot, leaves=old.st_ino, held=_held(None, old)))

@@ -107,8 +107,8 @@ class Confinement:
     def hidden_paths(self) -> list[str]:
         """The hidden paths that exist, without those that were made writable."""
         writable = {os.path.realpath(os.path.expanduser(p)) for p in self.writable}
-        found = (os.path.realpath(os.path.expanduser(p)) for p in self.hidden)
-        return [p for p in found if p not in writable and os.path.exists(p)]
+        there = filter(os.path.exists, map(os.path.expanduser, self.hidden))
+        return [p for p in map(os.path.realpath, there) if p not in writable]
 
     def writable_paths(self) -> list[str]:
         """The writable paths, each of which has to exist."""

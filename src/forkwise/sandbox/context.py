@@ -6,30 +6,45 @@ the child is gone. The child is a fork, so in a program with threads it must not
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import select
 import signal
 import sys
+import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import from_json, to_json
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail import Jail, clone, confine, move_in, write_maps
+from forkwise.sandbox.first import failure, tell, watch
+from forkwise.sandbox.holders import hold, let_go
+from forkwise.sandbox.jail import (
+    Jail,
+    be_looked_into,
+    clone,
+    confine,
+    join_groups,
+    move_in,
+    write_maps,
+)
+from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail
+from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["BranchContext", "Result"]
 
-_contexts: weakref.WeakSet[BranchContext] = weakref.WeakSet()
+_LARGEST = 256 << 20  # bytes of an answer that are read
+_MOST_PARTS = 8_000_000  # lists and objects in it: an empty one takes two bytes there and thirty times that here
+_ALL_SIGNALS = signal.valid_signals()
 
 to_json([0])  # the first call loads modules; here it does so once, and not in every child
 
@@ -53,7 +68,8 @@ class BranchContext:
     """A function that runs in a sandbox of its own, with one directory it may write to.
 
     ``target`` is called with the directory as a ``Path``; returning is success, raising is failure. What it returns
-    must be expressible as JSON. With ``close_fds`` the child keeps no descriptor but stdin, stdout and stderr.
+    must be expressible as JSON. With ``close_fds``, and always under ``strict``, the child keeps no descriptor but
+    stdin, stdout and stderr; else it has those that this process has open, and what they lead to, as any fork does.
     """
 
     def __init__(
@@ -64,17 +80,15 @@ class BranchContext:
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
     ) -> None:
+        self._owner = os.getpid()
         self._target = target
         self._workspace = os.path.realpath(workspace)
-        self._close_fds = close_fds
         self._confinement = Confinement.preset(confinement)
-        self._pid: int | None = None
-        self._pidfd = -1
-        self._lifeline = -1
+        self._close_fds = close_fds or self._confinement.name == "strict"
+        self._process: SandboxProcess | None = None
         self._answer = -1
-        self._ended: int | None = None
-        self._result: Result | None = None
-        _contexts.add(self)
+        self._result: Result | NamespaceError | None = None
+        hold(self)
 
     @classmethod
     @contextmanager
@@ -103,62 +117,83 @@ class BranchContext:
     @property
     def pid(self) -> int | None:
         """The child's process number; None before it was started."""
-        return self._pid
+        return None if self._process is None else self._process.pid
 
     @property
     def alive(self) -> bool:
         """Whether the child, or anything it started, still runs."""
-        return self._pid is not None and not self._reap(0)
+        return self._process is not None and not self._is_done(0)
 
     @property
     def result(self) -> Result:
         """What came of the target; ask when it is done."""
-        if self._result is None:
-            if self._pid is None or not self._reap(0):
-                raise ProcessBranchError("the target is not done yet: wait() first")
-            self._result = self._read_answer()
+        if not self._is_done(0):
+            raise ProcessBranchError("the target is not done yet: wait() first")
+        assert self._result is not None
+        if isinstance(self._result, NamespaceError):
+            raise self._result
         return self._result
 
     def start(self) -> None:
         """Start the child; entering the context does that."""
-        if self._pid is not None:
+        if self._process is not None:
             return
+        if not os.path.isdir(self._workspace):
+            raise ForkError(f"{self._workspace!r} is not a directory: a target works in one that exists")
+        limits = self._confinement.limits
+        if limits.disk is not None:
+            raise NamespaceError("the limit disk is one of a branch's layer, which is not known here: use branch.run()")
         jail = plan_jail(self._workspace, self._workspace, None, self._confinement, os.environ)
+        supervision = Supervision(limits, None)
+        jail.limits = asdict(limits) if limits.asked() else {}
+        jail.enforcement = dict(supervision.enforcement)
+        jail.cgroups = list(supervision.group.paths)
+        self._fork(jail, supervision)
+
+    def _fork(self, jail: Jail, supervision: Supervision) -> None:
         gate, opener = os.pipe()
-        lifeline, self._lifeline = os.pipe()
+        status, told = os.pipe()
         self._answer = os.memfd_create("forkwise-answer", os.MFD_CLOEXEC)
+        parent = os.pidfd_open(os.getpid())
         sys.stdout.flush()
         sys.stderr.flush()
         try:
-            pid = clone(jail.flags)
-        except OSError as error:
-            for fd in (gate, opener, lifeline, self._lifeline, self._answer):
+            try:
+                pid = clone(jail.flags)
+            except OSError as error:
+                os.close(status)
+                os.close(self._answer)
+                self._answer = -1
+                supervision.close()
+                raise _no_process(error) from error
+            if pid == 0:
+                os.close(opener)
+                os.close(status)
+                self._be_first(jail, gate, told, parent)
+            self._process = SandboxProcess(pid, os.pidfd_open(pid), status, supervision)
+            self._let_begin(pid, jail, opener)
+        finally:
+            for fd in (gate, opener, told, parent):
                 os.close(fd)
-            if error.errno in (errno.EPERM, errno.ENOSPC, errno.EINVAL):
-                raise NamespaceError(
-                    f"no namespaces could be made for a sandbox: {error.strerror}; forkwise doctor says what is missing"
-                ) from error
-            raise ForkError(f"no process could be made: {error.strerror}") from error
-        if pid == 0:
-            os.close(opener)
-            self._be_child(jail, gate, lifeline)
-        self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        os.close(gate)
-        os.close(lifeline)
+
+    def _let_begin(self, pid: int, jail: Jail, opener: int) -> None:
+        assert self._process is not None
         try:
             write_maps(pid, jail)
+            if self._confinement.network == "private":
+                self._process.uplink = Uplink(pid)
             os.write(opener, b"1")
-        except OSError as error:
-            self.abort()
-            raise NamespaceError(f"the users of a new namespace could not be set: {error.strerror}") from error
-        finally:
-            os.close(opener)
+        except BaseException as error:
+            self._result = Result(None, "NamespaceError", str(error))
+            self._end()
+            if isinstance(error, OSError):
+                raise NamespaceError(f"the users of a new namespace could not be set: {error.strerror}") from error
+            raise
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the child; ProcessBranchError where the target failed, TimeoutError where it takes too long."""
         self.start()
-        if not self._reap(timeout):
+        if not self._is_done(timeout):
             raise TimeoutError(f"the target was not done within {timeout} seconds")
         result = self.result
         if result.error is not None:
@@ -167,12 +202,15 @@ class BranchContext:
 
     def abort(self, timeout: float = 5.0) -> None:
         """End the child and all its descendants, whatever they do about it."""
-        if self._pid is None or self._ended is not None:
+        if self._process is None or self._result is not None or self._owner != os.getpid():
             return
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        if not self._reap(timeout):
-            raise ProcessBranchError(f"process {self._pid} did not end within {timeout} seconds of being killed")
+        self._process.kill()
+        if not self._is_done(timeout):
+            raise ProcessBranchError(f"process {self.pid} did not end within {timeout} seconds of being killed")
+
+    def descriptors(self) -> list[int]:
+        """Those that are not for other functions' processes."""
+        return [self._answer]
 
     def __enter__(self) -> BranchContext:
         self.start()
@@ -185,97 +223,108 @@ class BranchContext:
         with suppress(Exception):
             self.abort()
 
-    def _reap(self, timeout: float | None) -> bool:
-        if self._ended is None:
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            if not poll.poll(None if timeout is None else max(0, timeout) * 1000):
-                return False
+    def _is_done(self, timeout: float | None) -> bool:
+        """Wait for the end; at the first time that it is seen, take in what came of the target."""
+        if self._result is None and self._process is not None and self._process.wait(timeout):
             try:
-                self._ended = os.waitstatus_to_exitcode(os.waitpid(self._pid or 0, 0)[1])
-            except ChildProcessError:
-                self._ended = -signal.SIGKILL  # somebody else in this process reaped it
-            self._result = self._read_answer()
-            for fd in (self._pidfd, self._lifeline, self._answer):
-                os.close(fd)
-            self._pidfd = self._lifeline = self._answer = -1
-        return True
+                self._result = self._take(self._process.finished((), None, None))
+            except NamespaceError as error:
+                self._result = error
+            finally:
+                self._end()
+        return self._result is not None
 
-    def _read_answer(self) -> Result:
-        if self._result is not None:
-            return self._result
+    def _end(self) -> None:
+        """Leave nothing of the child: no process, not even a dead one, no descriptor, no control group."""
+        assert self._process is not None
+        pid = self._process.pid
+        self._process.close()
+        with suppress(ChildProcessError):  # somebody else in this process reaped it
+            os.waitpid(pid, 0)
+        os.close(self._answer)
+        self._answer = -1
+
+    def _take(self, done: Finished) -> Result:
+        """The answer of a target that came to give one: it then ends with 0 or 1."""
         size = os.fstat(self._answer).st_size
-        os.lseek(self._answer, 0, os.SEEK_SET)
-        with open(os.dup(self._answer), "rb") as file:
-            content = file.read(size)
-        if content:
-            try:
-                said = from_json(content)
-                if "value" in said:
-                    return Result(value=said["value"])
-                return Result(None, str(said["error"]), str(said["message"]), str(said["traceback"]))
-            except (ValueError, TypeError, KeyError) as error:
-                return Result(None, "ProcessBranchError", f"the child's answer could not be read: {error}")
-        return Result(None, "ProcessBranchError", self._how_it_died())
-
-    def _how_it_died(self) -> str:
-        code = self._ended or 0
-        if code > 128:
-            return f"killed by {signal.Signals(code - 128).name}"
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code} before the target returned"
+        if not size or done.ending != "exit" or done.returncode not in (0, 1):
+            return Result(None, "ProcessBranchError", _how_it_ended(done))
+        if size > _LARGEST:
+            return _unreadable(f"it has {size} bytes, more than {_LARGEST}; write it to the workspace")
+        content = os.pread(self._answer, size, 0)
+        if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
+            return _unreadable(f"it has more than {_MOST_PARTS} lists and objects; write it to the workspace")
+        try:
+            said = from_json(content)
+            if "value" in said:
+                return Result(value=said["value"])
+            return Result(None, str(said["error"]), str(said["message"]), str(said["traceback"]))
+        except (ValueError, TypeError, KeyError) as error:
+            return _unreadable(str(error))
 
     # In the child
 
-    def _be_child(self, jail: Jail, gate: int, lifeline: int) -> NoReturn:
+    def _be_first(self, jail: Jail, gate: int, told: int, parent: int) -> NoReturn:
         """The first process of the sandbox: sets it up, runs the target in another one, and ends when that does."""
-        code = 1
         try:
-            for other in list(_contexts):
-                if other._lifeline >= 0:
-                    os.close(other._lifeline)  # held here as well, it would outlive the parent
-                    other._lifeline = -1
+            # No handler of the program whose fork this is runs here, whatever the target sends.
+            before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS))
             if os.read(gate, 1) != b"1":
                 os._exit(1)
-            os.close(gate)
-            move_in(jail)
+            os.setsid()  # else kill(0) would reach the parent's process group
+            join_groups(jail)
+            be_looked_into(False)
+            started = time.monotonic()
+            word, giver = os.pipe()
             target = os.fork()
             if target == 0:
-                os.close(lifeline)
-                self._run_target(jail)
-            code = _watch(target, lifeline)
+                for fd in (gate, told, parent, giver):
+                    os.close(fd)
+                self._run_target(jail, before, word)
+            move_in(jail)  # meanwhile the other one gets ready
+            os.write(giver, b"1")
+            tell(told, watch(target, started, self._confinement.limits.wall, awaited={signal.SIGCHLD}, parent=parent))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-            self._tell_failure(error)
+            tell(told, failure(error))
         finally:
-            os._exit(code)
+            os._exit(0)
 
-    def _run_target(self, jail: Jail) -> NoReturn:
+    def _run_target(self, jail: Jail, signals: set[int], word: int) -> NoReturn:
         code = 1
         try:
+            be_looked_into(True)
             signal.set_wakeup_fd(-1)
+            let_go(but=self._answer)
+            self._set_environment()
+            confine(jail, lambda: self._wait_for(word, jail.cwd))
             if self._close_fds:
                 os.closerange(3, self._answer)
-                os.closerange(self._answer + 1, 1 << 16)
-            confine(jail)
+                os.closerange(self._answer + 1, 1 << 20)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             value = self._target(Path(self._workspace))
             self._tell(_as_json(value))
             code = 0
         except BaseException as error:  # noqa: BLE001
-            self._tell_failure(error)
+            self._tell(_as_failure(error))
         finally:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
-    def _tell_failure(self, error: BaseException) -> None:
-        told = {
-            "error": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-        self._tell(to_json(told, inf_nan_mode="strings"))
+    def _wait_for(self, word: int, place: str) -> None:
+        """Until the mounts are made."""
+        if os.read(word, 1) != b"1":
+            os._exit(1)  # they could not be, and that is told by whoever tried
+        os.close(word)
+        os.chdir(place)
+
+    def _set_environment(self) -> None:
+        wanted = self._confinement.environment(os.environ)
+        if wanted != os.environ:
+            os.environ.clear()
+            _wipe_environment()
+            os.environ.update(wanted)
 
     def _tell(self, content: bytes) -> None:
         view = memoryview(content)
@@ -285,37 +334,53 @@ class BranchContext:
             view = view[os.write(self._answer, view) :]
 
 
+def _no_process(error: OSError) -> NamespaceError | ForkError:
+    if error.errno in (errno.EPERM, errno.ENOSPC, errno.EINVAL):
+        return NamespaceError(
+            f"no namespaces could be made for a sandbox: {error.strerror}; forkwise doctor says what is missing"
+        )
+    return ForkError(f"no process could be made: {error.strerror}")
+
+
+def _wipe_environment() -> None:
+    """Overwrite the variables that this program was started with: /proc/self/environ shows that memory."""
+    with open("/proc/self/stat", "rb") as file:
+        begin, end = file.read().rpartition(b")")[2].split()[47:49]
+    ctypes.memset(int(begin), 0, int(end) - int(begin))
+
+
 def _as_json(value: object) -> bytes:
     try:
         return b'{"value":' + to_json(value, inf_nan_mode="constants") + b"}"
-    except PydanticSerializationError as error:
+    except Exception as error:  # noqa: BLE001 - of many types, from a target's own classes too
         raise TypeError(
             f"what the target returned, a {type(value).__name__}, cannot be handed to the parent: {error}. "
             "Return what JSON can express, or write it to the workspace"
         ) from None
 
 
-def _watch(target: int, lifeline: int) -> int:
-    """Wait for the target, reaping whatever else ends, until it is done or the parent is gone."""
-    wake, alarm = os.pipe()
-    os.set_blocking(alarm, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(alarm)
-    poll = select.poll()
-    poll.register(wake, select.POLLIN)
-    poll.register(lifeline, select.POLLIN)
-    while True:
-        while True:
-            try:
-                pid, how = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return 1
-            if pid == 0:
-                break
-            if pid == target:
-                code = os.waitstatus_to_exitcode(how)
-                return code if code >= 0 else 128 - code
-        for fd, _ in poll.poll():
-            if fd == lifeline:
-                return 1
-            os.read(wake, 4096)
+def _as_failure(error: BaseException) -> bytes:
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - the target's own exception may not even have a text
+        message = "(its text could not be had)"
+    told = {
+        "error": type(error).__name__,
+        "message": message,
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    return to_json({key: text.encode(errors="backslashreplace").decode() for key, text in told.items()})
+
+
+def _unreadable(why: str) -> Result:
+    return Result(None, "ProcessBranchError", f"the child's answer could not be read: {why}")
+
+
+def _how_it_ended(done: Finished) -> str:
+    if done.ending == "signal":
+        return f"killed by {signal.Signals(-done.returncode).name}"
+    if done.ending == "exit":
+        return f"ended with exit code {done.returncode} before the target returned"
+    if done.ending == "killed" and done.limit is None:
+        return "killed"
+    return f"stopped by its limit {done.limit}" + (": out of memory" if done.ending == "out of memory" else "")

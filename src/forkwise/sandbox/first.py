@@ -6,34 +6,41 @@ Its end is the end of everything in the sandbox. It runs nothing of the command'
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
+import select
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 __all__ = ["failure", "tell", "watch"]
 
 _LONGEST = 4096  # of a text in an outcome, which has to fit into a pipe that nobody reads yet
-_HOUR = 3600.0
+_MANY = 4096
 
 
 def watch(
-    command: int, started: float, wall: float | None, awaited: set[signal.Signals], is_over: Callable[[], bool]
+    command: int, started: float, wall: float | None, *, awaited: set[signal.Signals], parent: int | None = None
 ) -> dict[str, Any]:
     """Wait for the command, reaping whatever else ends here, for as long as it may take.
 
-    ``awaited`` are blocked signals: SIGCHLD, and one upon which ``is_over`` is asked whether to go on.
+    ``awaited`` are blocked signals: SIGCHLD, and one that is to end this. ``parent`` is a descriptor of a process whose
+    end is the end of this; it is not left to the kernel's death signal, which means a thread and comes too early.
     """
     cause, code = "exit", None
+    wake = _wake_upon(awaited)
+    poll = select.poll()
+    for fd in (wake, parent):
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
     while code is None:
-        left = _HOUR if wall is None else started + wall - time.monotonic()
-        if left <= 0:
+        left = None if wall is None else started + wall - time.monotonic()
+        if left is not None and left <= 0:
             cause = "timeout"
             break
-        came = signal.sigtimedwait(awaited, left)
-        if came is not None and came.si_signo != signal.SIGCHLD and is_over():
+        ready = dict(poll.poll(None if left is None else math.ceil(left * 1000)))
+        if parent in ready or (wake in ready and set(os.read(wake, _MANY)) - {signal.SIGCHLD}):
             cause = "killed"
             break
         # The clock is looked at in between: whoever makes orphans fast enough could keep this loop busy for ever.
@@ -54,6 +61,17 @@ def watch(
         "cpu": used.ru_utime + used.ru_stime,
         "memory": used.ru_maxrss * 1024,
     }
+
+
+def _wake_upon(signals: set[signal.Signals]) -> int:
+    """A descriptor from which the numbers of signals are read as they come."""
+    wake, alarm = os.pipe()
+    os.set_blocking(alarm, False)
+    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+    for number in signals:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    return wake
 
 
 def failure(error: BaseException, at: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ import signal
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,6 +43,7 @@ __all__ = [
     "clone",
     "confine",
     "die_with_parent",
+    "join_groups",
     "move_in",
     "shut_doors",
     "write_maps",
@@ -68,6 +70,7 @@ _CAPSET_VERSION = 0x20080522
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 
+_MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 _python = ctypes.pythonapi
 _syscall = _libc.syscall
@@ -127,7 +130,7 @@ def clone(flags: int) -> int:
 
 
 def _clone_number() -> int:
-    return {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    return {"x86_64": 56, "aarch64": 220}[_MACHINE]
 
 
 def write_maps(pid: int, jail: Jail) -> None:
@@ -155,10 +158,14 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def move_in(jail: Jail) -> None:
-    """Fill the new namespaces: the mounts, the loopback, the groups that limit."""
+def join_groups(jail: Jail) -> None:
+    """Go into the control groups that limit the sandbox, with every process made from now on."""
     for group in jail.cgroups:
         _write(f"{group}/cgroup.procs", "0")
+
+
+def move_in(jail: Jail) -> None:
+    """Fill the new namespaces: the mounts, the loopback."""
     if jail.flags & CLONE_NEWNET:
         _raise_loopback()
     if jail.flags & CLONE_NEWNS:
@@ -253,13 +260,18 @@ class _Furnisher:
         os.symlink("pts/ptmx", "/dev/ptmx")
 
 
-def confine(jail: Jail) -> None:
-    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after."""
+def confine(jail: Jail, furnished: Callable[[], None] | None = None) -> None:
+    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after.
+
+    ``furnished`` waits for the mounts, where another process makes them meanwhile.
+    """
     if jail.cgroups:
         _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
+    shut_doors(jail)
+    if furnished is not None:
+        furnished()
     if jail.landlock is not None:
         restrict(writable=[*jail.landlock, *_standard_files()])
-    shut_doors(jail)
     if jail.limits:
         # Last, because little memory may be enough for the command and too little for us. The first process of the
         # sandbox is not one of the command's.
@@ -301,9 +313,12 @@ class _CapData(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
 
 
+_CapPair = _CapData * 2
+
+
 def _set_capabilities(kept: set[int]) -> None:
     header = _CapHeader(_CAPSET_VERSION, 0)
-    held = (_CapData * 2)()
+    held = _CapPair()
     _check(_libc.capget(ctypes.byref(header), held), "capget")
     for half in range(2):
         mask = sum(1 << (n % 32) for n in kept if n // 32 == half)

@@ -10,11 +10,18 @@ import shutil
 import subprocess
 
 from forkwise.errors import NamespaceError
+from forkwise.sandbox.holders import hold
 
 __all__ = ["Uplink", "way_out"]
 
-_PATIENCE = 10.0
-_NOTHING = subprocess.DEVNULL
+# Its process number, which it writes once all is set up, is the shell's output. Then the shell waits for the leash.
+_WATCH = """
+exec 3>&1 >/dev/null
+pasta --foreground --pid /proc/self/fd/3 "$@" &
+exec 3>&-
+read -r _
+kill -9 "$!"
+"""
 
 
 def way_out() -> str | None:
@@ -28,6 +35,7 @@ class Uplink:
     def __init__(self, pid: int) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._leash = -1
+        hold(self)
         program = way_out()
         if program == "pasta":
             self._start_pasta(pid)
@@ -35,13 +43,31 @@ class Uplink:
             self._start_slirp(pid)
 
     def _start_pasta(self, pid: int) -> None:
-        # It goes into the background when all is set up, and ends with the network namespace.
+        # Left alone it would stay for ever: a network namespace that it holds itself does not end. A shell ends it when
+        # this process lets go of the leash, by dying if need be.
         who = ["--runas", f"{os.geteuid()}:{os.getegid()}"] if os.geteuid() == 0 else []
         shut = ["--no-map-gw", "-t", "none", "-u", "none", "-T", "none", "-U", "none"]
-        command = ["pasta", *who, "--quiet", "--config-net", *shut, str(pid)]
-        done = subprocess.run(command, capture_output=True, stdin=_NOTHING, timeout=_PATIENCE, check=False)
-        if done.returncode:
-            raise NamespaceError(f"pasta could not connect a private network: {done.stderr.decode(errors='replace')}")
+        held, self._leash = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["sh", "-c", _WATCH, "sh", *who, "--quiet", "--config-net", *shut, str(pid)],
+                stdin=held,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            os.close(held)
+        assert self._process.stdout is not None
+        if not self._process.stdout.read(1).isdigit():
+            os.close(self._leash)
+            self._leash = -1
+            _, problem = self._process.communicate()
+            raise NamespaceError(f"pasta could not connect a private network: {problem.decode(errors='replace')}")
+
+    def descriptors(self) -> list[int]:
+        """Those that are not for functions' processes."""
+        return [self._leash]
 
     def _start_slirp(self, pid: int) -> None:
         ready, told = os.pipe()
@@ -67,7 +93,7 @@ class Uplink:
             os.close(held)
 
     def close(self) -> None:
-        """End it; pasta has ended by itself."""
+        """End it."""
         if self._leash >= 0:
             os.close(self._leash)
             self._leash = -1

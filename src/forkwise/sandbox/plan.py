@@ -25,6 +25,7 @@ _EVERYBODY = "0 0 4294967295"
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
 _TEMPORARY = ("/tmp", "/var/tmp")
+_OF_THE_SYSTEM = ("/usr", "/bin", "/sbin", "/lib")  # never links to temporary directories, and not worth a look
 _OWN_STATE = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold the states of workspaces and nothing else
 _LANDLOCK_SINCE = 3  # before, it forbids renaming from one directory to another and does not forbid truncating
 
@@ -147,16 +148,23 @@ def _settings() -> list[str]:
     found = []
     for entry in os.scandir("/proc"):
         mode = entry.stat(follow_symlinks=False).st_mode
-        if not entry.name.isdigit() and (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and mode & 0o222)):
+        if entry.name.isdigit() or stat.S_ISLNK(mode):
+            continue
+        if mode & 0o222 or (stat.S_ISDIR(mode) and (entry.name == "sys" or _holds_settings(entry.path))):
             found.append(entry.name)
     return sorted(found)
+
+
+def _holds_settings(directory: str) -> bool:
+    paths = (f"{path}/{name}" for path, _, names in os.walk(directory) for name in names)
+    return any(os.lstat(path).st_mode & 0o222 for path in paths)
 
 
 def _needed(environment: Mapping[str, str]) -> list[str]:
     """Where programs lie that a command may need although they are in a temporary directory."""
     found = {sys.prefix, sys.base_prefix, environment.get("VIRTUAL_ENV", "")}
     found |= {os.path.dirname(p) for p in environment.get("PATH", "").split(":")}
-    places = {os.path.realpath(p) for p in found if p and os.path.isdir(p)}
+    places = {os.path.realpath(p) for p in found if p and not p.startswith(_OF_THE_SYSTEM) and os.path.isdir(p)}
     return sorted(places - {"/", *_TEMPORARY})
 
 

@@ -156,7 +156,7 @@ def _start(
     except NamespaceError:
         os.close(status)
         os.close(giver)
-        if not wanted.confinement.landlock_instead or jail.landlock is not None:
+        if not wanted.confinement.landlock_instead or not jail.flags:
             raise
         own = f"{wanted.branch.home}/tmp"
         os.makedirs(own, mode=0o700, exist_ok=True)

@@ -10,6 +10,7 @@ from forkwise.sandbox.limits import Enforcement, Limits, choose
 __all__ = ["Supervision"]
 
 _INTERVAL = 0.05  # seconds between two looks at what is watched
+_LONG = 2000  # of a path; the kernel takes 4095 bytes
 
 
 class Supervision:
@@ -52,13 +53,26 @@ def _disk_use(path: str) -> int:
     """Bytes on the disk beneath a directory; what goes away meanwhile counts as nothing."""
     total = 0
     pending = [path]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
+    held: list[int] = []
+    try:
+        while pending:
+            try:
+                with os.scandir(_shortened(pending.pop(), held)) as entries:
+                    for entry in entries:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+            except OSError:
+                continue
+    finally:
+        for fd in held:
+            os.close(fd)
     return total
+
+
+def _shortened(path: str, held: list[int]) -> str:
+    """The same directory by a shorter name: no path is too long to be written to, but one can be too long to look."""
+    if len(path) < _LONG:
+        return path
+    held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    return f"/proc/self/fd/{held[-1]}"

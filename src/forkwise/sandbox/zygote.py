@@ -28,6 +28,7 @@ from forkwise.sandbox.jail import (
     clone,
     confine,
     die_with_parent,
+    join_groups,
     move_in,
     write_maps,
 )
@@ -104,6 +105,7 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
         os.close(gate)
         if not request["terminal"]:
             os.setsid()
+        join_groups(jail)
         move_in(jail)
         if os.read(fds[4], 1) != b"1":
             os._exit(1)  # whoever was to say that all is ready is gone
@@ -115,7 +117,7 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
             _become_command(jail, request, fds)
         for fd in fds[:3]:
             os.close(fd)
-        outcome = watch(command, started, request["wall"], awaited, lambda: True)
+        outcome = watch(command, started, request["wall"], awaited=awaited)
         if not has_own:
             _end_descendants()
         tell(status, outcome)

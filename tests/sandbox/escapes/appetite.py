@@ -86,6 +86,25 @@ got(number)
     options={"timeout": 60},
 )
 attempt(
+    "disk, out of sight",
+    "fill the disk beneath a path that is too long to be looked at",
+    "whoever watches goes on from a descriptor where a path gets long",
+    """
+print("TRIED", flush=True)
+for _ in range(30):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+block = os.urandom(1 << 20)
+for number in range(2000):
+    with open(f"fill-{number}", "wb") as file:
+        file.write(block)
+got(number)
+""",
+    limits={"disk": 16 * MB},
+    endings=("killed",),
+    options={"timeout": 60},
+)
+attempt(
     "one large file",
     "write one large file, also by seeking and by fallocate",
     "a limit of a file's size (RLIMIT_FSIZE)",

@@ -59,8 +59,9 @@ attempt(
     "the forkserver closes all but the standard three before the command starts",
     """
 for name in os.listdir("/proc/self/fd"):
-    if int(name) > 2 and attempt(os.stat, f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}") != f"/proc/{os.getpid()}/fd":
-        got(os.readlink(f"/proc/self/fd/{name}"))
+    if int(name) > 2 and attempt(os.stat, f"/proc/self/fd/{name}"):
+        if os.readlink(f"/proc/self/fd/{name}") != f"/proc/{os.getpid()}/fd":
+            got(os.readlink(f"/proc/self/fd/{name}"))
 """,
 )
 attempt(
@@ -130,7 +131,8 @@ attempt(
     "a link cannot cross mounts, and the branch is one of its own",
     """
 want("linked", os.link, precious, ws + "/hard")
-want("linked by descriptor", lambda: os.link(f"/proc/self/fd/{os.open(precious, os.O_RDONLY)}", ws + "/hard2", follow_symlinks=True))
+held = f"/proc/self/fd/{os.open(precious, os.O_RDONLY)}"
+want("linked by descriptor", lambda: os.link(held, ws + "/hard2", follow_symlinks=True))
 want("linked back", os.link, ws + "/a.txt", outside + "/back")
 """,
     then="commit",
@@ -148,7 +150,8 @@ os.makedirs(ws + "/.git/hooks")
 for name in ("post-commit", "pre-commit", "post-checkout", "fsmonitor"):
     open(f"{ws}/.git/hooks/{name}", "w").write(f"#!/bin/sh\\ntouch {outside}/executed\\n")
     os.chmod(f"{ws}/.git/hooks/{name}", 0o755)
-open(ws + "/.git/config", "w").write(f"[core]\\n fsmonitor = touch {outside}/executed\\n hooksPath = {ws}/.git/hooks\\n")
+configuration = f"[core]\\n fsmonitor = touch {outside}/executed\\n hooksPath = {ws}/.git/hooks\\n"
+open(ws + "/.git/config", "w").write(configuration)
 open(ws + "/.git/HEAD", "w").write("ref: refs/heads/main\\n")
 os.makedirs(ws + "/.git/objects"); os.makedirs(ws + "/.git/refs")
 open(ws + "/ld.so.preload", "wb").write(b"\\x7fELF")
@@ -214,7 +217,8 @@ for line in open("/proc/self/mountinfo"):
         key, _, value = option.partition("=")
         if key in ("upperdir", "workdir", "lowerdir"):
             for path in value.split(":"):
-                path = path.replace("\\\\040", " ")
+                if not path.startswith(os.path.dirname(world["base"]) + "/"):
+                    continue  # of a workspace that is none of this world
                 want((key, path), os.mkdir, path + "/escaped-directory") if path != ws else None
                 if key != "lowerdir":
                     want((key, path), os.listdir, path)

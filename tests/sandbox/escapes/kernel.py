@@ -58,8 +58,8 @@ attempt(
     "every mount there is read-only",
     """
 count = 0
-for place in ("/sys/kernel", "/sys/power", "/sys/module", "/sys/fs", "/sys/firmware", "/sys/class", "/sys/bus", "/sys/block"):
-    for directory, directories, names in os.walk(place):
+for place in ("kernel", "power", "module", "fs", "firmware", "class", "bus", "block"):
+    for directory, directories, names in os.walk(f"/sys/{place}"):
         for name in names:
             count += 1
             if count < 6000:
@@ -76,7 +76,7 @@ attempt(
     "every mount of control groups is read-only, and none can be made",
     """
 for directory, directories, names in os.walk("/sys/fs/cgroup"):
-    for name in ("release_agent", "notify_on_release", "cgroup.procs", "tasks", "cgroup.subtree_control", "devices.allow"):
+    for name in ("release_agent", "notify_on_release", "cgroup.procs", "tasks", "devices.allow", "memory.max"):
         if name in names:
             want(f"{directory}/{name}", os.open, f"{directory}/{name}", os.O_WRONLY)
     want(directory, os.mkdir, directory + "/escaped")

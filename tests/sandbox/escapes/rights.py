@@ -11,8 +11,8 @@ attempt(
     "mount a tmpfs, a bind of a writable place, the disk, a new /proc and a new sysfs",
     NO_MOUNT,
     """
-for kind in (b"tmpfs", b"proc", b"sysfs", b"devtmpfs", b"cgroup", b"cgroup2", b"debugfs", b"overlay", b"bpf", b"mqueue"):
-    want(kind, mount, kind, b"/tmp", kind)
+for name in ("tmpfs", "proc", "sysfs", "devtmpfs", "cgroup", "cgroup2", "debugfs", "overlay", "bpf", "mqueue"):
+    want(name, mount, name.encode(), b"/tmp", name.encode())
 want("bind", mount, outside.encode(), b"/tmp", None, BIND)
 for name in ("vda", "sda", "nvme0n1p1"):
     want(name, mount, f"/dev/{name}".encode(), b"/tmp", b"ext4")
@@ -86,7 +86,7 @@ want("mount_setattr", set_writable, b"/")
 attempt(
     "nested user namespace, remount",
     "become root of a new user namespace and make mounts writable there",
-    "mounts taken into a nested namespace are locked as they are; the filter refuses the calls; strict refuses namespaces",
+    "mounts in a nested namespace are locked as they are; the filter refuses the calls; strict refuses namespaces",
     """
 def inside():
     nested()
@@ -209,7 +209,8 @@ allowed = 0b11111011  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 for name, value in sets.items():
     if value & ~allowed:
         got((name, hex(value)))
-want("file capabilities", lambda: os.setxattr(ws + "/a.txt", "security.capability", bytes.fromhex("0100000200ffffffff000000000000000000000000")))
+granted = bytes.fromhex("0100000200ffffffff000000000000000000000000")
+want("file capabilities", os.setxattr, ws + "/a.txt", "security.capability", granted)
 for number in range(41):
     if not allowed >> number & 1 and libc.prctl(47, 2, number, 0, 0) == 0:
         got(("ambient", number))
@@ -223,7 +224,7 @@ attempt(
     "making them needs a capability over the whole machine; nodev on every mount",
     """
 for place in (ws, "/tmp", "/dev", "/dev/shm"):
-    for kind, major, minor in ((stat.S_IFBLK, 254, 0), (stat.S_IFBLK, 8, 0), (stat.S_IFCHR, 1, 1), (stat.S_IFCHR, 1, 11)):
+    for kind, major, minor in ((0o060000, 254, 0), (0o060000, 8, 0), (0o020000, 1, 1), (0o020000, 1, 11)):
         want((place, major, minor), os.mknod, f"{place}/node-{major}-{minor}", 0o666 | kind, os.makedev(major, minor))
 """,
 )

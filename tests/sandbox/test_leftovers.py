@@ -1,0 +1,300 @@
+"""Nothing is left of a sandbox, however it ended and whatever it did about it: counted before and after."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise import Branch, BranchContext, Confinement, Limits, ProcessBranchError, Workspace
+from forkwise.sandbox import cgroup, launcher
+from forkwise.sandbox.running import spawn
+from tests.need import need
+from tests.sandbox.child import need_user_namespaces
+
+ROUNDS = 200
+
+# What a command does so as not to be ended. Each is marked by a variable that all descendants inherit.
+STUBBORN = (
+    "setsid sh -c 'trap \"\" TERM HUP INT QUIT; while :; do sleep 0.01; done' & sleep 1000",
+    "(setsid setsid sleep 1000 &) & sleep 1000",
+    "sh -c 'kill -STOP $$' & sleep 1000",
+    "f() { sleep 0.001; f & f & wait; }; trap '' TERM; while :; do sleep 0.01 & done",
+    "nohup sleep 1000 >/dev/null 2>&1 & exec sleep 1000",
+    "mkfifo p; (exec 3<>p; sleep 1000) & cat p & exec sleep 1000",
+)
+
+
+@pytest.fixture(autouse=True)
+def user_namespaces() -> None:
+    need_user_namespaces()
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What every process of this test has in its environment, if it was started from here on."""
+    text = f"forkwise-leftover-{secrets.token_hex(8)}"
+    monkeypatch.setenv("FORKWISE_LEFTOVER", text)
+    return text
+
+
+def marked(text: str) -> list[str]:
+    """The processes with the mark, as number and command; those that are dead already and only not yet reaped too."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if text.encode() in Path("/proc", pid, "environ").read_bytes():
+                found.append(f"{pid} {Path('/proc', pid, 'cmdline').read_bytes()!r}")
+    return found
+
+
+def children_of(pid: int) -> list[str]:
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        found += Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+    return found
+
+
+class Count:
+    """All that could be left: processes, mounts, control groups, descriptors, temporary files."""
+
+    def __init__(self, mark: str, state: Path) -> None:
+        self.mark = mark
+        self.state = state
+        server = launcher._server
+        assert server is not None
+        self.server = server
+
+    def take(self) -> dict[str, Any]:
+        groups = sorted(
+            f"{base}/{name}"
+            for base in cgroup.own_groups().values()
+            for name in os.listdir(base)
+            if name.startswith(f"forkwise-{os.getpid()}-")
+        )
+        return {
+            "marked": marked(self.mark),
+            "children": children_of(os.getpid()),
+            "sandboxes": children_of(self.server.process.pid),
+            "mounts": _mounts("self", self.state),
+            "mounts of the forkserver": _mounts(str(self.server.process.pid), self.state),
+            "groups": groups,
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "descriptors of the forkserver": len(os.listdir(f"/proc/{self.server.process.pid}/fd")),
+            "temporary": sorted(n for p in ("/tmp", "/var/tmp", "/dev/shm") for n in os.listdir(p) if self.mark in n),
+        }
+
+
+def _mounts(pid: str, state: Path) -> list[str]:
+    """Mounts that are a branch's, or of a kind that only sandboxes make."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return sorted(line.split()[4] for line in lines if str(state) in line)
+
+
+@pytest.fixture
+def count(workspace: Workspace, branch: Branch, mark: str) -> Count:
+    branch.run(["true"])
+    return Count(mark, Path(workspace.state))
+
+
+def by_timeout(branch: Branch, script: str) -> str:
+    return branch.run(["sh", "-c", script], timeout=0.02, capture=False).ending
+
+
+def by_kill(branch: Branch, script: str) -> str:
+    with open(os.devnull, "r+b") as null:
+        process = spawn(branch, ["sh", "-c", script], (null.fileno(),) * 3)
+        process.kill()
+        process.wait()
+        ending = process.finished((), None, None).ending
+        process.close()
+    return ending
+
+
+def by_its_own_end(branch: Branch, script: str) -> str:
+    return branch.run(["sh", "-c", f"({script}) & true"], capture=False).ending
+
+
+def by_a_signal(branch: Branch, script: str) -> str:
+    return branch.run(["sh", "-c", f"({script}) & kill -SEGV $$"], capture=False).ending
+
+
+def by_a_limit(branch: Branch, script: str) -> str:
+    limits = Limits(wall=0.02, processes=60, best_effort=True)
+    return branch.run(["sh", "-c", script], confinement=Confinement.strict(limits=limits), capture=False).ending
+
+
+ENDINGS: tuple[tuple[Callable[[Branch, str], str], set[str]], ...] = (
+    (by_timeout, {"timeout"}),
+    (by_kill, {"killed"}),
+    (by_its_own_end, {"exit"}),
+    (by_a_signal, {"signal"}),
+    (by_a_limit, {"timeout", "exit", "signal"}),
+)
+
+
+def test_after_two_hundred_rounds_of_mixed_endings(branch: Branch, count: Count) -> None:
+    before = count.take()
+    for number in range(ROUNDS):
+        end, expected = ENDINGS[number % len(ENDINGS)]
+        assert end(branch, STUBBORN[number % len(STUBBORN)]) in expected
+    assert count.take() == before
+
+
+def test_after_functions_that_end_in_every_way(count: Count, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def stubborn(_: Path) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execvp("sleep", ["sleep", "1000"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pause()
+
+    before = count.take()
+    for number in range(40):
+        context = BranchContext(stubborn, place)
+        context.start()
+        if number % 4 == 0:
+            context.abort()
+        elif number % 4 == 1:
+            with pytest.raises(TimeoutError):
+                context.wait(0.01)
+            context.abort()
+        elif number % 4 == 2:
+            del context
+        else:
+            limited = BranchContext(stubborn, place, confinement=Confinement.standard(limits=Limits(wall=0.02)))
+            with pytest.raises(ProcessBranchError, match="limit wall"):
+                limited.wait(60)
+            context.abort()
+    assert count.take() == before
+
+
+def test_a_hundred_at_once(workspace: Workspace, count: Count) -> None:
+    branches = [workspace.branch(f"b{n}", on_success=None, on_error=None) for n in range(10)]
+    for branch in branches:
+        branch.run(["true"])
+    need(branches[0].view != "overlay" or os.geteuid() == 0, "one sandbox at a time has a branch mounted")
+    before = count.take()
+    resident = _resident(count.server.process.pid) + _resident(os.getpid())
+    with open(os.devnull, "r+b") as null:
+        reader, writer = os.pipe()
+        processes = [
+            spawn(branches[n % 10], ["sh", "-c", "echo up; exec sleep 1000"], (null.fileno(), writer, null.fileno()))
+            for n in range(100)
+        ]
+        os.close(writer)
+        said = b""
+        while said.count(b"up\n") < 100:
+            said += os.read(reader, 4096)
+        assert all(p.alive for p in processes)
+        assert len(children_of(count.server.process.pid)) == 100
+        assert (_resident(count.server.process.pid) + _resident(os.getpid()) - resident) / 100 < 2 << 20
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.close()
+        os.close(reader)
+    assert count.take() == before
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_from_many_threads_that_end(branch: Branch, count: Count) -> None:
+    before = count.take()
+    endings: list[str] = []
+
+    def work() -> None:
+        endings.append(by_timeout(branch, STUBBORN[0]))
+
+    for _ in range(4):
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert endings == ["timeout"] * 32
+    assert count.take() == before
+
+
+PARENT = """
+import os, sys, threading
+from forkwise import BranchContext, Confinement, Limits, Workspace
+branch = Workspace(sys.argv[1], durable=False).open(sys.argv[2])
+confinement = Confinement.standard(network=sys.argv[4], limits=Limits(memory=1 << 30, best_effort=True))
+said = threading.Event()
+def run():
+    branch.run(["sh", "-c", "echo up; " + sys.argv[3]], confinement=confinement, on_output=lambda *_: said.set())
+threading.Thread(target=run, daemon=True).start()
+said.wait()
+def target(_):
+    print("up", flush=True)
+    os.execvp("sh", ["sh", "-c", sys.argv[3]])
+context = BranchContext(target, os.getcwd())
+context.start()
+if os.fork() == 0:  # a fork of the parent holds all that the parent held
+    os.execvp("sleep", ["sleep", "1000"]) if len(sys.argv) > 5 else os._exit(0)
+os.read(0, 1)
+"""
+
+
+@pytest.mark.parametrize("script", STUBBORN)
+@pytest.mark.parametrize("network", ["host", "private"])
+def test_after_the_parent_was_killed(
+    workspace: Workspace, branch: Branch, mark: str, tmp_path: Path, script: str, network: str
+) -> None:
+    (tmp_path / "cwd").mkdir()
+    command = [sys.executable, "-c", PARENT, str(workspace.path), branch.name, script, network]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path / "cwd")
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"up\n"
+    assert len(marked(mark)) > 3
+    parent.kill()
+    parent.wait()
+    parent.stdin.close()
+    assert parent.stdout.read() == b""  # all that could write to it are gone
+    parent.stdout.close()
+    waited = select.poll()
+    while left := marked(mark):  # the kernel ends them one after another; the test's own time limit ends this
+        for line in left:
+            with suppress(OSError):
+                held = os.pidfd_open(int(line.split()[0]))
+                waited.register(held, select.POLLIN)
+                waited.poll(1000)
+                waited.unregister(held)
+                os.close(held)
+    cgroup.sweep()  # what a killed process leaves of its control groups is empty, and goes with the next sweep
+    groups = [name for base in cgroup.own_groups().values() for name in os.listdir(base)]
+    assert not [name for name in groups if name.startswith(f"forkwise-{parent.pid}-")]
+    assert _mounts("self", tmp_path / "cwd") == []
+
+
+def test_a_name_too_long_for_a_pipe_does_not_hang(branch: Branch) -> None:
+    with pytest.raises(ProcessBranchError, match="could not be started"):
+        branch.run(["x" * 100_000])
+
+
+def test_after_a_way_out_into_the_world(branch: Branch, count: Count) -> None:
+    before = count.take()
+    for _ in range(3):
+        done = branch.run(["true"], confinement=Confinement.standard(network="private"))
+        assert done.returncode == 0
+    assert count.take() == before
