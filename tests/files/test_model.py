@@ -671,6 +671,11 @@ class Machine(RuleBasedStateMachine):
         """A branch was committed into another: the one shows what the other did."""
         really = read(parent.branch.path)
         left = set(line.unmerged) if choice == "theirs" else set()
+        for path in list(left):  # a directory with something to stay in it stays whole
+            left |= {
+                a for a in ancestors(path) if a in line.opaque or line.own.get(a, Node("directory", "", 0)) is None
+            }
+            left |= {a for a in ancestors(path) if a in now_shown and now_shown[a].kind != "directory"}
         for path in set(really) | set(now_shown):
             if not related(path, left):
                 wanted = now_shown.get(path)

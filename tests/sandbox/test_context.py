@@ -550,7 +550,10 @@ signal.pause()
     try:
         assert _gone(held)
     finally:
+        other = os.pidfd_open(fork)
         os.kill(fork, signal.SIGKILL)
+        assert _gone(other)
+        os.close(other)
         os.close(held)
         parent.stdout.close()
 

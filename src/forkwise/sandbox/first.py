@@ -48,6 +48,7 @@ def watch(
             try:
                 pid, how = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                cause, code = "killed", -signal.SIGKILL  # somebody had it reaped; there is nothing left to wait for
                 break
             if pid == 0:
                 break

@@ -265,11 +265,11 @@ def confine(jail: Jail, furnished: Callable[[], None] | None = None) -> None:
 
     ``furnished`` waits for the mounts, where another process makes them meanwhile.
     """
-    if jail.cgroups:
-        _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
     shut_doors(jail)
     if furnished is not None:
         furnished()
+    if jail.cgroups:
+        _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
     if jail.landlock is not None:
         restrict(writable=[*jail.landlock, *_standard_files()])
     if jail.limits:
