@@ -22,7 +22,7 @@ from forkwise.files.marks import (
     unmark_origins,
 )
 from forkwise.files.owner import boot_id
-from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer
+from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
 from forkwise.files.record import Record
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.syscalls import filesystem_magic
@@ -155,7 +155,7 @@ class _Decision:
         self.merged: dict[str, bytes] = {}
         self.conflicts: list[Conflict] = []
         entries = {e.path: e for e in scan.entries}
-        found = _unresolved(birth, entries)
+        found = unresolved(birth, scan)
         if not branch.commits_into_layer:
             found += find_conflicts(scan, birth.forked)
         if not found:
@@ -189,15 +189,6 @@ class _Decision:
                 branch=branch.name,
                 conflicts=left,
             )
-
-
-def _unresolved(birth: Birth, entries: dict[str, Entry]) -> list[Conflict]:
-    """What a rebase could not merge and nobody has touched since."""
-    return [
-        c
-        for c in birth.unmerged
-        if (entry := entries.get(c.path)) and (entry.new is None or entry.new.st_ctime_ns < birth.rebased)
-    ]
 
 
 def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool) -> Record:

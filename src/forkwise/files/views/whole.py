@@ -35,7 +35,7 @@ class WholeView(View):
         return layer_of(home)
 
     def seen(self, home: str) -> str | None:
-        return layer_of(home)
+        return layer_of(home) if os.path.isdir(layer_of(home)) else None
 
     def hide(self, home: str) -> bool:
         self._unprotect(home)
