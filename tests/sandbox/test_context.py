@@ -474,6 +474,24 @@ def test_with_threads_in_the_parent(place: Path) -> None:
             thread.join()
 
 
+def test_while_threads_of_the_parent_compute(place: Path) -> None:
+    done = threading.Event()
+
+    def compute() -> None:
+        while not done.is_set():
+            sum(range(1000))
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [outcome(lambda _: 1, place) for _ in range(25)] == [1] * 25
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_it_outlives_the_thread_that_started_it(place: Path) -> None:
     go_reader, go = os.pipe()
 

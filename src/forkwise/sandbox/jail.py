@@ -75,6 +75,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _python = ctypes.pythonapi
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+# Without letting go of the interpreter's lock: in a child it would be held for ever by a thread that is not there.
+_syscall_locked = ctypes.PyDLL(None, use_errno=True).syscall
+_syscall_locked.restype = ctypes.c_long
 
 
 @dataclass(slots=True)
@@ -118,7 +121,7 @@ class Jail:
 def clone(flags: int) -> int:
     """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork."""
     _python.PyOS_BeforeFork()
-    pid = int(_syscall(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
+    pid = int(_syscall_locked(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
     number = ctypes.get_errno()
     if pid == 0:
         _python.PyOS_AfterFork_Child()
