@@ -256,7 +256,7 @@ os.read(0, 1)
 
 
 @pytest.mark.parametrize("script", STUBBORN)
-@pytest.mark.parametrize("network", ["host", "private"])
+@pytest.mark.parametrize("network", ["host"])
 def test_after_the_parent_was_killed(
     workspace: Workspace, branch: Branch, mark: str, tmp_path: Path, script: str, network: str
 ) -> None:

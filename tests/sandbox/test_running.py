@@ -298,10 +298,11 @@ def test_from_many_threads(branch: Branch) -> None:
 
 
 def test_sandboxes_die_with_a_parent_that_is_killed(workspace: Workspace, tmp_path: Path) -> None:
+    nap = f"1000.{os.getpid()}"  # nobody else sleeps as long
     program = f"""
 from forkwise import Workspace
 branch = Workspace({str(workspace.path)!r}).branch("doomed")
-branch.run(["sh", "-c", "echo up > begun; exec sleep 1000"], on_output=print)
+branch.run(["sh", "-c", "echo up > begun; exec sleep {nap}"], on_output=print)
 """
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=os.environ)
     begun = Path(workspace.state) / "branches/doomed/layer/begun"
@@ -309,7 +310,7 @@ branch.run(["sh", "-c", "echo up > begun; exec sleep 1000"], on_output=print)
         assert parent.poll() is None
     parent.kill()
     parent.wait()
-    while processes_about("sleep 1000"):
+    while processes_about(f"sleep {nap}"):
         pass
     workspace.open("doomed").abort()
 

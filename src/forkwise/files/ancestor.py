@@ -124,7 +124,12 @@ def _from_git(workspace: Workspace, path: str) -> bytes | None:
     """An older ancestor than the fork's is as good: what both sides have since is the same on both."""
     command = ["git", "-C", os.fspath(workspace.path), "cat-file", "blob", f":./{path}"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, env=_harmless(), check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _harmless() -> dict[str, str]:
+    """A branch may have written the repository's configuration: git is not to fetch, and so to run, anything by it."""
+    return {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
