@@ -283,6 +283,45 @@ def test_many_at_once_from_asyncio(branch: Branch) -> None:
     assert [o.stdout for o in outcomes] == [f"{n}\n" for n in range(20)]
 
 
+def test_all_of_many_from_asyncio_are_under_way_at_once(workspace: Workspace, tmp_path: Path) -> None:
+    many = 40
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    os.mkfifo(meeting / "gate")
+    gate = os.open(meeting / "gate", os.O_RDWR)
+    arrived: list[bytes] = []
+
+    def arrive(_name: str, piece: bytes) -> None:
+        arrived.append(piece)
+        if len(arrived) == many:
+            os.write(gate, b"\n" * many)
+
+    async def run_many() -> list[Finished]:
+        confinement = Confinement.standard(writable=(str(meeting),))
+        script = ["sh", "-c", f"echo up; read -r _ < {meeting}/gate"]
+        branches = [workspace.branch(f"b{n}", on_success=None, on_error=None) for n in range(many)]
+        return await asyncio.gather(*(b.arun(script, confinement=confinement, on_output=arrive) for b in branches))
+
+    outcomes = asyncio.run(run_many())
+    os.close(gate)
+    assert [o.returncode for o in outcomes] == [0] * many
+
+
+def test_cancelled_before_it_has_started_nothing_is_started_for_good(branch: Branch, tmp_path: Path) -> None:
+    async def cancel(pauses: int) -> None:
+        job = asyncio.create_task(branch.arun(["sleep", f"1000.{os.getpid()}"]))
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        job.cancel()
+        job.cancel()  # twice, as the end of a program may do
+        await asyncio.wait([job])
+        assert job.cancelled()
+
+    for pauses in range(20):
+        asyncio.run(cancel(pauses))
+    assert processes_about(f"1000.{os.getpid()}") == []
+
+
 def test_from_many_threads(branch: Branch) -> None:
     outputs: dict[int, str] = {}
 

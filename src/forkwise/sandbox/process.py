@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ class SandboxProcess:
         self._told = b""
         self._started = time.monotonic()
         self._gone = False
+        self._closing = threading.Lock()  # a number that was closed may be another process's by now
         hold(self)
 
     def descriptors(self) -> list[int]:
@@ -81,8 +83,8 @@ class SandboxProcess:
 
     def kill(self) -> None:
         """End it at once, with all descendants, whatever they do about it."""
-        if not self._gone:
-            with suppress(ProcessLookupError):
+        with self._closing, suppress(ProcessLookupError):
+            if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, self._ended_by)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -94,12 +96,14 @@ class SandboxProcess:
         if self._pidfd >= 0:
             self.kill()
             self._is_gone(None)
-            os.close(self._pidfd)
+            with self._closing:
+                os.close(self._pidfd)
+                self._pidfd = -1
             os.close(self.status)
+            self.status = -1
             self.supervision.close()
             if self.uplink is not None:
                 self.uplink.close()
-            self._pidfd = self.status = -1
 
     def read_status(self) -> bool:
         """Take in what the sandbox tells of itself; False when it has told all."""

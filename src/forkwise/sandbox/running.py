@@ -24,11 +24,11 @@ from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail, plan_landlock
 from forkwise.sandbox.process import Finished, SandboxProcess
 from forkwise.sandbox.supervision import Supervision
+from forkwise.sandbox.threads import in_thread
 
 __all__ = ["RunOptions", "arun", "is_private", "run", "shell", "spawn"]
 
 _BLOCK = 1 << 16
-_PATIENCE = 0.05
 _TIMED_OUT = 124  # as timeout(1) says it
 
 
@@ -58,19 +58,23 @@ async def arun(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
     """The same for asyncio programs; cancelled, it ends the command with all descendants."""
     wanted = RunOptions(**options)
     held: list[_Run] = []
+    cancelled = threading.Event()
 
     def work() -> Finished:
-        held.append(_Run(branch, argv, wanted))
-        return held[0].finish()
+        running = _Run(branch, argv, wanted)
+        held.append(running)
+        if cancelled.is_set():
+            running.process.kill()
+        return running.finish()
 
-    job = asyncio.get_running_loop().run_in_executor(None, work)
+    job = in_thread(work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        while not job.done():
-            for running in held:
-                running.process.kill()
-            await asyncio.wait([job], timeout=_PATIENCE)
+        cancelled.set()  # for one that is only being started
+        for running in held:
+            running.process.kill()
+        await asyncio.wait([job])
         raise
 
 

@@ -1,0 +1,69 @@
+"""Work that blocks, in a thread of its own, awaited by an asyncio program.
+
+Not by asyncio's own executor: that has a few threads more than there are processors, so that the next job waits for
+one of those to end, and a program that ends waits for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+__all__ = ["in_thread"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Call a function in a new thread, with this task's context variables; the future has what comes of it.
+
+    Cancelled, the future is done and the thread goes on, unheard. Nor does the thread keep the program from ending.
+
+    >>> async def main() -> tuple[int, int]:
+    ...     return await in_thread(divmod, 7, 2)
+    >>> asyncio.run(main())
+    (3, 1)
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            value = context.run(function, *args, **kwargs)
+        except StopIteration as error:
+            _tell(loop, _fail, future, _not_a_generators_end(error))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            _tell(loop, _fail, future, error)
+        else:
+            _tell(loop, _succeed, future, value)
+
+    threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True).start()
+    return future
+
+
+def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *what: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and with it whoever wanted to know
+        loop.call_soon_threadsafe(how, *what)
+
+
+def _succeed(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _not_a_generators_end(error: StopIteration) -> RuntimeError:
+    """What Python makes of it in a coroutine; a future refuses it, and would never be done."""
+    told = RuntimeError("a function in a thread raised StopIteration")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,93 @@
+"""Work in threads, awaited: as many at once as there are, and a thread may outlive whoever wanted to know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from forkwise.sandbox.threads import in_thread
+
+
+def test_what_comes_of_it() -> None:
+    def fail() -> None:
+        raise KeyError("told")
+
+    async def main() -> None:
+        assert await in_thread(divmod, 7, 2) == (3, 1)
+        assert await in_thread(int, "ff", base=16) == 255
+        with pytest.raises(KeyError, match="told"):
+            await in_thread(fail)
+
+    asyncio.run(main())
+
+
+def test_the_end_of_an_iterator_is_no_end_without_an_answer() -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await in_thread(next, iter(()))
+
+    asyncio.run(main())
+
+
+def test_context_variables_are_those_of_the_task() -> None:
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    async def main() -> None:
+        variable.set("inside")
+        assert await in_thread(variable.get) == "inside"
+        await in_thread(variable.set, "thread")
+        assert variable.get() == "inside"
+
+    asyncio.run(main())
+
+
+def test_all_of_many_are_under_way_at_once() -> None:
+    many = 100
+    meeting = threading.Barrier(many, timeout=60)
+
+    async def main() -> None:
+        await asyncio.gather(*(in_thread(meeting.wait) for _ in range(many)))
+
+    asyncio.run(main())
+
+
+def test_cancelled_the_thread_goes_on_unheard(caplog: pytest.LogCaptureFixture) -> None:
+    gate, gone = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait()
+        gone.set()
+        raise KeyError("nobody asked")
+
+    async def main() -> None:
+        job = asyncio.create_task(asyncio.wait_for(in_thread(work), None))
+        await asyncio.sleep(0)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        gate.set()
+        await in_thread(gone.wait)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert caplog.records == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_thread_that_outlives_its_loop() -> None:
+    gate = threading.Event()
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        in_thread(gate.wait)
+        in_thread(lambda: [gate.wait(), 1 / 0])
+
+    asyncio.run(main())  # waits for neither
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
+    gate.set()
+    for thread in threads:
+        thread.join()
