@@ -23,6 +23,7 @@ __all__ = [
     "ForkError",
     "ForkwiseError",
     "ForkwiseWarning",
+    "LedgerError",
     "MemoryBranchError",
     "MountError",
     "NamespaceError",
@@ -98,3 +99,15 @@ class NamespaceError(ProcessBranchError):
 
 class MemoryBranchError(BranchingError):
     """Memory could not be branched."""
+
+
+class LedgerError(BranchingError):
+    """What was asked of the ledger makes no sense, or the ledger cannot be used.
+
+    ``subject`` is the id that was asked for; ``near`` are ids that may have been meant.
+    """
+
+    def __init__(self, message: str, *, subject: str | None = None, near: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.near = tuple(near)

@@ -1,0 +1,348 @@
+"""Ledger: the append-only record of forks, and the rules of what may be written into it after what.
+
+The rules are here, once; where the record is kept is a subclass's. Whatever changes goes through ``_append``, so that
+what is so now can be had again from what happened.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from forkwise.errors import LedgerError
+from forkwise.files.owner import Owner
+from forkwise.ledger.output import remove_output
+from forkwise.ledger.reading import Reading
+from forkwise.ledger.record import AttemptRecord, ForkRecord, ForkState
+
+__all__ = ["Ledger"]
+
+_LETTERS = "abcdefghjkmnopqrstuvwxyz"  # none that is taken for a digit or for another
+_CHARACTERS = _LETTERS + "23456789"
+
+
+class Ledger(Reading):
+    """What happened to every fork and attempt, and what is so now; processes and threads may share one.
+
+    A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
+    (``k3f9ab.2``). What makes no sense, such as ending an attempt twice, raises LedgerError and changes nothing.
+    ``directory`` is where the output of attempts lies.
+
+    >>> import tempfile
+    >>> from forkwise.ledger.sqlite import SqliteLedger
+    >>> with SqliteLedger(tempfile.mkdtemp()) as ledger:
+    ...     fork = ledger.begin_fork("try", workspace="/project", spec={})
+    ...     attempt = ledger.add_attempt(fork.id, "0", index=0, label="make test", branch="/main/a")
+    ...     ledger.start_attempt(attempt.id)
+    ...     ledger.end_attempt(attempt.id, "succeeded", exit_code=0)
+    ...     ledger.resolve(fork.id, how="first success", winner=attempt.id)
+    ...     ledger.resolve(fork.id, how="pick")
+    True
+    False
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Forks
+
+    def begin_fork(
+        self,
+        kind: str,
+        *,
+        workspace: str,
+        spec: dict[str, Any],
+        parent: str | None = None,
+        generation: int = 0,
+        owner: Owner | None = None,
+    ) -> ForkRecord:
+        """Write down a new fork. It is interrupted when its owner, by default the calling process, dies before it."""
+        with self._transaction():
+            name = _new_id()
+            while self._fork(name) is not None:
+                name = _new_id()
+            self._append(
+                name,
+                None,
+                "begun",
+                id=name,
+                kind=kind,
+                workspace=workspace,
+                spec=spec,
+                owner=(owner or Owner.me()).dump(),
+                started=time.time(),
+                state="running",
+                parent=None if parent is None else self.attempt(parent).id,
+                generation=generation,
+            )
+            return self.fork(name)
+
+    def adopt_fork(self, fork: str, owner: Owner | None = None) -> bool:
+        """Take over an interrupted fork; False where it is not interrupted, or where another was quicker.
+
+        What was running when its owner died is pending again, because how it would have ended nobody knows.
+        """
+        with self._transaction():
+            record = self.fork(fork)
+            if record.state != "interrupted":
+                return False
+            self._append(record.id, None, "adopted", owner=(owner or Owner.me()).dump())
+            for attempt in self.attempts(record.id):
+                if attempt.state == "running":
+                    self._append(record.id, attempt.id, "interrupted", state="pending", started=None)
+            return True
+
+    def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
+        """Write down what a judge said; the last verdict is the one that counts."""
+        with self._transaction():
+            self._append(self.fork(fork).id, None, "judged", verdict=dict(verdict))
+
+    def await_pick(self, fork: str) -> None:
+        """Leave a fork open for a person's pick, once all its attempts are over."""
+        with self._transaction():
+            record = self.fork(fork)
+            going = [a.id for a in self.attempts(record.id) if not a.is_over]
+            if record.stored != "running" or going:
+                why = f"{', '.join(going)} not over" if going else f"it is {record.stored} already"
+                raise LedgerError(f"fork {record.id} cannot wait for a pick: {why}", subject=record.id)
+            self._append(record.id, None, "opened", state="open")
+
+    def resolve(
+        self, fork: str, *, how: str, winner: str | None = None, detail: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Decide a fork, at most once: True for the one who decided it, False for all who come later.
+
+        To be called before anything is touched; what is carried out afterwards is recorded by ``record_commit``.
+        """
+        with self._transaction():
+            record = self.fork(fork)
+            won = None if winner is None else self.attempt(winner)
+            if won is not None and won.fork != record.id:
+                raise LedgerError(
+                    f"{won.id} cannot win fork {record.id}: it is not one of its attempts", subject=won.id
+                )
+            return self._decide(record, "resolved", {"how": how, **(detail or {})}, won.id if won else None)
+
+    def abort_fork(self, fork: str, reason: str) -> bool:
+        """Give a fork up, unless it was resolved or aborted before; whether it was done here, as with ``resolve``."""
+        with self._transaction():
+            return self._decide(self.fork(fork), "aborted", {"how": "abort", "reason": reason}, None)
+
+    def record_commit(self, fork: str, commit: int, paths: Sequence[str] = ()) -> None:
+        """Write down that a resolved fork's outcome went into its workspace, as which commit, and what it touched."""
+        with self._transaction():
+            record = self.fork(fork)
+            if record.stored != "resolved" or record.commit is not None:
+                why = f"it is {record.stored}" if record.commit is None else f"it has commit {record.commit} already"
+                raise LedgerError(f"fork {record.id} cannot get commit {commit}: {why}", subject=record.id)
+            self._append(record.id, None, "committed", commit=commit, paths=list(paths))
+
+    def record_undo(self, commit: int, by: int, workspace: str) -> bool:
+        """Write down that a commit of a workspace was undone by another; False where no fork had made it.
+
+        The undo of an undo brings a fork's change back: ``by`` is then the commit under which it stands.
+        """
+        with self._transaction():
+            for record in self._forks_about(commit):
+                if record.workspace != workspace or record.parent is not None:
+                    continue
+                if record.undone is None:
+                    self._append(record.id, None, "undone", undone=by)
+                    return True
+                if record.undone == commit:
+                    self._append(record.id, None, "redone", commit=by, undone=None)
+                    return True
+            return False
+
+    # Attempts
+
+    def add_attempt(
+        self,
+        fork: str,
+        key: str,
+        *,
+        index: int,
+        label: str,
+        branch: str,
+        command: Sequence[str] | None = None,
+        round: int = 0,  # noqa: A002 - the word for it
+    ) -> AttemptRecord:
+        """Write down an attempt that is about to be made in a fork that still runs."""
+        with self._transaction():
+            record = self.fork(fork)
+            places = self._places(record.id)
+            if record.stored != "running" or (key, round) in places:
+                why = f"it has {key!r} of round {round}" if record.stored == "running" else f"it is {record.stored}"
+                raise LedgerError(f"fork {record.id} takes no such attempt: {why} already", subject=record.id)
+            name = f"{record.id}.{len(places) + 1}"
+            self._append(
+                record.id,
+                name,
+                "added",
+                id=name,
+                fork=record.id,
+                key=key,
+                round=round,
+                index=index,
+                label=label,
+                branch=branch,
+                command=None if command is None else list(command),
+                state="pending",
+            )
+            return self.attempt(name)
+
+    def start_attempt(self, attempt: str) -> None:
+        """Write down that a pending attempt runs now."""
+        with self._transaction():
+            record = self.attempt(attempt)
+            if record.state != "pending":
+                raise LedgerError(f"attempt {record.id} cannot start: it is {record.state}", subject=record.id)
+            self._append(record.fork, record.id, "started", state="running", started=time.time())
+
+    def end_attempt(
+        self,
+        attempt: str,
+        state: Literal["succeeded", "failed", "cancelled"],
+        *,
+        reason: str | None = None,
+        ending: str | None = None,
+        exit_code: int | None = None,
+        wall: float | None = None,
+        cpu: float | None = None,
+        memory: int | None = None,
+        value: Any = None,
+        error: Mapping[str, Any] | None = None,
+        files: int | None = None,
+        last_line: str | None = None,
+        output_bytes: int | None = None,
+        tail: str | None = None,
+    ) -> None:
+        """Write down how an attempt ended. What was noted of its progress last stays, where nothing newer is given."""
+        told = {
+            "reason": reason,
+            "ending": ending,
+            "exit_code": exit_code,
+            "wall": wall,
+            "cpu": cpu,
+            "memory": memory,
+            "value": value,
+            "error": None if error is None else dict(error),
+            "files": files,
+            "last_line": last_line,
+            "output_bytes": output_bytes,
+            "tail": tail,
+        }
+        with self._transaction():
+            record = self.attempt(attempt)
+            if record.is_over or (record.state == "pending" and state == "succeeded"):
+                raise LedgerError(f"attempt {record.id} cannot be {state}: it is {record.state}", subject=record.id)
+            noted = {"files": record.files, "last_line": record.last_line, "output_bytes": record.output_bytes}
+            given = {name: value for name, value in told.items() if value is not None}
+            self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
+
+    def record_tests(self, attempt: str, report: Mapping[str, Any]) -> None:
+        """Write down what the tests said of an attempt; the last report is the one that counts."""
+        self._tell(attempt, "tested", tests=dict(report))
+
+    def record_score(self, attempt: str, score: float, scores: Sequence[float] | None = None) -> None:
+        """Write down how good an attempt is, higher being better; the last score is the one that counts."""
+        if any(map(math.isnan, [score, *(scores or ())])):
+            raise LedgerError(f"attempt {attempt} cannot be scored: NaN is neither better nor worse", subject=attempt)
+        self._tell(attempt, "scored", score=score, scores=None if scores is None else list(scores))
+
+    def record_cost(self, attempt: str, cost: Mapping[str, Any]) -> None:
+        """Write down what an attempt has cost so far, all in all."""
+        self._tell(attempt, "charged", cost=dict(cost))
+
+    @abstractmethod
+    def note_progress(
+        self,
+        attempt: str,
+        *,
+        files: int | None = None,
+        last_line: str | None = None,
+        output_bytes: int | None = None,
+    ) -> None:
+        """Say how far a running attempt has come. That is no event: it is gone once the attempt ends, except for what
+        is written down then, and for one that does not run it is not kept at all."""
+
+    # Keeping
+
+    def prune(self, *, keep: int, older_than: float = 0.0) -> list[str]:
+        """Forget forks that are over, with their attempts, their events and their output; gives their ids.
+
+        The newest ``keep`` stay, and so do those that ended within the last ``older_than`` seconds. A fork made inside
+        another's attempt goes and stays with that other.
+        """
+        since = time.time() - older_than
+        root: dict[str, str] = {}
+        staying: set[str] = set()
+        for age, fork in reversed(list(enumerate(self.forks()))):
+            root[fork.id] = root.get((fork.parent or "").partition(".")[0], fork.id)
+            if age < keep or not fork.is_over or (fork.ended or 0.0) > since:
+                staying.add(root[fork.id])
+        gone = [name for name, first in root.items() if first not in staying]
+        for name in gone:
+            for attempt in self.attempts(name):
+                remove_output(self.directory, attempt.id)
+        self._forget(gone)
+        return gone
+
+    @abstractmethod
+    def rebuild(self) -> None:
+        """Make what is so now anew from what happened. It changes nothing, unless somebody else's hand did before."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is open; nothing can be asked or written any more."""
+
+    # What a subclass keeps
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[None]:
+        """What is read and appended inside happens as one, or not at all, and nobody else writes meanwhile."""
+
+    @abstractmethod
+    def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
+        """Add an event about an attempt, or else about the fork, and set the fields it names."""
+
+    @abstractmethod
+    def _forks_about(self, commit: int) -> list[ForkRecord]:
+        """The forks, of whatever workspace, that have a commit or an undo of that number, the newest first."""
+
+    @abstractmethod
+    def _places(self, fork: str) -> list[tuple[str, int]]:
+        """Key and round of every attempt of a fork."""
+
+    @abstractmethod
+    def _forget(self, forks: Sequence[str]) -> None:
+        """Delete all that is known of forks."""
+
+    def _decide(self, record: ForkRecord, state: ForkState, resolution: dict[str, Any], winner: str | None) -> bool:
+        if record.is_over:
+            return False
+        self._append(record.id, None, state, state=state, ended=time.time(), resolution=resolution, winner=winner)
+        return True
+
+    def _tell(self, attempt: str, kind: str, **data: Any) -> None:
+        with self._transaction():
+            record = self.attempt(attempt)
+            self._append(record.fork, record.id, kind, **data)
+
+
+def _new_id() -> str:
+    """Six characters. The first is a letter, so that an id is never taken for the number of a commit."""
+    first, *others = os.urandom(6)
+    return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
