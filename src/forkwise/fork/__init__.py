@@ -1,0 +1,1 @@
+"""What happens at one fork: attempts side by side, what their tests say, and the one resolution."""
