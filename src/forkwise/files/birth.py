@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.conflict import Conflict
-from forkwise.files.owner import Owner
+from forkwise.files.owner import Owner, boot_id
 
 __all__ = ["Birth"]
 
@@ -22,7 +22,8 @@ class Birth:
     """When, over what and by whom a branch was made.
 
     ``generation`` is the parent's head it was forked at. ``forked`` and ``made`` are moments by the filesystem's
-    clock: before the first look at the parent, and when the branch stood. ``synced`` is the moment up to which its
+    clock: before the first look at the parent, and when the branch stood; of a birth that was written ahead they are
+    the time of its file. ``synced`` is the moment up to which its
     layer is known to be on the disk. ``unmerged`` are conflicts a rebase left, at the moment ``rebased``.
     """
 
@@ -67,6 +68,20 @@ class Birth:
             os.close(fd)
 
     @classmethod
+    def write_ahead(cls, home: str, view: str, generation: int) -> None:
+        """Write into a home nobody can see yet what is known of it before it is asked for."""
+        cls(view, generation, 0, 0, 0.0, boot_id(), Owner.me()).save_first(home)
+
+    @staticmethod
+    def happens(home: str) -> None:
+        """Make this the moment of a birth that was written ahead; as good as ``Lock.now``, where timestamps are
+        multigrain: for the second touch of a file that was looked at since the first."""
+        path = f"{home}/{_FILE}"
+        os.utime(path)
+        os.stat(path)
+        os.utime(path)
+
+    @classmethod
     def load(cls, home: str) -> Birth:
         """Read it; raises BranchNotFoundError where the branch is gone."""
         try:
@@ -79,6 +94,9 @@ class Birth:
             ) from None
         with open(fd, "rb", buffering=0) as file:
             data = json.loads(file.readall())
+            if not data["forked"]:
+                data["forked"] = data["made"] = os.fstat(fd).st_mtime_ns
+                data["created"] = data["forked"] / 1e9
         del data["format"]
         data["owner"] = Owner.load(data["owner"]) if data["owner"] else None
         data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]

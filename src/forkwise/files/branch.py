@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Branch", "Status"]
 
-#: What a home holds only once something was committed into the branch, made from it, or frozen.
-_ALTERED = frozenset({"branches", "frozen", "head", "history"})
-
 Status = Literal["open", "frozen", "stale", "committed", "aborted"]
 
 
@@ -49,9 +46,9 @@ class Branch(Parent):
 
     __slots__ = (
         "_ended",
-        "_is_new",
         "_on_error",
         "_on_success",
+        "_untouched",
         "home",
         "name",
         "parent",
@@ -61,7 +58,13 @@ class Branch(Parent):
     )
 
     def __init__(
-        self, parent: Parent, name: str, view: View, on_success: OnSuccess = None, on_error: OnError = None
+        self,
+        parent: Parent,
+        name: str,
+        view: View,
+        on_success: OnSuccess = None,
+        on_error: OnError = None,
+        untouched: int = 0,
     ) -> None:
         self.parent = parent
         self.name = name
@@ -72,14 +75,7 @@ class Branch(Parent):
         self._on_success = on_success
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
-        self._is_new = False
-
-    @classmethod
-    def just_made(cls, parent: Parent, name: str, view: View, on_success: OnSuccess, on_error: OnError) -> Branch:
-        """A handle on a branch that nobody can have looked into yet."""
-        branch = cls(parent, name, view, on_success, on_error)
-        branch._is_new = True
-        return branch
+        self._untouched = untouched  # the time of its home as it was made: nothing was added to it since
 
     @classmethod
     def open(cls, parent: Parent, name: str) -> Branch:
@@ -111,17 +107,15 @@ class Branch(Parent):
     def path(self) -> Path:
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
-        is_new, self._is_new = self._is_new, False
+        untouched, self._untouched = self._untouched, 0
         try:
-            seen = None if is_new else self.view_kind.seen(self.home)
+            seen = None if untouched else self.view_kind.seen(self.home)
         except FileNotFoundError:
             seen = None  # the branch is gone, or was being committed by a process that was killed
         if seen is None or self.is_frozen or self.is_interrupted:
             with locked(self.place.state):
-                if not is_new:
-                    self.parent.settle()
                 try:
-                    is_writable = _ALTERED.isdisjoint(os.listdir(self.home))
+                    is_writable = bool(untouched) and os.stat(self.home).st_mtime_ns == untouched
                     if not is_writable:
                         self.settle()
                         is_writable = not self.is_frozen

@@ -141,7 +141,7 @@ class MountedBranch(Branch):
         self._on_success = on_success
         self._on_error = on_error
         self._ended = None
-        self._is_new = False
+        self._untouched = 0
         self._children = 0
         self._generation = parent.generation
 

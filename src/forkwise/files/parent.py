@@ -6,12 +6,14 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import BranchError, BranchNotFoundError
 from forkwise.files.birth import Birth
 from forkwise.files.owner import Owner, boot_id
+from forkwise.files.spares import Spares
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.transaction import recover
 from forkwise.files.trash import discard
@@ -97,12 +99,12 @@ class Parent(ABC):
         with locked(self.place.state, shared=True) as lock:
             head = self.place.head
             if not self.is_interrupted_after(head):
-                self._make(name, view, lock, head)
-                return Branch.just_made(self, name, view, on_success, on_error)
+                untouched = self._make(name, view, lock, head)
+                return Branch(self, name, view, on_success, on_error, untouched)
         with locked(self.place.state) as lock:
             self.settle()
-            self._make(name, view, lock, self.place.head)
-        return Branch.just_made(self, name, view, on_success, on_error)
+            untouched = self._make(name, view, lock, self.place.head)
+        return Branch(self, name, view, on_success, on_error, untouched)
 
     def children(self) -> list[Branch]:
         """The branches made from this one and not yet committed or aborted, whichever process made them."""
@@ -116,29 +118,47 @@ class Parent(ABC):
                 continue  # gone since the names were read
         return found
 
-    def _make(self, name: str, view: View, lock: Lock, head: int) -> None:
+    def _make(self, name: str, view: View, lock: Lock, head: int) -> int:
+        """Make a branch's home; gives the time it has as long as nothing is added to it, 0 where that is not told."""
         self.fork_begins()
-        branches = f"{self.place.path}/branches"
-        forked = lock.now()
-        home = self.spare_home(view) or _new_home(branches)
+        stock = self.spares(view)
+        spare = stock.take(head) if stock else None
+        if spare:
+            with suppress(FileNotFoundError):  # somebody's gc has taken it
+                Birth.happens(spare.home)
+                spare.dress(view, self.lowers[0])
+                self._publish(spare.home, name, view)
+                return spare.untouched
+        home = _new_home(f"{self.place.path}/branches")
         try:
+            forked = lock.now()
             view.make(home, self.lowers)
             made = lock.now() if view.whole else forked
-            birth = Birth(view.name, head, forked, made, time.time(), boot_id(), Owner.me())
-            birth.save_first(home)
-            os.rename(home, f"{branches}/{name}")
+            Birth(view.name, head, forked, made, time.time(), boot_id(), Owner.me()).save_first(home)
+        except BaseException:
+            self._drop(home, view)
+            raise
+        self._publish(home, name, view)
+        return 0
+
+    def _publish(self, home: str, name: str, view: View) -> None:
+        try:
+            os.rename(home, self.place.home(name))
         except BaseException as error:
-            if os.path.isdir(home):
-                view.release(home)
-                discard(self.place, home)
-            if isinstance(error, OSError) and os.path.isdir(f"{branches}/{name}"):
+            self._drop(home, view)
+            if isinstance(error, OSError) and os.path.isdir(self.place.home(name)):
                 raise BranchError(
                     f"there is already a branch {name!r}; commit or abort it, or choose another name", branch=name
                 ) from error
             raise
 
-    def spare_home(self, view: View) -> str | None:
-        """A home that was made ready before; None where there is none, or somebody's gc has taken it."""
+    def _drop(self, home: str, view: View) -> None:
+        if os.path.isdir(home):
+            view.release(home)
+            discard(self.place, home)
+
+    def spares(self, view: View) -> Spares | None:
+        """Homes that are kept ready; None where there are none of the kind."""
         return None
 
 

@@ -163,11 +163,10 @@ class Workspace(Parent):
             self._view = choose(self.site)
         return self._view
 
-    def spare_home(self, view: View) -> str | None:
-        if self._spares is None:
-            self._spares = Spares(f"{self.place.path}/branches", view)
-        home = self._spares.take()
-        return home if home and os.path.isdir(home) else None
+    def spares(self, view: View) -> Spares | None:
+        if self._spares is None and not view.whole:
+            self._spares = Spares(self.place, view, self.target)
+        return self._spares
 
     def fork_begins(self) -> None:
         """Nothing to do: a workspace stays as writable as it is."""

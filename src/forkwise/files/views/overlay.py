@@ -59,17 +59,13 @@ class OverlayView(View):
             return None
         return refusal
 
-    def prepare(self, home: str) -> bool:
+    def make(self, home: str, lowers: Sequence[str]) -> None:
         os.mkdir(f"{home}/layer", 0o700)
         os.mkdir(f"{home}/view", 0o700)
-        return True
+        self.dress(home, lowers[0])
 
-    def make(self, home: str, lowers: Sequence[str]) -> None:
-        try:
-            dress_like(f"{home}/layer", lowers[0])
-        except FileNotFoundError:
-            self.prepare(home)
-            dress_like(f"{home}/layer", lowers[0])
+    def dress(self, home: str, lower: str) -> None:
+        dress_like(f"{home}/layer", lower)
 
     def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
         view = f"{home}/view"

@@ -58,13 +58,13 @@ class View(ABC):
         """The same for somebody who asked for this very view, and takes it also where only a sandbox can show it."""
         return self.refusal(site)
 
-    def prepare(self, home: str) -> bool:
-        """Do in an empty ``home`` what ``make`` would do for any branch; False where there is nothing of the kind."""
-        return False
-
     @abstractmethod
     def make(self, home: str, lowers: Sequence[str]) -> None:
-        """Put into the new directory ``home``, empty or prepared, what a branch needs before anybody looks at it."""
+        """Put into the new directory ``home`` what a branch needs before anybody looks at it."""
+
+    def dress(self, home: str, lower: str) -> None:
+        """For a layered view: give what ``make`` put there the looks of the parent's own directory."""
+        raise NotImplementedError(f"{self.name} keeps whole trees")
 
     @abstractmethod
     def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
