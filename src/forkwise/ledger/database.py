@@ -36,13 +36,11 @@ class Database:
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All that a statement gives."""
-        with self.lock, self._errors():
-            return self._connected().execute(sql, values).fetchall()
-
-    def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Run an INSERT; gives the number of the new row."""
-        with self.lock, self._errors():
-            return self._connected().execute(sql, values).lastrowid or 0
+        with self.lock:
+            try:
+                return self._connected().execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise LedgerError(f"the ledger {self.path} cannot be used: {error}") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -82,13 +80,6 @@ class Database:
                 raise
             self._connection = connection
         return self._connection
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise LedgerError(f"the ledger {self.path} cannot be used: {error}") from error
 
 
 _all: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -54,6 +54,7 @@ class Output:
         self._stream = _FIRST
         self._cap = cap
         self._room = cap
+        self._written = 0  # how much of the beginning is in the file
         self._end = _End()
         self._lock = threading.Lock()
 
@@ -67,9 +68,9 @@ class Output:
         """Take in what came from ``stdout`` or ``stderr``. What fits is in the file when this returns."""
         with self._lock:
             self._end.add(stream, piece)
-            fits = piece[: self._room]
+            fits = piece[: max(self._room, 0)]
             if fits:
-                self._room -= len(fits)
+                self._written += len(fits)
                 self._put(stream, fits)
             if self._is_cut and self._stream != _NOTE:
                 self._put(_NOTE, _note(self._cap))
@@ -89,7 +90,8 @@ class Output:
     def tail(self, size: int = _SEARCHED) -> str:
         """The last ``size`` bytes of both streams (64 KiB at most) as text, with � for what is not UTF-8."""
         with self._lock:
-            return b"".join(bytes(run) for _, run in self._end.runs)[-size:].decode(errors="replace")
+            end = b"".join(run for _, run in self._end.runs)
+        return end[max(len(end) - size, 0) :].decode(errors="replace")
 
     def close(self) -> None:
         """Write the end down, where it is not in the file already."""
@@ -107,11 +109,6 @@ class Output:
                 self._streams.close()
 
     @property
-    def _written(self) -> int:
-        """How much of the beginning is in the file."""
-        return self._cap - self._room
-
-    @property
     def _is_cut(self) -> bool:
         """Whether something is neither in the file nor at the end."""
         return self._end.start > self._written
@@ -120,11 +117,14 @@ class Output:
         if stream != self._stream:
             if self._streams is None:
                 self._streams = self._streams_path.open("wb")
-            self._streams.write(f"{self._log.tell()} {stream}\n".encode())
+            change = f"{self._log.tell()} {stream}\n".encode()
+            self._streams.write(change)
             self._streams.flush()
             self._stream = stream
+            self._room -= len(change)  # so that streams which take turns byte by byte fill no disk either
         self._log.write(piece)
         self._log.flush()
+        self._room -= len(piece)
 
 
 class _End:

@@ -112,10 +112,12 @@ class SqliteLedger(Ledger):
         except (TypeError, ValueError) as error:
             about = attempt or fork
             raise LedgerError(f"what {about} {kind} with cannot be written down: {error}", subject=about) from error
-        seq = self._database.insert(
-            "INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", (at, fork, attempt, kind, told)
-        )
+        columns = (at, fork, attempt, kind, told)
+        self._database.rows("INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", columns)
+        [(seq,)] = self._database.rows("SELECT last_insert_rowid()")
         self._apply(Event(seq, at, fork, attempt, kind, data))
+        if attempt is not None and "state" in data:
+            self._database.rows("DELETE FROM progress WHERE attempt = ?", (attempt,))
 
     def _apply(self, event: Event) -> None:
         """Let a record be what it was, but for the fields that an event sets."""
@@ -129,8 +131,6 @@ class SqliteLedger(Ledger):
             attempt = _merged(rows, event.data, _ATTEMPT_FIELDS)
             columns = [attempt.get(name) for name in ("id", "fork", "key", "round", "state", "score")]
             self._database.rows(_PUT_ATTEMPT, (event.seq, *columns, _encode(attempt)))
-            if attempt["state"] != "running":
-                self._database.rows("DELETE FROM progress WHERE attempt = ?", (event.attempt,))
 
     def _fork(self, fork: str) -> ForkRecord | None:
         return next(iter(self._forks("WHERE id = ?", fork)), None)

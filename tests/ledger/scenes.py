@@ -1,0 +1,71 @@
+"""What happens in tests of ledgers, and a picture of all that a ledger shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.record import AttemptRecord, ForkRecord
+
+__all__ = ["Child", "attempt_in", "fork_in", "picture"]
+
+
+def fork_in(ledger: Ledger, **options: Any) -> ForkRecord:
+    """A new fork."""
+    return ledger.begin_fork("try", **{"workspace": "/project", "spec": {}, **options})
+
+
+def attempt_in(ledger: Ledger, fork: str, key: str = "0", *, started: bool = True, **options: Any) -> AttemptRecord:
+    """A new attempt, which runs unless told otherwise."""
+    made = ledger.add_attempt(
+        fork, key, **{"index": 0, "label": f"label of {key}", "branch": f"/main/{key}", **options}
+    )
+    if started:
+        ledger.start_attempt(made.id)
+    return ledger.attempt(made.id)
+
+
+def picture(ledger: Ledger) -> list[Any]:
+    """Everything that is so now."""
+    forks = ledger.forks()
+    return [forks, [ledger.attempts(fork.id) for fork in forks], ledger.summaries()]
+
+
+class Child:
+    """A forked process that does one job, and tells what came of it as JSON."""
+
+    def __init__(self, job: Callable[[], object]) -> None:
+        told, telling = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child starts none
+            self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(told)
+                os.write(telling, json.dumps(job()).encode())
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - it is a process of its own, and the test sees how it ended
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.close(telling)
+        self._told = told
+
+    def result(self) -> Any:
+        """Wait for the end of it."""
+        with open(self._told, "rb") as told:
+            text = told.read()
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
+        return json.loads(text)
+
+    def kill(self) -> None:
+        """Let it end in the middle of what it does."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._told)

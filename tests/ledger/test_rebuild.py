@@ -1,0 +1,103 @@
+"""What is so now is what the events say, whatever was done in whatever order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forkwise import LedgerError
+from forkwise.files.owner import Owner
+from forkwise.ledger.protocol import Ledger
+from tests.ledger.conftest import IMPLEMENTATIONS
+from tests.ledger.scenes import attempt_in, fork_in, picture
+from tests.ledger.test_rules import DEAD
+
+Deed = Callable[[Ledger, str, str, int], object]
+
+#: What can be done with a fork, an attempt and a number; much of it makes no sense most of the time.
+DEEDS: dict[str, Deed] = {
+    "begin": lambda ledger, fork, attempt, n: fork_in(ledger, owner=DEAD if n % 2 else Owner.me(), generation=n),
+    "begin inside": lambda ledger, fork, attempt, n: fork_in(ledger, parent=attempt, spec={"n": n}),
+    "adopt": lambda ledger, fork, attempt, n: ledger.adopt_fork(fork),
+    "add": lambda ledger, fork, attempt, n: attempt_in(ledger, fork, str(n), started=False, round=n % 2),
+    "start": lambda ledger, fork, attempt, n: ledger.start_attempt(attempt),
+    "note": lambda ledger, fork, attempt, n: ledger.note_progress(attempt, files=n, last_line=f"line {n}"),
+    "succeed": lambda ledger, fork, attempt, n: ledger.end_attempt(attempt, "succeeded", value={"n": n}, exit_code=0),
+    "fail": lambda ledger, fork, attempt, n: ledger.end_attempt(attempt, "failed", reason=f"{n}\udcff", wall=n / 3),
+    "cancel": lambda ledger, fork, attempt, n: ledger.end_attempt(attempt, "cancelled", output_bytes=n),
+    "test": lambda ledger, fork, attempt, n: ledger.record_tests(attempt, {"passed": n}),
+    "score": lambda ledger, fork, attempt, n: ledger.record_score(
+        attempt, n / 3, [n, float("-inf")] if n % 2 else None
+    ),
+    "charge": lambda ledger, fork, attempt, n: ledger.record_cost(attempt, {"usd": n / 7}),
+    "judge": lambda ledger, fork, attempt, n: ledger.record_verdict(fork, {"confidence": n / 9}),
+    "wait": lambda ledger, fork, attempt, n: ledger.await_pick(fork),
+    "resolve": lambda ledger, fork, attempt, n: ledger.resolve(fork, how="pick", winner=attempt if n % 2 else None),
+    "abort": lambda ledger, fork, attempt, n: ledger.abort_fork(fork, str(n)),
+    "commit": lambda ledger, fork, attempt, n: ledger.record_commit(fork, n, ["a"]),
+    "undo": lambda ledger, fork, attempt, n: ledger.record_undo(n, n + 1, "/project"),
+    "prune": lambda ledger, fork, attempt, n: ledger.prune(keep=n),
+}
+
+
+def do(ledger: Ledger, deed: str, which: int, number: int) -> None:
+    """Do something with one of the forks and one of the attempts there are."""
+    forks = ledger.forks()
+    attempts = [a.id for f in forks for a in ledger.attempts(f.id)]
+    fork = forks[which % len(forks)].id if forks else "nobody"
+    attempt = attempts[which % len(attempts)] if attempts else "nobody.1"
+    with suppress(LedgerError):
+        DEEDS[deed](ledger, fork, attempt, number)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "add", "add", "start", "start", "note", *DEEDS]), st.integers(0, 5), st.integers(0, 5)
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="session")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    return lambda: tmp_path_factory.mktemp("room")
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@given(steps=steps)
+@settings(max_examples=60, deadline=None)
+def test_everything_can_be_had_again_from_the_events(
+    name: str, rooms: Callable[[], Path], steps: list[tuple[str, int, int]]
+) -> None:
+    opened, forget_rows = IMPLEMENTATIONS[name]
+    with opened(rooms()) as ledger:
+        for step in steps:
+            do(ledger, *step)
+        before = picture(ledger)
+        forget_rows(ledger)
+        assert picture(ledger) == [[], [], []]
+        ledger.rebuild()
+        assert picture(ledger) == before
+        happened = Counter((e.attempt or e.fork, e.kind) for e in ledger.events())
+        for about, kind in happened:
+            if kind == "ended":
+                assert happened[about, "ended"] == 1
+            if kind in ("resolved", "aborted"):
+                assert happened[about, "resolved"] + happened[about, "aborted"] == 1
+
+
+def test_a_rebuild_repairs_what_another_hand_did(ledger: Ledger, implementation: str) -> None:
+    attempt = attempt_in(ledger, fork_in(ledger).id)
+    ledger.note_progress(attempt.id, files=3)
+    before = picture(ledger)
+    IMPLEMENTATIONS[implementation][1](ledger)
+    fork_in(ledger)
+    ledger.rebuild()
+    assert [part[1:] for part in picture(ledger)] == before
