@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,38 @@ def test_a_command_that_is_not_there(branch: Branch) -> None:
         branch.run(["no-such-command"])
     with pytest.raises(ValueError, match="no command"):
         branch.run([])
+
+
+def test_it_is_looked_for_where_its_own_path_says(branch: Branch, tmp_path: Path) -> None:
+    for name, mode in (("first", 0o644), ("second", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tool").write_text(f"#!/bin/sh\necho {name}\n")
+        (tmp_path / name / "tool").chmod(mode)
+    seen = Confinement.standard(writable=(str(tmp_path / "first"), str(tmp_path / "second")))
+
+    def run(*places: str, **options: object) -> str:
+        found = ":".join(str(tmp_path / place) for place in places)
+        return str(branch.run(["tool"], env={"PATH": found}, confinement=seen, text=True, **options).stdout)
+
+    assert run("none", "second") == "second\n"
+    assert run("first/tool", "first", "second") == "second\n"
+    with pytest.raises(ProcessBranchError, match="'tool' could not be started: Permission denied"):
+        run("first", "none")
+    with pytest.raises(ProcessBranchError, match="'tool' could not be started: No such file"):
+        run("none")
+    (branch.path / "empty").touch(0o755)
+    with pytest.raises(ProcessBranchError, match="could not be started: Exec format error"):
+        branch.run(["./empty"])
+
+
+@pytest.mark.parametrize("preset", ["open", "standard", "strict"])
+def test_it_is_confined_alike_with_and_without_limits(branch: Branch, preset: str) -> None:
+    status = (
+        "grep -oE '^(Cap|NoNew|Seccomp|Sig[BC]|Groups|Uid|Gid).*|[0-9a-f]{7}$' /proc/self/status"  # not two of libc's
+    )
+    show = f"ls /proc/self/fd; umask; ulimit -a | grep -v '^file'; ps -o pid,ppid,pgid,sid,args; {status}"
+    limited = replace(Confinement.preset(preset), limits=Limits(file_size=1 << 40))
+    assert sh(branch, show, confinement=preset) == sh(branch, show, confinement=limited)
 
 
 # That it ends

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Literal
 
 from forkwise.sandbox.limits import Limits
@@ -107,12 +108,18 @@ class Confinement:
     def hidden_paths(self) -> list[str]:
         """The hidden paths that exist, without those that were made writable."""
         writable = {os.path.realpath(os.path.expanduser(p)) for p in self.writable}
-        there = filter(os.path.exists, map(os.path.expanduser, self.hidden))
+        there = filter(os.path.exists, _expanded(self.hidden, os.environ.get("HOME")))
         return [p for p in map(os.path.realpath, there) if p not in writable]
 
     def writable_paths(self) -> list[str]:
         """The writable paths, each of which has to exist."""
         return [os.path.realpath(os.path.expanduser(p)) for p in self.writable]
+
+
+@cache
+def _expanded(paths: tuple[str, ...], _home: str | None) -> list[str]:
+    """The paths with the home directory in them, which depends on a variable."""
+    return [os.path.expanduser(path) for path in paths]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -296,7 +296,7 @@ class BranchContext:
             signal.set_wakeup_fd(-1)
             let_go(but=self._answer)
             self._set_environment()
-            confine(jail, lambda: self._wait_for(word, jail.cwd))
+            confine(jail, furnished=lambda: self._wait_for(word, jail.cwd))
             if self._close_fds:
                 os.closerange(3, self._answer)
                 os.closerange(self._answer + 1, 1 << 20)

@@ -100,9 +100,10 @@ def _mounts(
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
         mounts.append(Mount("dev", "/dev", writable=True, options=temporary))
-    mounts += [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
-    if confinement.read_only:
-        mounts += _cover_state(where, branch)
+    writable = [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
+    cover = _cover_state(where, branch) if confinement.read_only else []
+    covered = [m for m in writable if any(_is_beneath(m.target, c.target) for c in cover)]
+    mounts += [m for m in writable if m not in covered] + cover + covered
     if seen_at is not None:
         mounts.append(Mount("bind", where, seen_at, writable=True))
     elif branch is not None:

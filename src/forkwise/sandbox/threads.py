@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_thread"]
+__all__ = ["call", "in_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +46,18 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> as
 
     threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True).start()
     return future
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call what somebody gave, be it ``async``, plain, or plain with something to await in the end.
+
+    >>> asyncio.run(call(divmod, 7, 2))
+    (3, 1)
+    """
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    value = await in_thread(function, *args)
+    return await value if inspect.isawaitable(value) else value
 
 
 def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *what: object) -> None:

@@ -6,6 +6,8 @@ over a socket and ends, with everything it made, when that socket does.
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
 import os
 import select
@@ -28,6 +30,7 @@ from forkwise.sandbox.jail import (
     clone,
     confine,
     die_with_parent,
+    hand_on_no_descriptors,
     join_groups,
     move_in,
     write_maps,
@@ -36,6 +39,7 @@ from forkwise.sandbox.jail import (
 __all__ = ["main"]
 
 _NULL = os.makedev(1, 3)
+_OURS = (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)  # signals that a command finds as any program does
 _DESCRIPTORS = 6  # the request itself, stdin, stdout, stderr, where the outcome is told, and what to wait for
 
 
@@ -48,6 +52,7 @@ def main(control_fd: int, parent: int) -> None:
     other_side = os.pidfd_open(parent)
     if os.getppid() != parent:
         return
+    gc.disable()  # it makes no cycles, and a look at all objects would cost every child a copy of them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel; who cares holds a pidfd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started us, which tells us
     control = socket.socket(fileno=control_fd)
@@ -58,8 +63,8 @@ def main(control_fd: int, parent: int) -> None:
         message, fds, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
         if not message:
             return
-        with open(fds[0], "rb") as file:
-            request = json.load(file)
+        request = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
+        os.close(fds[0])
         jail = Jail.load(request["jail"])
         gate, opener = os.pipe()
         try:
@@ -112,15 +117,17 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
         os.close(fds[4])
         be_looked_into(False)
         started = time.monotonic()
-        command = os.fork()
-        if command == 0:
-            _become_command(jail, request, fds)
+        # A spawn costs a fraction of a fork, and confines this process too, but for its capabilities. That does no harm
+        # to one that only waits from now on, other than limits, or having to end others itself.
+        command = _spawn(jail, request, fds) if has_own and not jail.limits else _fork(jail, request, fds)
         for fd in fds[:3]:
             os.close(fd)
         outcome = watch(command, started, request["wall"], awaited=awaited)
         if not has_own:
             _end_descendants()
         tell(status, outcome)
+    except _CommandError as error:
+        tell(status, error.told)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
         tell(status, failure(error))
     os._exit(0)
@@ -139,19 +146,56 @@ def _end_descendants() -> None:
             os.waitpid(pid, 0)
 
 
-def _become_command(jail: Jail, request: dict[str, Any], fds: list[int]) -> NoReturn:
+class _CommandError(Exception):
+    """All is set up, and the command could not be started."""
+
+    def __init__(self, error: OSError, name: str) -> None:
+        self.told = {**failure(error, name), "is_command": True}
+
+
+def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
+    """Start the command on the first three descriptors, with no others; it is looked for as execvpe does."""
+    hand_on_no_descriptors()
+    confine(jail, fds[:3], starting=True)
+    actions = [
+        (os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) if _is_null(fd) else (os.POSIX_SPAWN_DUP2, fd, number)
+        for number, fd in enumerate(fds[:3])
+    ]
+    argv, environment = request["argv"], request["env"]
+    problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in [""] if "/" in argv[0] else os.get_exec_path(environment):
+        path = os.path.join(place, argv[0])
+        try:
+            os.stat(path)  # a look costs less than a process that finds nothing
+            return os.posix_spawn(path, argv, environment, file_actions=actions, setsigmask=(), setsigdef=_OURS)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problem = error
+    raise _CommandError(problem, argv[0])
+
+
+def _fork(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
+    """Start the command in a process that sets its own limits before it is replaced by it."""
+    pid = os.fork()
+    if pid:
+        return pid
     status = fds[3]
     try:
         be_looked_into(True)
         for number, fd in enumerate(fds[:3]):
             os.dup2(fd if not _is_null(fd) else os.open("/dev/null", os.O_RDWR), number)
-        os.set_inheritable(status, False)
-        _close_all_but(status)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
+        hand_on_no_descriptors()
+        for signal_number in _OURS:
+            signal.signal(signal_number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         confine(jail)
-        _execute(request["argv"], request["env"], status)
+        try:
+            os.execvpe(request["argv"][0], request["argv"], request["env"])
+        except OSError as error:
+            raise _CommandError(error, request["argv"][0]) from None
+    except _CommandError as error:
+        tell(status, error.told)
     except BaseException as error:  # noqa: BLE001
         tell(status, failure(error))
     os._exit(127)
@@ -162,18 +206,6 @@ def _is_null(fd: int) -> bool:
     by the same from the sandbox's own /dev."""
     held = os.fstat(fd)
     return stat.S_ISCHR(held.st_mode) and held.st_rdev == _NULL
-
-
-def _execute(argv: list[str], environment: dict[str, str], status: int) -> None:
-    try:
-        os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        tell(status, {**failure(error, argv[0]), "is_command": True})
-
-
-def _close_all_but(kept: int) -> None:
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 1 << 20)
 
 
 if __name__ == "__main__":
