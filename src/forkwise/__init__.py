@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CommitError,
         ConflictError,
         ForkError,
+        ForkResolvedError,
         ForkwiseError,
         ForkwiseWarning,
         LedgerError,
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
         NamespaceError,
         ProcessBranchError,
     )
+    from forkwise.explore.beam_search import BeamSearch
+    from forkwise.explore.best_of_n import BestOfN
+    from forkwise.explore.cascaded import Cascaded
+    from forkwise.explore.outcome import SpeculationOutcome, SpeculationResult
+    from forkwise.explore.pattern import Pattern
+    from forkwise.explore.reflexion import Reflexion
+    from forkwise.explore.speculate import Speculate
+    from forkwise.explore.tournament import Tournament
+    from forkwise.explore.tree_of_thoughts import TreeOfThoughts
+    from forkwise.explore.tree_search import TreeSearch
     from forkwise.files.branch import Branch
     from forkwise.files.collect import Collected
     from forkwise.files.commit import Commit
@@ -38,6 +49,14 @@ if TYPE_CHECKING:
     from forkwise.files.delta import Change, Delta
     from forkwise.files.rebase import Rebase
     from forkwise.files.workspace import Workspace
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.evaluation import Evaluation, Evaluator, SmallerDiff
+    from forkwise.fork.fork import Fork
+    from forkwise.fork.testing.report import TestReport
+    from forkwise.fork.tests import Tests
+    from forkwise.runners.in_process import InProcessRunner
+    from forkwise.runners.protocol import Runner
+    from forkwise.runners.sandboxed import SandboxRunner
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.context import BranchContext
     from forkwise.sandbox.limits import Limits
@@ -50,12 +69,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbortError",
+    "Attempt",
+    "BeamSearch",
+    "BestOfN",
     "Branch",
     "BranchContext",
     "BranchError",
     "BranchNotFoundError",
     "BranchStaleError",
     "BranchingError",
+    "Cascaded",
     "Change",
     "Collected",
     "Commit",
@@ -64,17 +87,35 @@ __all__ = [
     "Conflict",
     "ConflictError",
     "Delta",
+    "Evaluation",
+    "Evaluator",
     "Finished",
+    "Fork",
     "ForkError",
+    "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
+    "InProcessRunner",
     "LedgerError",
     "Limits",
     "MemoryBranchError",
     "MountError",
     "NamespaceError",
+    "Pattern",
     "ProcessBranchError",
     "Rebase",
+    "Reflexion",
+    "Runner",
+    "SandboxRunner",
+    "SmallerDiff",
+    "Speculate",
+    "SpeculationOutcome",
+    "SpeculationResult",
+    "TestReport",
+    "Tests",
+    "Tournament",
+    "TreeOfThoughts",
+    "TreeSearch",
     "Workspace",
     "__version__",
     "arun_in_branch",
@@ -83,17 +124,38 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attempt": "forkwise.fork.attempt",
+    "BeamSearch": "forkwise.explore.beam_search",
+    "BestOfN": "forkwise.explore.best_of_n",
     "Branch": "forkwise.files.branch",
     "BranchContext": "forkwise.sandbox.context",
+    "Cascaded": "forkwise.explore.cascaded",
     "Change": "forkwise.files.delta",
     "Collected": "forkwise.files.collect",
     "Commit": "forkwise.files.commit",
     "Confinement": "forkwise.sandbox.confinement",
     "Conflict": "forkwise.files.conflict",
     "Delta": "forkwise.files.delta",
+    "Evaluation": "forkwise.fork.evaluation",
+    "Evaluator": "forkwise.fork.evaluation",
     "Finished": "forkwise.sandbox.process",
+    "Fork": "forkwise.fork.fork",
+    "InProcessRunner": "forkwise.runners.in_process",
     "Limits": "forkwise.sandbox.limits",
+    "Pattern": "forkwise.explore.pattern",
     "Rebase": "forkwise.files.rebase",
+    "Reflexion": "forkwise.explore.reflexion",
+    "Runner": "forkwise.runners.protocol",
+    "SandboxRunner": "forkwise.runners.sandboxed",
+    "SmallerDiff": "forkwise.fork.evaluation",
+    "Speculate": "forkwise.explore.speculate",
+    "SpeculationOutcome": "forkwise.explore.outcome",
+    "SpeculationResult": "forkwise.explore.outcome",
+    "TestReport": "forkwise.fork.testing.report",
+    "Tests": "forkwise.fork.tests",
+    "Tournament": "forkwise.explore.tournament",
+    "TreeOfThoughts": "forkwise.explore.tree_of_thoughts",
+    "TreeSearch": "forkwise.explore.tree_search",
     "Workspace": "forkwise.files.workspace",
     "arun_in_branch": "forkwise.sandbox.running",
     "run_in_branch": "forkwise.sandbox.running",

@@ -21,6 +21,7 @@ __all__ = [
     "CommitError",
     "ConflictError",
     "ForkError",
+    "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
     "LedgerError",
@@ -111,3 +112,11 @@ class LedgerError(BranchingError):
         super().__init__(message)
         self.subject = subject
         self.near = tuple(near)
+
+
+class ForkResolvedError(BranchingError):
+    """A fork was decided already, and is decided only once."""
+
+    def __init__(self, message: str, *, fork: str | None = None) -> None:
+        super().__init__(message)
+        self.fork = fork

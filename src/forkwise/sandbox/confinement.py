@@ -49,7 +49,8 @@ class Confinement:
     """What a process gets. Start from a preset: ``Confinement.open()``, ``.standard()`` or ``.strict()``.
 
     Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem can only be read, except
-    ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty. Network: the ``host``'s, ``none``
+    ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty. forkwise's own state is not seen,
+    but for what of it is ``readable``. Network: the ``host``'s, ``none``
     at all, or a ``private`` one: an own loopback, and a way out through ``pasta`` or ``slirp4netns`` where installed.
     Processes: nobody else's can be seen or signalled, and all of them end together.
     Where no namespaces can be had that is an error, unless ``landlock_instead`` is given: then Landlock keeps writes to
@@ -61,6 +62,7 @@ class Confinement:
     name: str = "standard"
     read_only: bool = True
     writable: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = CREDENTIALS
     network: Network = "host"
     passed: tuple[str, ...] | None = None

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from pydantic_core import from_json, to_json
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
+from forkwise.files.branch import Branch
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.first import failure, tell, watch
 from forkwise.sandbox.holders import hold, let_go
@@ -38,6 +39,7 @@ from forkwise.sandbox.jail import (
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail
 from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.sight import note_sandbox, seen_at
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["BranchContext", "Result"]
@@ -70,19 +72,21 @@ class BranchContext:
     ``target`` is called with the directory as a ``Path``; returning is success, raising is failure. What it returns
     must be expressible as JSON. With ``close_fds``, and always under ``strict``, the child keeps no descriptor but
     stdin, stdout and stderr; else it has those that this process has open, and what they lead to, as any fork does.
+    Where ``workspace`` is a branch and not a directory, the target sees it at its workspace's own path.
     """
 
     def __init__(
         self,
         target: Callable[[Path], Any],
-        workspace: str | os.PathLike[str],
+        workspace: str | os.PathLike[str] | Branch,
         *,
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
     ) -> None:
         self._owner = os.getpid()
         self._target = target
-        self._workspace = os.path.realpath(workspace)
+        self._branch = workspace if isinstance(workspace, Branch) else None
+        self._workspace = os.path.realpath(workspace.workspace.path if isinstance(workspace, Branch) else workspace)
         self._confinement = Confinement.preset(confinement)
         self._close_fds = close_fds or self._confinement.name == "strict"
         self._process: SandboxProcess | None = None
@@ -95,7 +99,7 @@ class BranchContext:
     def create(
         cls,
         targets: Sequence[Callable[[Path], Any]],
-        workspaces: Sequence[str | os.PathLike[str]],
+        workspaces: Sequence[str | os.PathLike[str] | Branch],
         *,
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
@@ -141,10 +145,13 @@ class BranchContext:
         if not os.path.isdir(self._workspace):
             raise ForkError(f"{self._workspace!r} is not a directory: a target works in one that exists")
         limits = self._confinement.limits
-        if limits.disk is not None:
-            raise NamespaceError("the limit disk is one of a branch's layer, which is not known here: use branch.run()")
-        jail = plan_jail(self._workspace, self._workspace, None, self._confinement, os.environ)
-        supervision = Supervision(limits, None)
+        if limits.disk is not None and self._branch is None:
+            raise NamespaceError(
+                "the limit disk is that of a branch's layer, which is not known here: give the branch itself"
+            )
+        seen = self._workspace if self._branch is None else seen_at(self._branch)
+        jail = plan_jail(self._workspace, seen, self._branch, self._confinement, os.environ)
+        supervision = Supervision(limits, None if self._branch is None else self._branch.target)
         jail.limits = asdict(limits) if limits.asked() else {}
         jail.enforcement = dict(supervision.enforcement)
         jail.cgroups = list(supervision.group.paths)
@@ -182,6 +189,8 @@ class BranchContext:
             write_maps(pid, jail)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
+            if self._branch is not None:
+                note_sandbox(self._branch, pid)
             os.write(opener, b"1")
         except BaseException as error:
             self._result = Result(None, "NamespaceError", str(error))

@@ -103,6 +103,7 @@ def _mounts(
     writable = [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
     cover = _cover_state(where, branch) if confinement.read_only else []
     covered = [m for m in writable if any(_is_beneath(m.target, c.target) for c in cover)]
+    covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
     mounts += [m for m in writable if m not in covered] + cover + covered
     if seen_at is not None:
         mounts.append(Mount("bind", where, seen_at, writable=True))

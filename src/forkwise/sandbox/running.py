@@ -11,11 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forkwise.errors import BranchError, NamespaceError
-from forkwise.files import namespace
+from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
-from forkwise.files.owner import Owner
-from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
@@ -23,10 +20,11 @@ from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail, plan_landlock
 from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.sight import note_sandbox, seen_at
 from forkwise.sandbox.supervision import Supervision
 from forkwise.sandbox.threads import in_thread
 
-__all__ = ["RunOptions", "arun", "is_private", "run", "shell", "spawn"]
+__all__ = ["RunOptions", "arun", "run", "shell", "spawn"]
 
 _BLOCK = 1 << 16
 _TIMED_OUT = 124  # as timeout(1) says it
@@ -98,7 +96,7 @@ def spawn(
     wanted = Confinement.preset(confinement)
     where = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
-    jail = plan_jail(where, _seen_at(branch), branch, wanted, environment)
+    jail = plan_jail(where, seen_at(branch), branch, wanted, environment)
     supervision = Supervision(wanted.limits, branch.target)
     try:
         process, giver = _start(jail, argv, environment, fds, supervision, _Start(branch, wanted, timeout, cwd, server))
@@ -108,8 +106,7 @@ def spawn(
     try:
         if wanted.network == "private":
             process.uplink = Uplink(process.pid)
-        if is_private(branch):
-            note_private(branch.home, Owner.of(process.pid))
+        note_sandbox(branch, process.pid)
         os.write(giver, b"1")
     except BaseException:
         process.close()
@@ -201,25 +198,6 @@ def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
 
 def _stay(_number: int, _frame: object) -> None:
     """By a handler, and not by ignoring: what is ignored stays so in a command."""
-
-
-def is_private(branch: Branch) -> bool:
-    """Whether a branch can be mounted only where nobody else sees it, by a user who may not mount."""
-    return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
-
-
-def _seen_at(branch: Branch) -> str | None:
-    """Where the host sees a branch; None where it is mounted inside, which only one sandbox may do at a time."""
-    if not is_private(branch):
-        return os.fspath(branch.path)
-    if private_owners(branch.home):
-        raise BranchError(
-            f"{branch.branch_path} is in use by another sandbox, and mounted only there; wait for it, or make the "
-            "branch with a view that every process sees (fuse, copy)",
-            branch=branch.name,
-        )
-    forgive_volatile(branch.home)
-    return None
 
 
 class _Run:

@@ -21,6 +21,7 @@ from forkwise.fork.testing.tally import Tally
 __all__ = ["read_report"]
 
 _MAX_OUTPUT = 16 << 20
+_MAX_LINES = 250_000
 _KEPT_OUTPUT = 4000
 
 # What pytest, and unittest since Python 3.12, exit with where there was nothing to run.
@@ -56,7 +57,8 @@ def read_report(
     >>> read_report(b"all fine\n", None, 0).summary
     'exit code 0'
     """
-    text = plain(output[-_MAX_OUTPUT:])
+    read = _end(output)
+    text = plain(read)
     doubts: list[str] = []
     written = None
     if junit is not None:
@@ -67,8 +69,8 @@ def read_report(
     printed = _printed(text, hint)
     if written and printed and bool(written.failing) != bool(printed.failing):
         doubts.append("what was printed and the JUnit report disagree on whether a test failed")
-    if printed and not written and len(output) > _MAX_OUTPUT:
-        doubts.append(f"only the last {_MAX_OUTPUT >> 20} MiB of the output were read")
+    if printed and not written and len(read) < len(output):
+        doubts.append(f"of {len(output)} bytes of output, only the last {len(read)} were read")
     tally = written or printed or _by_exit_code(exit_code, hint)
     doubts += tally.doubts
     if contradiction := _contradiction(tally, exit_code):
@@ -85,6 +87,12 @@ def read_report(
         output=clipped(text.strip(), _KEPT_OUTPUT),
         doubt="; ".join(doubts) or None,
     )
+
+
+def _end(output: bytes) -> bytes:
+    """As much of the end as is read: neither many bytes nor many lines take long."""
+    lines = output[-_MAX_OUTPUT:].rsplit(b"\n", _MAX_LINES)
+    return b"\n".join(lines[-_MAX_LINES:])
 
 
 def _printed(text: str, hint: str | None) -> Tally | None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_junit"]
 
-_MAX_BYTES = 32 << 20
-_MAX_ELEMENTS = 500_000
+_MAX_BYTES = 16 << 20
+_MAX_ELEMENTS = 250_000
 _MAX_DEPTH = 64
 
 # pytest writes its headings whether or not anything was captured.

@@ -12,6 +12,7 @@ __all__ = ["read_pytest", "read_unittest"]
 
 _TOOK = re.compile(r"\d+\.\d+s(?: \(.{1,40}\))?$")
 _COUNT = re.compile(r"(\d{1,9}) ([a-z ]+)$")
+_MAX_COUNTS = 20
 _SHORT_SUMMARY = re.compile(r"=+ short test summary info =+$")
 _SHORT_FAILURE = re.compile(r"(?:SUB)?(FAILED|ERROR)\S* (.+)$")
 
@@ -51,7 +52,7 @@ def _summed_up(line: str) -> Counter[str] | None:
         return None
     if counts == "no tests ran":
         return Counter()
-    found = [_COUNT.match(count) for count in counts.split(", ")]
+    found = [_COUNT.match(count) for count in counts.split(", ", _MAX_COUNTS)]
     if not all(found):
         return None
     return Counter({match[2]: int(match[1]) for match in found if match})

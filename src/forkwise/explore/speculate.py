@@ -1,0 +1,54 @@
+"""Speculate: several candidates at once, and the first that succeeds wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
+
+from forkwise.explore.pattern import Options, Pattern, best, several
+from forkwise.explore.search import Search
+from forkwise.fork.attempt import Attempt
+from forkwise.fork.candidate import Command, Task
+from forkwise.fork.evaluation import Evaluate
+
+__all__ = ["Speculate"]
+
+
+class Speculate(Pattern):
+    """Run candidates side by side; the first success is committed at once, the others are dropped.
+
+    A candidate is called with its directory and returns True or False, or ``(success, score)``; or it is a command, a
+    list of words, that succeeds by exiting with 0. With ``first_wins=False`` all are waited for, and the best wins.
+
+    >>> import tempfile
+    >>> from forkwise import Workspace
+    >>> workspace = Workspace(tempfile.mkdtemp())
+    >>> def fix(path):
+    ...     return (path / "fixed.txt").write_text("done") == 4
+    >>> Speculate([fix, ["false"]], timeout=60)(workspace).winner.branch_index
+    0
+    """
+
+    kind: ClassVar[str] = "speculate"
+
+    def __init__(
+        self,
+        candidates: Sequence[Task | Command],
+        *,
+        first_wins: bool = True,
+        evaluate: Evaluate | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(evaluate=evaluate, **options)
+        self._candidates = several(candidates)
+        self._first_wins = first_wins
+
+    async def explore(self, search: Search) -> Attempt | None:
+        attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
+        if not self._first_wins:
+            return best(await search.fork.run(attempts))
+        search.how = "first success"
+        async for attempt in search.fork.finished(attempts):
+            if attempt.success:
+                return attempt
+        return None

@@ -1,0 +1,172 @@
+"""Candidate: what an attempt runs, and what its end means: whether that was success, how good it was, and why not."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forkwise.errors import ProcessBranchError
+from forkwise.runners.protocol import Ended, Function
+
+__all__ = ["Candidate", "Command", "Judgement", "Scored", "Task", "judge", "read_score"]
+
+#: What a candidate says of itself: whether it succeeded, and if it likes, how well.
+Scored = bool | tuple[bool, float]
+
+#: A function of a branch's directory and of what a pattern adds to that.
+Task = Callable[..., Any]
+
+#: A command, as a list of words.
+Command = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A function of the branch's directory, or a command; ``label`` is how people see it. ``prior`` is its score where
+    nobody gives it another."""
+
+    label: str
+    function: Function | None = None
+    argv: tuple[str, ...] | None = None
+    prior: float = 1.0
+
+    @classmethod
+    def of(cls, what: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:
+        """A candidate from what a caller gave; a function is called with the arguments behind the directory.
+
+        >>> Candidate.of(["make", "test"]).label
+        'make test'
+        """
+        if isinstance(what, Candidate):
+            return what
+        if callable(what):
+            function: Function = _with(what, arguments) if arguments else what
+            return cls(label or _name(what), function)
+        if isinstance(what, str | bytes) or not all(isinstance(word, str) for word in what) or not what:
+            raise TypeError(f"a candidate is a function or a command as a list of words, not {what!r}")
+        argv = tuple(what)
+        return cls(label or " ".join(argv), argv=argv)
+
+
+def _with(function: Task, arguments: tuple[Any, ...]) -> Function:
+    bound = _Bound(function, arguments)
+    return bound.awaited if inspect.iscoroutinefunction(function) else bound
+
+
+class _Bound:
+    """A function that gets more than the directory."""
+
+    def __init__(self, function: Task, arguments: tuple[Any, ...]) -> None:
+        self._function = function
+        self._arguments = arguments
+
+    def __call__(self, path: Path) -> Any:
+        return self._function(path, *self._arguments)
+
+    async def awaited(self, path: Path) -> Any:
+        """The same where the function is ``async``, and has to be seen as such."""
+        return await self._function(path, *self._arguments)
+
+
+def _name(function: Task) -> str:
+    named = function.func if isinstance(function, partial) else function
+    name = getattr(named, "__name__", None) or type(named).__name__
+    return "a function" if name == "<lambda>" else str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the end of a job means. ``score`` is the candidate's own, where it gave one; ``said`` is what a function
+    handed back beside its success."""
+
+    success: bool
+    score: float | None = None
+    reason: str | None = None
+    error: BaseException | None = None
+    said: str | None = None
+
+
+def judge(ended: Ended, timeout: float | None = None) -> Judgement:
+    """What to make of how a job ended.
+
+    >>> judge(Ended("exit", exit_code=3)).reason
+    'exit code 3'
+    >>> judge(Ended("returned", value=(True, 0.5))).score
+    0.5
+    """
+    if ended.ending == "returned":
+        return _of_value(ended.value)
+    if ended.ending == "raised":
+        assert ended.error is not None
+        told = str(ended.error) or "no message"
+        reason = told if isinstance(ended.error, ProcessBranchError) else f"{type(ended.error).__name__}: {told}"
+        return Judgement(False, reason=reason, error=ended.error)
+    if ended.ending == "exit" and ended.exit_code == 0:
+        return Judgement(True)
+    reason = _why(ended, timeout)
+    kind = TimeoutError if ended.ending == "timeout" else ProcessBranchError
+    return Judgement(False, reason=reason, error=kind(reason))
+
+
+def _why(ended: Ended, timeout: float | None) -> str:
+    if ended.ending == "timeout":
+        return "timed out" if timeout is None else f"timed out after {timeout:g} s"
+    if ended.ending == "signal" and ended.exit_code is not None:
+        return f"killed by {signal.Signals(-ended.exit_code).name}"
+    if ended.ending == "exit":
+        return f"exit code {ended.exit_code}"
+    if ended.limit is not None and ended.ending == "killed":
+        return f"stopped by its limit {ended.limit}"
+    return ended.ending
+
+
+def _of_value(value: Any) -> Judgement:
+    """True or False; or that with a score, or with a text that says why not."""
+    if _is_truth(value):
+        return Judgement(bool(value), reason=None if value else "it returned False")
+    if isinstance(value, tuple | list) and len(value) == 2 and _is_truth(value[0]):
+        success, more = bool(value[0]), value[1]
+        if isinstance(more, str):
+            return Judgement(success, reason=None if success else more or "it returned False", said=more)
+        if isinstance(more, int | float) and not isinstance(more, bool) and math.isfinite(more):
+            return Judgement(success, float(more), None if success else "it returned False")
+    reason = f"it returned {_shown(value)}; a candidate returns True or False, or one of them and a score"
+    return Judgement(False, reason=reason, error=TypeError(reason))
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool_"  # as numpy has it
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "None"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - an object of the candidate's own
+        text = "something"
+    return f"{text[:60]} ({type(value).__name__})"
+
+
+def read_score(text: bytes | None) -> float | None:
+    """The score that a command left; None where it left none. Raises ValueError where it is no score.
+
+    >>> read_score(b"0.75\\n")
+    0.75
+    """
+    word = (text or b"").decode(errors="replace").strip()
+    if not word:
+        return None
+    try:
+        score = float(word)
+    except ValueError:
+        raise ValueError(f"its score is no number: {word[:60]!r}") from None
+    if not math.isfinite(score):
+        raise ValueError(f"its score is no number that can be compared: {word[:60]!r}")
+    return score

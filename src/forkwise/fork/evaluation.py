@@ -1,0 +1,104 @@
+"""Evaluation: how good an attempt is that ended well, told by whoever can tell: a function, the diff, the tests."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forkwise.fork.attempt import Attempt
+from forkwise.fork.testing.report import TestReport
+from forkwise.sandbox.threads import call, in_thread
+
+__all__ = ["Evaluate", "Evaluation", "Evaluator", "SmallerDiff", "evaluator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluator says: scores, the first of which counts first, and whether the attempt may win at all."""
+
+    scores: tuple[float, ...] = ()
+    success: bool = True
+    reason: str | None = None
+    tests: TestReport | None = None
+
+
+class Evaluator(ABC):
+    """Something that says how good an attempt is. It must not change the attempt's branch."""
+
+    @abstractmethod
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        """Evaluate an attempt that ended well."""
+
+
+#: What patterns take: an evaluator, a function of the directory that gives a score, or several, the first first.
+Evaluate = Evaluator | Callable[[Path], Any] | Sequence[Evaluator | Callable[[Path], Any]]
+
+
+def evaluator(what: Evaluate) -> Evaluator:
+    """An evaluator from what a caller gave."""
+    if isinstance(what, Evaluator):
+        return what
+    if callable(what):
+        return _ByFunction(what)
+    if isinstance(what, list | tuple) and what:
+        return _InOrder([evaluator(one) for one in what])
+    raise TypeError(f"an evaluator is a function, Tests(...), or a list of such, not {what!r}")
+
+
+class SmallerDiff(Evaluator):
+    """The fewer lines an attempt added and removed, the better."""
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        diff = await in_thread(attempt.place.diff)
+        lines = sum(1 for line in diff.splitlines() if line[:1] in "+-" and line[:4] not in ("+++ ", "--- "))
+        return Evaluation((-float(lines),))
+
+
+class _ByFunction(Evaluator):
+    def __init__(self, function: Callable[[Path], Any]) -> None:
+        self._function = function
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        path = await in_thread(lambda: attempt.place.path)
+        try:
+            value = await call(self._function, path)
+        except Exception as error:  # noqa: BLE001 - a judge that fails fails the attempt it was asked about
+            return Evaluation(success=False, reason=f"it could not be evaluated: {type(error).__name__}: {error}")
+        return _read(value)
+
+
+class _InOrder(Evaluator):
+    """Several, each asked only where those before had nothing against the attempt."""
+
+    def __init__(self, several: Sequence[Evaluator]) -> None:
+        self._several = several
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        scores: tuple[float, ...] = ()
+        tests = None
+        for one in self._several:
+            said = await one.evaluate(attempt)
+            scores += said.scores
+            tests = said.tests or tests
+            if not said.success:
+                return Evaluation(scores, False, said.reason, tests)
+        return Evaluation(scores, tests=tests)
+
+
+def _read(value: Any) -> Evaluation:
+    """A score, a verdict, or both."""
+    if isinstance(value, Evaluation):
+        return value
+    if isinstance(value, bool):
+        return Evaluation((1.0 if value else 0.0,), value, None if value else "its evaluation returned False")
+    if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], bool):
+        said = _read(value[1])
+        reason = None if value[0] else said.reason or "its evaluation returned False"
+        return Evaluation(said.scores, value[0] and said.success, reason)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return Evaluation((float(value),))
+    return Evaluation(success=False, reason=f"its evaluation returned {value!r:.60}, which is no score")

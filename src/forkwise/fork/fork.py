@@ -1,0 +1,315 @@
+"""Fork: the sibling attempts made at one point, and their one resolution.
+
+Whoever explores is a policy over this: it says which candidates run next and who wins. All that happens is written to
+the ledger as it happens; the resolution is written there before anything is touched, and only one can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError
+from forkwise.files.branch import Branch
+from forkwise.files.commit import Commit
+from forkwise.files.conflict import OnConflict
+from forkwise.files.workspace import Workspace
+from forkwise.fork.attempt import Attempt, current_attempt
+from forkwise.fork.candidate import Candidate
+from forkwise.fork.evaluation import Evaluator
+from forkwise.fork.performance import perform
+from forkwise.fork.tracing import span
+from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.record import AttemptRecord, ForkRecord
+from forkwise.ledger.sqlite import SqliteLedger
+from forkwise.runners.in_process import InProcessRunner
+from forkwise.runners.protocol import Runner
+from forkwise.sandbox.threads import in_thread
+
+__all__ = ["Fork", "Settings", "default_parallel", "open_ledger", "parent_of"]
+
+
+_PACE = 0.25  # seconds between two looks at whether somebody else has decided
+
+
+def default_parallel() -> int:
+    """How many attempts run at once where nobody says: more than there are processors, as most of them wait."""
+    return min(32, (os.cpu_count() or 1) + 4)
+
+
+def open_ledger(workspace: Workspace) -> Ledger:
+    """The ledger of a workspace."""
+    return SqliteLedger(workspace.state / "ledger")
+
+
+def parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
+    """What a fork is made from. An attempt that forks its own directory forks its branch."""
+    if isinstance(place, Branch):
+        return place
+    path = place.path if isinstance(place, Workspace) else place
+    attempt = current_attempt()
+    if attempt is not None and os.path.realpath(path) == os.path.realpath(attempt.place.path):
+        return attempt.place
+    return place if isinstance(place, Workspace) else Workspace(place)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the attempts of a fork run and what becomes of them. ``timeout`` is each one's own, ``evaluator`` is asked
+    about those that end well. ``keep`` keeps the branches of all, for somebody to look at."""
+
+    runner: Runner = field(default_factory=InProcessRunner)
+    evaluator: Evaluator | None = None
+    timeout: float | None = None
+    max_parallel: int | None = None
+    keep: bool = False
+    on_conflict: OnConflict = "refuse"
+
+
+class Fork:
+    """A fork, as an async context manager: who leaves it unresolved has it aborted, with everything in it.
+
+    ``spec`` is what somebody needs to go on with it after a kill; ``resume`` is the id of one that is gone on with:
+    attempts that were over are not run again, unfinished ones start afresh.
+    """
+
+    def __init__(
+        self,
+        parent: Workspace | Branch,
+        kind: str,
+        settings: Settings | None = None,
+        *,
+        spec: dict[str, Any] | None = None,
+        resume: str | None = None,
+        inside: Attempt | None = None,
+    ) -> None:
+        self.parent = parent
+        self.kind = kind
+        self.settings = settings or Settings()
+        self.attempts: list[Attempt] = []
+        self.commit: Commit | None = None
+        self._spec = spec or {}
+        self._resume = resume
+        self.inside = inside or _attempt_in(parent)
+        self._shares = inside is not None  # its ledger and its room, with the fork inside which it is
+        self._ledger: Ledger | None = None
+        self._record: ForkRecord | None = None
+        self._known: dict[str, AttemptRecord] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots: asyncio.Semaphore = (
+            inside.fork._slots if inside else asyncio.Semaphore(_parallel(self.settings.max_parallel))
+        )
+        self._heeding: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._is_decided_elsewhere = False
+
+    @property
+    def id(self) -> str:
+        """Its name in the ledger."""
+        return self.record.id
+
+    @property
+    def record(self) -> ForkRecord:
+        """What the ledger said of it when it was begun."""
+        if self._record is None:
+            raise RuntimeError("a fork is entered first: async with Fork(...)")
+        return self._record
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where all of it is written."""
+        if self._ledger is None:
+            raise RuntimeError("a fork is entered first: async with Fork(...)")
+        return self._ledger
+
+    async def __aenter__(self) -> Fork:
+        above = self.inside.fork if self.inside is not None and self._shares else None
+        self._ledger = above.ledger if above else open_ledger(self.parent.workspace)
+        try:
+            self._record = self._begin(self._ledger)
+        except BaseException:
+            self._close()
+            raise
+        self._known = {a.key: a for a in self._ledger.attempts(self.id)}
+        self._heeding = asyncio.create_task(self._heed())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            if not self._is_over:
+                await self.abort("it was left unresolved")
+        finally:
+            if self._heeding is not None:
+                self._heeding.cancel()
+            self._close()
+
+    async def _heed(self) -> None:
+        """End all attempts as soon as somebody else decides the fork: a person who picks, or who aborts it."""
+        while True:
+            await asyncio.sleep(_PACE)
+            if self._is_over:
+                return
+            if self.ledger.fork(self.id).is_over:
+                self._is_decided_elsewhere = True
+                await self.cancel(self.attempts, "the fork was decided elsewhere")
+                return
+
+    def _begin(self, ledger: Ledger) -> ForkRecord:
+        if self._resume is None:
+            return ledger.begin_fork(
+                self.kind,
+                workspace=str(self.parent.workspace.path),
+                spec=self._spec,
+                parent=self.inside.id if self.inside else None,
+                generation=self.parent.place.head,
+            )
+        if not ledger.adopt_fork(self._resume):
+            record = ledger.fork(self._resume)
+            raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
+        return ledger.fork(self._resume)
+
+    def _close(self) -> None:
+        if not self._shares and self._ledger is not None:
+            self._ledger.close()
+
+    # Attempts
+
+    def add(self, candidate: Candidate, index: int, key: str | None = None, feedback: str | None = None) -> Attempt:
+        """Have a candidate run in a branch of its own, as soon as there is room for it. ``key`` names its place in
+        what is tried here; the index, where it is the only one of that."""
+        key = str(index) if key is None else key
+        known = self._known.get(key)
+        record = known or self.ledger.add_attempt(
+            self.id,
+            key,
+            index=index,
+            label=candidate.label,
+            branch=f"{self.id}-{key}",
+            command=candidate.argv,
+        )
+        attempt = Attempt(self, record, candidate, feedback)
+        self.attempts.append(attempt)
+        self._tasks[attempt.id] = asyncio.create_task(self._perform(attempt, record))
+        return attempt
+
+    async def _perform(self, attempt: Attempt, record: AttemptRecord) -> None:
+        try:
+            async with self._slots:
+                attempt.begin()
+                if await self._recall(attempt, record):
+                    return
+                with span("attempt", id=attempt.id, label=attempt.candidate.label):
+                    await perform(attempt, record.branch)
+        except asyncio.CancelledError as error:
+            if attempt.state == "pending":
+                attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
+                self.ledger.end_attempt(attempt.id, "cancelled", reason=attempt.reason)
+            raise
+
+    async def _recall(self, attempt: Attempt, record: AttemptRecord) -> bool:
+        """Take over an attempt that was over when its process was killed, if nothing was built upon it yet."""
+        if record.state not in ("succeeded", "failed"):
+            return False
+        inner = self.ledger.children(record.id)
+        if any(child.commit is not None and child.started >= (record.ended or 0.0) for child in inner):
+            return False
+        with suppress(BranchNotFoundError):
+            attempt.recall(record, await in_thread(Branch.open, self.parent, record.branch))
+            return True
+        return False
+
+    async def finished(self, attempts: Iterable[Attempt]) -> AsyncIterator[Attempt]:
+        """The attempts as they end, each when it does."""
+        waiting = {self._tasks[a.id]: a for a in attempts}
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda t: waiting[t].index):
+                attempt = waiting.pop(task)
+                if not task.cancelled():
+                    task.result()  # what fails here is no attempt: it is forkwise
+                if self._is_decided_elsewhere:
+                    raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
+                yield attempt
+
+    async def run(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Wait for all of them."""
+        attempts = list(attempts)
+        async for _ in self.finished(attempts):
+            pass
+        return attempts
+
+    async def cancel(self, attempts: Iterable[Attempt], reason: str) -> None:
+        """End those that still run, with all their descendants."""
+        going = [self._tasks[a.id] for a in attempts if not self._tasks[a.id].done()]
+        for task in going:
+            task.cancel(reason)
+        if going:
+            await asyncio.wait(going)
+
+    # The one resolution
+
+    async def resolve(self, winner: Attempt, how: str, detail: dict[str, Any] | None = None) -> Commit:
+        """Decide for a winner: its changes are committed into the parent, all other attempts are gone.
+
+        Raises ForkResolvedError where somebody else decided before. Where the commit is refused (a conflict), that is
+        raised, and the winner's branch is kept for somebody to look at.
+        """
+        if not self.ledger.resolve(self.id, how=how, winner=winner.id, detail=detail):
+            await self.abort("it was decided elsewhere")
+            raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
+        self._is_over = True
+        with span("commit", fork=self.id, attempt=winner.id):
+            others = [a for a in self.attempts if a is not winner]
+            await self.cancel(others, "another attempt won")
+            try:
+                self.commit = await in_thread(winner.place.commit, on_conflict=self.settings.on_conflict)
+            except BranchingError:
+                await in_thread(winner.place.keep)
+                raise
+            finally:
+                await self._drop(others)
+        self.ledger.record_commit(self.id, self.commit.id, self.commit.paths)
+        return self.commit
+
+    async def hold(self, favourite: Attempt | None, how: str) -> None:
+        """Wait for a person's pick: all attempts are over, and their branches are kept until then."""
+        await self.cancel(self.attempts, "the fork waits for a pick")
+        for attempt in self.attempts:
+            if attempt.branch is not None:
+                await in_thread(attempt.branch.keep)
+        if favourite is not None:
+            self.ledger.record_verdict(self.id, {"winner": favourite.id, "how": how})
+        self.ledger.await_pick(self.id)
+        self._is_over = True
+
+    async def abort(self, reason: str) -> None:
+        """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the
+        winner is theirs."""
+        self._is_over = True
+        self.ledger.abort_fork(self.id, reason)
+        await self.cancel(self.attempts, reason)
+        winner = self.ledger.fork(self.id).winner
+        await self._drop(a for a in self.attempts if a.id != winner)
+
+    async def _drop(self, attempts: Iterable[Attempt]) -> None:
+        """Have the branches of attempts vanish, or kept if that was asked for."""
+        for attempt in attempts:
+            if attempt.branch is None:
+                continue
+            with suppress(BranchNotFoundError):
+                await in_thread(attempt.branch.keep if self.settings.keep else attempt.branch.abort)
+
+
+def _parallel(asked: int | None) -> int:
+    if asked is not None and asked < 1:
+        raise ValueError(f"at least one attempt has to run at a time, not {asked}")
+    return asked or default_parallel()
+
+
+def _attempt_in(parent: Workspace | Branch) -> Attempt | None:
+    attempt = current_attempt()
+    return attempt if attempt is not None and attempt.branch is parent else None

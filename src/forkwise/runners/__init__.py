@@ -1,0 +1,1 @@
+"""Where attempts run: in this process, or in sandboxes."""
