@@ -1,7 +1,8 @@
 """TestReport: what the tests of one attempt said, as a value that is judged, shown and kept.
 
 A report is the word of the code that was tested. So nothing in it counts as a pass by default: tests must have run,
-none may have failed, the exit code must agree, and there must be no doubt.
+none may have failed, the exit code must agree, and there must be no doubt. That finds out what broke and what lies
+clumsily; against code that forges its report and its exit code alike, only tests that it cannot change help.
 """
 
 from __future__ import annotations

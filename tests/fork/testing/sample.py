@@ -1,0 +1,12 @@
+"""The recorded outputs of test runners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["sample"]
+
+
+def sample(name: str) -> bytes:
+    """What is in the file of that name in ``samples``, whose README says where each comes from."""
+    return (Path(__file__).parent / "samples" / name).read_bytes()

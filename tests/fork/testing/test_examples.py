@@ -1,0 +1,18 @@
+"""The examples in the docstrings, run as they stand."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+from forkwise.fork import testing
+
+MODULES = sorted(module.name for module in pkgutil.walk_packages(testing.__path__, f"{testing.__name__}."))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
