@@ -9,7 +9,9 @@ from bench.line import Line
 from bench.rows.abort import measure_abort
 from bench.rows.branch import measure_branch
 from bench.rows.commit import measure_commit
+from bench.rows.explore import measure_explore
 from bench.rows.git_status import measure_git_status
+from bench.rows.ledger import measure_ledger
 from bench.rows.live import measure_live
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.walk import measure_walk
@@ -23,6 +25,8 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "walk": measure_walk,
     "git-status": measure_git_status,
     "sandbox": measure_sandbox,
+    "explore": measure_explore,
+    "ledger": measure_ledger,
     "abort": measure_abort,
     "live": measure_live,
 }
