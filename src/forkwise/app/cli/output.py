@@ -14,7 +14,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
+    from rich.table import Table
 
     from forkwise.files.branch import Branch
     from forkwise.files.collect import Collected
@@ -62,6 +63,11 @@ class Output:
         """Print the one JSON document of a verb."""
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
+    def stream(self, value: object) -> None:
+        """Print one of several JSON documents, on a line of its own and at once."""
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+
     def line(self, text: str = "", style: str = "") -> None:
         """Print one line for a person."""
         if self.console is None:
@@ -71,19 +77,25 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table for a person."""
-        cells = [[printable(cell) for cell in row] for row in rows]
         if self.console is None:
+            cells = [[printable(cell) for cell in row] for row in rows]
             sys.stdout.writelines(_plain_table([list(columns), *cells]))
-            return
+        else:
+            self.console.print(self.grid(columns, rows, overflow="fold"), soft_wrap=False)
+
+    def grid(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, overflow: OverflowMethod = "ellipsis"
+    ) -> Table:
+        """A table as a terminal shows it; what is too long for its line is folded, or else cut."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in cells:
-            table.add_row(*(Text(cell, style=_cell_style(cell)) for cell in row))
-        self.console.print(table, soft_wrap=False)
+            table.add_column(column, overflow=overflow, no_wrap=overflow == "ellipsis")
+        for row in rows:
+            table.add_row(*(Text(printable(cell), style=_cell_style(cell)) for cell in row))
+        return table
 
     def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
         """Print paths by what happened to them, and how many are left out of the list."""
@@ -129,8 +141,22 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+_CELLS = {
+    **{MARKS[kind]: style for kind, style in STYLES.items()},
+    "yes": "green",
+    "no": "red",
+    "stale": "yellow",
+    "won": "bold green",
+    "succeeded": "green",
+    "running": "cyan",
+    "failed": "red",
+    "pending": "dim",
+    "cancelled": "dim",
+}
+
+
 def _cell_style(cell: str) -> str:
-    return {"yes": "green", "no": "red", "stale": "yellow", **{MARKS[k]: s for k, s in STYLES.items()}}.get(cell, "")
+    return _CELLS.get(cell, "")
 
 
 def _diff_style(line: str) -> str | None:

@@ -1,0 +1,224 @@
+"""Board: a fork as it goes, one row an attempt. It reads the ledger and nothing else, so that whoever looks on from
+another process sees the same: a table that moves on a terminal, lines elsewhere, and JSON lines for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from forkwise.app.cli.output import Output, printable
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+
+    from forkwise.ledger.reading import Reading
+    from forkwise.ledger.record import AttemptRecord, Event, ForkRecord
+
+__all__ = ["Board", "Row", "event_record", "tests_text", "time_text"]
+
+PACE = 0.1
+"""Seconds between two looks at the ledger."""
+
+_WIDEST_LABEL = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An attempt as the board shows it. ``depth`` is how many attempts it is inside of."""
+
+    attempt: AttemptRecord
+    depth: int
+    has_won: bool
+
+    def cells(self, now: float) -> dict[str, str]:
+        """What stands in which column."""
+        attempt = self.attempt
+        return {
+            "attempt": f"{'  ' * self.depth}{attempt.id}",
+            "what": _short(attempt.label),
+            "state": "won" if self.has_won else attempt.state,
+            "time": "" if attempt.started is None else time_text((attempt.ended or now) - attempt.started),
+            "files": "" if attempt.files is None else str(attempt.files),
+            "tests": tests_text(attempt),
+            "score": "" if attempt.score is None else f"{attempt.score:g}",
+            "cost": _cost_text(attempt),
+            "": (attempt.reason if attempt.is_over else None) or attempt.last_line or "",
+        }
+
+
+class Board:
+    """The attempts of a fork and of those made inside it, shown while they run.
+
+    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs.
+    """
+
+    def __init__(self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False) -> None:
+        self._ledger = ledger
+        self._fork = ledger.fork(fork).id
+        self._output = output
+        self._quiet = quiet
+        self._seen = 0
+        self._forks = {self._fork}
+        self._live: Live | None = None
+
+    def __enter__(self) -> Board:
+        if self._output.console is not None and not self._output.as_json and not self._quiet:
+            from rich.live import Live
+
+            self._live = Live(console=self._output.console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def follow(self) -> ForkRecord:
+        """Show it until it no longer runs; gives what it is then."""
+        while True:
+            fork = self.refresh()
+            if fork.state != "running":
+                return self.refresh()
+            time.sleep(PACE)
+
+    def refresh(self) -> ForkRecord:
+        """Show what is new; gives the fork as it is."""
+        fork = self._ledger.fork(self._fork)
+        if self._quiet:
+            return fork
+        if self._live is not None:
+            self._live.update(self._moving(fork), refresh=True)
+            return fork
+        for event in self._new():
+            if self._output.as_json:
+                self._output.stream({"event": event_record(event)})
+            elif line := self._told(event):
+                self._output.line(line)
+        return fork
+
+    def summary(self) -> None:
+        """Print the table of what came of each attempt."""
+        columns, rows = self._table(("attempt", "what", "state", "time", "files", "tests", "score", "cost", ""))
+        self._output.table(columns, rows)
+
+    def rows(self) -> list[Row]:
+        """The attempts, those made inside another right after it."""
+        return list(_rows(self._ledger, self._ledger.fork(self._fork), 0))
+
+    def _table(self, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+        """Columns and cells, without the columns that have nothing to say."""
+        now = time.time()
+        rows = [row.cells(now) for row in self.rows()]
+        told = [name for name in columns if name == "attempt" or any(row[name] for row in rows)]
+        return told, [[row[name] for name in told] for row in rows]
+
+    def _moving(self, fork: ForkRecord) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        columns, rows = self._table(("attempt", "what", "state", "time", "files", "tests", "cost", ""))
+        console = self._output.console
+        assert console is not None
+        room = max(console.height - 4, 1)
+        shown = rows if len(rows) <= room else _most_telling(rows, columns.index("state"), room)
+        title = Text(f"{fork.kind} {fork.id}", style="bold")
+        title.append(f"  {time_text((fork.ended or time.time()) - fork.started)}", style="dim")
+        parts: list[Any] = [title, self._output.grid(columns, shown)]
+        if len(rows) > len(shown):
+            parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
+        return Group(*parts)
+
+    def _new(self) -> Iterator[Event]:
+        """What happened since the last look, in this fork and in those inside it."""
+        for event in self._ledger.events(after=self._seen):
+            self._seen = event.seq
+            inside = (event.data.get("parent") or "").partition(".")[0] if event.kind == "begun" else ""
+            if inside in self._forks:
+                self._forks.add(event.fork)
+            if event.fork in self._forks:
+                yield event
+
+    def _told(self, event: Event) -> str:
+        """An event as a line; nothing where there is none worth it."""
+        match event.kind:
+            case "begun" if event.fork == self._fork:
+                return f"Fork {event.fork}: {event.data['kind']} in {event.data['workspace']}"
+            case "begun":
+                return f"{event.data['parent']} is forked as {event.fork}"
+            case "started" if event.attempt is not None:
+                return f"{event.attempt} started: {_short(self._ledger.attempt(event.attempt).label)}"
+            case "ended" if event.attempt is not None:
+                return _ended(self._ledger.attempt(event.attempt))
+            case "resolved" if event.data.get("winner"):
+                return f"{event.data['winner']} won: {event.data['resolution']['how']}"
+            case "opened":
+                return f"{event.fork} waits for a pick"
+            case "aborted":
+                return f"{event.fork} was aborted: {event.data['resolution']['reason']}"
+        return ""
+
+
+def _rows(ledger: Reading, fork: ForkRecord, depth: int) -> Iterator[Row]:
+    for attempt in ledger.attempts(fork.id):
+        yield Row(attempt, depth, attempt.id == fork.winner)
+        for inner in ledger.children(attempt.id):
+            yield from _rows(ledger, inner, depth + 1)
+
+
+def _most_telling(rows: list[list[str]], state: int, room: int) -> list[list[str]]:
+    """As many rows as there is room for, in their order: those that run or won before those that do not."""
+    rank = {"won": 0, "running": 1, "succeeded": 2}
+    chosen = sorted(range(len(rows)), key=lambda i: (rank.get(rows[i][state], 3), i))[:room]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def _ended(attempt: AttemptRecord) -> str:
+    took = "" if attempt.started is None or attempt.ended is None else f" in {attempt.ended - attempt.started:.1f} s"
+    facts = [
+        attempt.reason or "",
+        "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}",
+        f"{tests} tests" if (tests := tests_text(attempt)) else "",
+        "" if attempt.score is None else f"score {attempt.score:g}",
+        _cost_text(attempt),
+    ]
+    told = ", ".join(fact for fact in facts if fact)
+    return f"{attempt.id} {attempt.state}{took}{': ' if told else ''}{told}"
+
+
+def tests_text(attempt: AttemptRecord) -> str:
+    """How many tests passed, of those that ran."""
+    tests = attempt.tests
+    if tests is None:
+        return ""
+    ran = tests["passed"] + tests["failed"] + tests["errors"]
+    return f"{tests['passed']}/{ran}"
+
+
+def _cost_text(attempt: AttemptRecord) -> str:
+    usd = (attempt.cost or {}).get("usd")
+    return f"${usd:.2f}" if isinstance(usd, int | float) else ""
+
+
+def time_text(seconds: float) -> str:
+    """A stretch of time as a clock shows it.
+
+    >>> time_text(75.3), time_text(4000)
+    ('1:15', '1:06:40')
+    """
+    minutes, second = divmod(int(max(seconds, 0)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _short(label: str) -> str:
+    shown = printable(" ".join(label.split()))
+    return shown if len(shown) <= _WIDEST_LABEL else f"{shown[: _WIDEST_LABEL - 1]}…"
+
+
+def event_record(event: Event) -> dict[str, Any]:
+    """An event of the ledger as JSON holds it."""
+    return asdict(event)
