@@ -20,7 +20,9 @@ __all__ = [
     "BranchingError",
     "CommitError",
     "ConflictError",
+    "ConversationError",
     "ForkError",
+    "ForkNotFoundError",
     "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
@@ -114,9 +116,26 @@ class LedgerError(BranchingError):
         self.near = tuple(near)
 
 
+class ForkNotFoundError(LedgerError):
+    """There is no such fork, or no such attempt, in the ledger."""
+
+
 class ForkResolvedError(BranchingError):
     """A fork was decided already, and is decided only once."""
 
     def __init__(self, message: str, *, fork: str | None = None) -> None:
         super().__init__(message)
         self.fork = fork
+
+
+class ConversationError(BranchingError):
+    """A message cannot be where it was put, because no provider would take the conversation then.
+
+    ``rule`` names what it breaks, ``node`` the message it was put behind, ``calls`` the tool calls it is about.
+    """
+
+    def __init__(self, message: str, *, rule: str = "", node: int | None = None, calls: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.node = node
+        self.calls = tuple(calls)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from forkwise.errors import LedgerError
 from forkwise.files.owner import Owner
+from forkwise.ledger.conversations import Conversations
 from forkwise.ledger.output import remove_output
 from forkwise.ledger.reading import Reading
 from forkwise.ledger.record import AttemptRecord, ForkRecord, ForkState
@@ -47,6 +48,9 @@ class Ledger(Reading):
     False
     """
 
+    #: The conversations that are kept beside the forks.
+    conversations: Conversations
+
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
 
@@ -65,6 +69,7 @@ class Ledger(Reading):
         workspace: str,
         spec: dict[str, Any],
         parent: str | None = None,
+        origin: str = "/main",
         generation: int = 0,
         owner: Owner | None = None,
     ) -> ForkRecord:
@@ -85,6 +90,7 @@ class Ledger(Reading):
                 started=time.time(),
                 state="running",
                 parent=None if parent is None else self.attempt(parent).id,
+                origin=origin,
                 generation=generation,
             )
             return self.fork(name)
@@ -135,15 +141,28 @@ class Ledger(Reading):
                 )
             return self._decide(record, "resolved", {"how": how, **(detail or {})}, won.id if won else None)
 
-    def abort_fork(self, fork: str, reason: str) -> bool:
+    def abort_fork(self, fork: str, reason: str, detail: Mapping[str, Any] | None = None) -> bool:
         """Give a fork up, unless it was resolved or aborted before; whether it was done here, as with ``resolve``."""
         with self._transaction():
-            return self._decide(self.fork(fork), "aborted", {"how": "abort", "reason": reason}, None)
+            return self._decide(self.fork(fork), "aborted", {"how": "abort", "reason": reason, **(detail or {})}, None)
 
-    def record_commit(self, fork: str, commit: int, paths: Sequence[str] = ()) -> None:
-        """Write down that a resolved fork's outcome went into its workspace, as which commit, and what it touched."""
+    def abandon_fork(self, fork: str, reason: str) -> None:
+        """Give up what a fork was resolved for, and what was never committed: it counts as aborted then."""
         with self._transaction():
             record = self.fork(fork)
+            if record.stored != "resolved" or record.commit is not None:
+                why = f"it is {record.stored}" if record.commit is None else f"it was committed as {record.commit}"
+                raise LedgerError(f"fork {record.id} cannot be abandoned: {why}", subject=record.id)
+            resolution = {**(record.resolution or {}), "abandoned": reason}
+            self._append(record.id, None, "abandoned", state="aborted", resolution=resolution)
+
+    def record_commit(self, fork: str, commit: int, paths: Sequence[str] = ()) -> None:
+        """Write down that a resolved fork's outcome went into its origin, as which commit, and what it touched. Two may
+        tell the same: who made the commit, and who found that it was made."""
+        with self._transaction():
+            record = self.fork(fork)
+            if record.commit == commit:
+                return
             if record.stored != "resolved" or record.commit is not None:
                 why = f"it is {record.stored}" if record.commit is None else f"it has commit {record.commit} already"
                 raise LedgerError(f"fork {record.id} cannot get commit {commit}: {why}", subject=record.id)
@@ -156,7 +175,7 @@ class Ledger(Reading):
         """
         with self._transaction():
             for record in self._forks_about(commit):
-                if record.workspace != workspace or record.parent is not None:
+                if record.workspace != workspace or record.parent is not None or record.origin != "/main":
                     continue
                 if record.undone is None:
                     self._append(record.id, None, "undone", undone=by)
@@ -280,11 +299,11 @@ class Ledger(Reading):
 
     # Keeping
 
-    def prune(self, *, keep: int, older_than: float = 0.0) -> list[str]:
+    def prune(self, *, keep: int, older_than: float = 0.0, dry_run: bool = False) -> list[str]:
         """Forget forks that are over, with their attempts, their events and their output; gives their ids.
 
         The newest ``keep`` stay, and so do those that ended within the last ``older_than`` seconds. A fork made inside
-        another's attempt goes and stays with that other.
+        another's attempt goes and stays with that other. With ``dry_run`` nothing is forgotten.
         """
         since = time.time() - older_than
         root: dict[str, str] = {}
@@ -294,6 +313,8 @@ class Ledger(Reading):
             if age < keep or not fork.is_over or (fork.ended or 0.0) > since:
                 staying.add(root[fork.id])
         gone = [name for name, first in root.items() if first not in staying]
+        if dry_run:
+            return gone
         for name in gone:
             for attempt in self.attempts(name):
                 remove_output(self.directory, attempt.id)

@@ -37,6 +37,13 @@ SCRIPTS = (
     CREATE INDEX attempts_of_fork ON attempts (fork, state, score);
     CREATE TABLE progress (attempt TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE conversations (id TEXT PRIMARY KEY, updated REAL NOT NULL, data TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE messages (
+        conversation TEXT NOT NULL, node INTEGER NOT NULL, parent INTEGER NOT NULL, awaits TEXT NOT NULL,
+        message TEXT NOT NULL, results TEXT, PRIMARY KEY (conversation, node)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

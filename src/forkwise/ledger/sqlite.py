@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from forkwise.errors import LedgerError
+from forkwise.ledger.conversations import SqliteConversations
 from forkwise.ledger.database import Database
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord, AttemptState, Event, ForkRecord, ForkState, Summary
@@ -32,7 +33,7 @@ _PUT_ATTEMPT = """
 _ATTEMPTS = "SELECT attempts.data, progress.data FROM attempts LEFT JOIN progress ON progress.attempt = attempts.id"
 _SUMMARIES = f"""
     SELECT newest.data, {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score)
-    FROM (SELECT seq, id, data FROM forks ORDER BY seq DESC LIMIT ?) AS newest
+    FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
     LEFT JOIN attempts ON attempts.fork = newest.id
     GROUP BY newest.seq ORDER BY newest.seq DESC
 """
@@ -46,6 +47,7 @@ class SqliteLedger(Ledger):
         super().__init__(directory)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = Database(str(self.directory / "ledger.db"))
+        self.conversations = SqliteConversations(self._database)
 
     def note_progress(
         self,
@@ -82,14 +84,14 @@ class SqliteLedger(Ledger):
             return self._events("WHERE seq > ? ORDER BY seq LIMIT ?", after, _limit(limit))
         return self._events("WHERE fork = ? AND seq > ? ORDER BY seq LIMIT ?", self.fork(fork).id, after, _limit(limit))
 
-    def summaries(self, limit: int | None = None) -> list[Summary]:
+    def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         return [
             Summary(
                 ForkRecord.load(json.loads(data)),
                 {state: count for state, count in zip(_STATES, counts, strict=True) if count},
                 best,
             )
-            for data, *counts, best in self._database.rows(_SUMMARIES, (_limit(limit),))
+            for data, *counts, best in self._database.rows(_SUMMARIES, (outermost, _limit(limit)))
         ]
 
     def rebuild(self) -> None:

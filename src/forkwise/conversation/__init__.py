@@ -1,0 +1,1 @@
+"""The message tree, the providers' rules on it, and what runs over it."""
