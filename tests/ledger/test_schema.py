@@ -10,6 +10,7 @@ import pytest
 
 from forkwise import LedgerError
 from forkwise.ledger import schema
+from forkwise.ledger.database import Database
 from forkwise.ledger.sqlite import SqliteLedger
 from tests.ledger.scenes import Child, attempt_in, fork_in, picture
 
@@ -33,6 +34,11 @@ def old(tmp_path: Path) -> Path:
 def test_a_new_database_is_set_up_for_sharing(old: Path) -> None:
     assert ask(old, "PRAGMA journal_mode") == [("wal",)]
     assert ask(old, "PRAGMA user_version") == [(len(schema.SCRIPTS),)]
+    database = Database(str(old / "ledger.db"))
+    normal = 1
+    assert database.rows("PRAGMA synchronous") == [(normal,)]
+    assert database.rows("PRAGMA busy_timeout")[0][0] >= 30_000
+    database.close()
 
 
 def test_an_older_one_is_upgraded(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

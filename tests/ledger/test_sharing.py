@@ -22,7 +22,7 @@ def test_two_processes_decide_the_same_fork(open_ledger: Open, deeds: tuple[str,
     """Two hundred times at the same moment: exactly one did it."""
     ledger = open_ledger()
     dead = Child(lambda: [fork_in(ledger).id for _ in range(200)]).result()
-    together = get_context("fork").Barrier(2)
+    together = get_context("fork").Barrier(2, timeout=20)
 
     def decide(deed: str) -> list[bool]:
         mine = open_ledger()
@@ -35,6 +35,7 @@ def test_two_processes_decide_the_same_fork(open_ledger: Open, deeds: tuple[str,
                 done.append(mine.abort_fork(fork, "why"))
             else:
                 done.append(mine.adopt_fork(fork))
+        together.wait()  # whoever has adopted the last one lives until the other has tried
         return done
 
     children = [Child(lambda deed=deed: decide(deed)) for deed in deeds]
@@ -45,7 +46,7 @@ def test_two_processes_decide_the_same_fork(open_ledger: Open, deeds: tuple[str,
 
 
 def test_many_processes_open_a_new_ledger_at_once(open_ledger: Open) -> None:
-    together = get_context("fork").Barrier(6)
+    together = get_context("fork").Barrier(6, timeout=20)
 
     def work() -> list[str]:
         together.wait()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal
 
-from forkwise.errors import LedgerError
+from forkwise.errors import ForkNotFoundError
 from forkwise.ledger.record import AttemptRecord, Event, ForkRecord, ForkState, Summary
 
 __all__ = ["Reading"]
@@ -17,7 +17,7 @@ class Reading(ABC):
     """The half of a ledger that answers.
 
     A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
-    (``k3f9ab.2``). An id that is not known raises LedgerError, which names those that may have been meant.
+    (``k3f9ab.2``). An id that is not known raises ForkNotFoundError, which names those that may have been meant.
     """
 
     def fork(self, fork: str) -> ForkRecord:
@@ -29,7 +29,7 @@ class Reading(ABC):
             record = self._fork(near[0]) if len(near) == 1 else None
             if record is None:
                 near = near or get_close_matches(fork, ids, n=3, cutoff=0.5)
-                raise LedgerError(_unknown("fork", fork, near), subject=fork, near=near)
+                raise ForkNotFoundError(_unknown("fork", fork, near), subject=fork, near=near)
         return record
 
     def attempt(self, attempt: str) -> AttemptRecord:
@@ -41,7 +41,7 @@ class Reading(ABC):
             record = self._attempt(f"{fork}.{number}")
             if record is None:
                 near = [a.id for a in self.attempts(fork)]
-                raise LedgerError(_unknown("attempt", attempt, near), subject=attempt, near=near)
+                raise ForkNotFoundError(_unknown("attempt", attempt, near), subject=attempt, near=near)
         return record
 
     @abstractmethod
@@ -63,8 +63,9 @@ class Reading(ABC):
         """What happened after an event, of all forks or of one, the oldest first. Waits for nobody."""
 
     @abstractmethod
-    def summaries(self, limit: int | None = None) -> list[Summary]:
-        """The newest forks as a list shows them, the newest first, at the cost of one query."""
+    def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
+        """The newest forks as a list shows them, the newest first, at the cost of one query; with ``outermost`` none
+        that was made inside another's attempt."""
 
     @abstractmethod
     def _fork(self, fork: str) -> ForkRecord | None:
