@@ -36,6 +36,13 @@ def test_a_forgotten_fork_leaves_nothing(ledger: Ledger) -> None:
     assert ledger.events()[0].seq > last, "a number that was told once is not told of anything else"
 
 
+def test_a_dry_run_forgets_nothing(ledger: Ledger) -> None:
+    fork = resolved(ledger)
+    assert ledger.prune(keep=0, dry_run=True) == [fork]
+    assert [f.id for f in ledger.forks()] == [fork]
+    assert read_output(ledger.directory, f"{fork}.1") == b"said\n"
+
+
 def test_what_is_not_over_stays(ledger: Ledger) -> None:
     running, waiting, aborted = fork_in(ledger).id, fork_in(ledger).id, fork_in(ledger).id
     ledger.await_pick(waiting)

@@ -160,6 +160,13 @@ def test_summaries_count_attempts_and_know_the_best_score(ledger: Ledger) -> Non
     assert ledger.summaries(1) == [first]
 
 
+def test_summaries_of_the_outermost_only(ledger: Ledger) -> None:
+    outer = attempt_in(ledger, fork_in(ledger).id)
+    inner = fork_in(ledger, parent=outer.id)
+    assert [s.fork.id for s in ledger.summaries()] == [inner.id, outer.fork]
+    assert [s.fork.id for s in ledger.summaries(1, outermost=True)] == [outer.fork]
+
+
 def test_a_list_costs_one_statement_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteLedger(tmp_path) as ledger:
         for _ in range(5):

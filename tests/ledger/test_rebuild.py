@@ -40,6 +40,7 @@ DEEDS: dict[str, Deed] = {
     "wait": lambda ledger, fork, attempt, n: ledger.await_pick(fork),
     "resolve": lambda ledger, fork, attempt, n: ledger.resolve(fork, how="pick", winner=attempt if n % 2 else None),
     "abort": lambda ledger, fork, attempt, n: ledger.abort_fork(fork, str(n)),
+    "abandon": lambda ledger, fork, attempt, n: ledger.abandon_fork(fork, str(n)),
     "commit": lambda ledger, fork, attempt, n: ledger.record_commit(fork, n, ["a"]),
     "undo": lambda ledger, fork, attempt, n: ledger.record_undo(n, n + 1, "/project"),
     "prune": lambda ledger, fork, attempt, n: ledger.prune(keep=n),

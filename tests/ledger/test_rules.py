@@ -159,11 +159,11 @@ def test_a_fork_is_decided_once(ledger: Ledger) -> None:
     assert ledger.fork(fork.id) == before
 
     other = fork_in(ledger)
-    assert ledger.abort_fork(other.id, "out of money") is True
+    assert ledger.abort_fork(other.id, "out of money", {"spent": 3}) is True
     assert ledger.abort_fork(other.id, "again") is False
     assert ledger.resolve(other.id, how="pick") is False
     aborted = ledger.fork(other.id)
-    assert (aborted.state, aborted.resolution) == ("aborted", {"how": "abort", "reason": "out of money"})
+    assert (aborted.state, aborted.resolution) == ("aborted", {"how": "abort", "reason": "out of money", "spent": 3})
 
 
 def test_a_winner_is_one_of_the_forks_own(ledger: Ledger) -> None:
@@ -197,6 +197,28 @@ def test_a_commit_follows_a_resolution_once(ledger: Ledger) -> None:
         ledger.record_commit(fork.id, 2)
 
 
+def test_the_same_commit_may_be_told_twice(ledger: Ledger) -> None:
+    fork = fork_in(ledger)
+    ledger.resolve(fork.id, how="pick")
+    ledger.record_commit(fork.id, 1)
+    before = picture(ledger), ledger.events()
+    ledger.record_commit(fork.id, 1)
+    assert (picture(ledger), ledger.events()) == before
+
+
+def test_what_was_resolved_and_never_committed_can_be_abandoned(ledger: Ledger) -> None:
+    abandoned, committed, running = fork_in(ledger), fork_in(ledger), fork_in(ledger)
+    for fork in (abandoned, committed):
+        ledger.resolve(fork.id, how="pick")
+    ledger.record_commit(committed.id, 1)
+    ledger.abandon_fork(abandoned.id, "its branch is gone")
+    record = ledger.fork(abandoned.id)
+    assert (record.state, record.resolution) == ("aborted", {"how": "pick", "abandoned": "its branch is gone"})
+    for fork, why in ((abandoned, "it is aborted"), (committed, "it was committed as 1"), (running, "it is running")):
+        with pytest.raises(LedgerError, match=f"cannot be abandoned: {why}"):
+            ledger.abandon_fork(fork.id, "why")
+
+
 def test_an_undo_of_an_undo_brings_a_commit_back(ledger: Ledger) -> None:
     fork = fork_in(ledger)
     ledger.resolve(fork.id, how="pick")
@@ -214,13 +236,14 @@ def test_an_undo_is_of_the_workspaces_own_commit(ledger: Ledger) -> None:
     outer = fork_in(ledger)
     inner = fork_in(ledger, parent=attempt_in(ledger, outer.id).id)
     elsewhere = fork_in(ledger, workspace="/elsewhere")
-    for fork in (outer, inner, elsewhere):
+    of_branch = fork_in(ledger, origin="/main/a")
+    for fork in (outer, inner, elsewhere, of_branch):
         ledger.resolve(fork.id, how="pick")
         ledger.record_commit(fork.id, 1)
     assert ledger.record_undo(9, 10, "/project") is False
     assert ledger.record_undo(1, 2, "/project") is True
     assert ledger.record_undo(1, 3, "/project") is False
-    assert [ledger.fork(f.id).undone for f in (outer, inner, elsewhere)] == [2, None, None]
+    assert [ledger.fork(f.id).undone for f in (outer, inner, elsewhere, of_branch)] == [2, None, None, None]
 
 
 def test_an_interrupted_fork_is_adopted_by_one(ledger: Ledger) -> None:

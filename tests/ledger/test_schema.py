@@ -53,6 +53,19 @@ def test_an_older_one_is_upgraded(old: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert ask(old, "PRAGMA user_version") == [(len(schema.SCRIPTS),)]
 
 
+@pytest.mark.parametrize("version", range(1, len(schema.SCRIPTS)))
+def test_every_version_becomes_what_a_new_one_is(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = "SELECT name, sql FROM sqlite_master ORDER BY name"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "SCRIPTS", schema.SCRIPTS[:version])
+        with SqliteLedger(tmp_path / "old") as ledger:
+            attempt_in(ledger, fork_in(ledger).id)
+            before = picture(ledger)
+    with SqliteLedger(tmp_path / "old") as ledger, SqliteLedger(tmp_path / "new"):
+        assert picture(ledger) == before
+    assert ask(tmp_path / "old", tables) == ask(tmp_path / "new", tables)
+
+
 def test_a_newer_one_is_refused_and_left_alone(old: Path) -> None:
     newer = len(schema.SCRIPTS) + 1
     ask(old, f"PRAGMA user_version = {newer}")
