@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, TypedDict, TypeVar
 
 from forkwise.explore.outcome import SpeculationOutcome
-from forkwise.explore.search import Search
+from forkwise.explore.search import Search, Witness
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -98,11 +98,16 @@ class Pattern(ABC):
         """Explore, and wait until that is over."""
         return _block(lambda: self.run(workspace, resume=resume))
 
-    async def run(self, workspace: Place, *, resume: str | None = None) -> SpeculationOutcome:
-        """Explore. ``resume`` names a fork to go on with, whose process was killed."""
+    async def run(
+        self, workspace: Place, *, resume: str | None = None, witness: Witness | None = None
+    ) -> SpeculationOutcome:
+        """Explore. ``resume`` names a fork to go on with, whose process was killed; ``witness`` is told of it."""
         parent = await in_thread(parent_of, workspace)
         with span("fork", kind=self._kind):
-            async with Search(Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)) as search:
+            fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
+            async with Search(fork, witness) as search:
+                if witness is not None:
+                    witness.begun(fork.id)
                 winner = await self.explore(search)
                 commit = await self._conclude(search, winner)
                 return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id)

@@ -5,8 +5,10 @@ It is what the command line makes of its words, and the ``spec`` of the forks it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,11 +29,35 @@ from forkwise.fork.tests import Tests
 from forkwise.runners.sandboxed import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 
-__all__ = ["Kind", "Recipe"]
+__all__ = ["Allowance", "Kind", "Recipe"]
 
 Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade"]
 
 _FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What the candidates get, and the tests and the judge do not: what an agent needs in order to work.
+
+    Of ``writable`` paths those count that exist. ``passed`` are the names, as shell patterns, of variables that are
+    passed on although they look like secrets; their values are never written down.
+    """
+
+    network: Network | None = None
+    writable: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+
+    def on(self, confinement: Confinement) -> Confinement:
+        """A confinement with it."""
+        there = [path for path in self.writable if os.path.exists(os.path.expanduser(path))]
+        passed = {k: v for k, v in os.environ.items() if any(fnmatchcase(k, pattern) for pattern in self.passed)}
+        return replace(
+            confinement,
+            network=self.network or confinement.network,
+            writable=(*confinement.writable, *there),
+            given={**passed, **confinement.given},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +87,7 @@ class Recipe:
     network: Network | None = None
     writable: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    allowance: Allowance = Allowance()
     commit: bool = True
     keep: bool = False
     on_conflict: OnConflict = "refuse"
@@ -74,10 +101,11 @@ class Recipe:
         """The recipe that ``as_json`` was made of; LedgerError where a fork has none, because a program made it."""
         if data.get("format") != _FORMAT:
             raise LedgerError("this fork was made by a program, and only that can go on with it")
-        return cls(**{name: _frozen(value) for name, value in data.items() if name != "format"})
+        told = {name: _frozen(value) for name, value in data.items() if name != "format"}
+        return cls(**{**told, "allowance": Allowance(**told.get("allowance", {}))})
 
     def confined(self) -> Confinement:
-        """What its commands get."""
+        """What its tests and its judge get, and its candidates beside their allowance."""
         preset = Confinement.preset(self.confinement)
         return replace(
             preset,
@@ -102,7 +130,7 @@ class Recipe:
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,
-            "runner": SandboxRunner(self.confined()),
+            "runner": SandboxRunner(self.allowance.on(self.confined())),
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,
@@ -145,4 +173,6 @@ class Recipe:
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

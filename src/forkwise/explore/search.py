@@ -6,21 +6,34 @@ what that was made from, and so on: only the last of these commits touches the w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
+from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.fork import Fork
+from forkwise.sandbox.threads import in_thread
 
-__all__ = ["Search"]
+__all__ = ["Search", "Witness"]
+
+
+class Witness(Protocol):
+    """Somebody who looks on at an exploration, and decides nothing."""
+
+    def begun(self, fork: str) -> None:
+        """Called once, on the event loop, with the name of the first fork."""
+
+    def winning(self, branch: Branch) -> None:
+        """Called in a thread with the winner's branch, as it is about to be committed or to be held for a pick."""
 
 
 class Search:
     """The forks of one exploration, as an async context manager. ``how`` and ``detail`` say, for the ledger, how the
     winner was found."""
 
-    def __init__(self, fork: Fork) -> None:
+    def __init__(self, fork: Fork, witness: Witness | None = None) -> None:
         self.fork = fork
+        self._witness = witness
         self.how = "best score"
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
@@ -59,11 +72,14 @@ class Search:
     async def commit(self, winner: Attempt) -> Commit:
         """Commit a winner all the way to the workspace; whatever else was tried goes."""
         outermost = await self._fold(winner)
+        await self._show(outermost)
         return await self.fork.resolve(outermost, self.how, self.detail)
 
     async def hold(self, favourite: Attempt | None) -> None:
         """Leave the choice between the attempts of the first fork to a person."""
         outermost = None if favourite is None else await self._fold(favourite)
+        if outermost is not None:
+            await self._show(outermost)
         await self.fork.hold(outermost, self.how)
 
     async def abort(self, reason: str) -> None:
@@ -71,6 +87,10 @@ class Search:
         for fork in reversed(self._inner):
             await fork.abort(reason)
         await self.fork.abort(reason)
+
+    async def _show(self, winner: Attempt) -> None:
+        if self._witness is not None:
+            await in_thread(self._witness.winning, winner.place)
 
     async def _fold(self, winner: Attempt) -> Attempt:
         """Commit a winner up to the attempt of the first fork in which it was made; gives that."""

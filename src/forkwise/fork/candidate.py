@@ -42,6 +42,8 @@ class Candidate:
 
         >>> Candidate.of(["make", "test"]).label
         'make test'
+        >>> Candidate.of(["sh", "-c", "make && make test"]).label
+        'make && make test'
         """
         if isinstance(what, Candidate):
             return what
@@ -51,7 +53,17 @@ class Candidate:
         if isinstance(what, str | bytes) or not all(isinstance(word, str) for word in what) or not what:
             raise TypeError(f"a candidate is a function or a command as a list of words, not {what!r}")
         argv = tuple(what)
-        return cls(label or " ".join(argv), argv=argv)
+        return cls(label or _shown_as(argv), argv=argv)
+
+
+def _shown_as(argv: tuple[str, ...]) -> str:
+    """A command as people see it: a line for the shell as that line, a script as the name that it is given."""
+    match argv:
+        case ("sh", "-c", line):
+            return line
+        case ("sh", "-c", _, name, *_):
+            return name
+    return " ".join(argv)
 
 
 def _with(function: Task, arguments: tuple[Any, ...]) -> Function:

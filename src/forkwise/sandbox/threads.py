@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["call", "in_thread"]
+__all__ = ["call", "in_thread", "to_its_end"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +58,14 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         return await function(*args)
     value = await in_thread(function, *args)
     return await value if inspect.isawaitable(value) else value
+
+
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """Wait for what must not be left halfway. Who is cancelled while waiting waits all the same."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    return work.result()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *what: object) -> None:
