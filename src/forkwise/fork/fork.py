@@ -28,7 +28,7 @@ from forkwise.ledger.record import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import SqliteLedger
 from forkwise.runners.in_process import InProcessRunner
 from forkwise.runners.protocol import Runner
-from forkwise.sandbox.threads import in_thread
+from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["Fork", "Settings", "default_parallel", "open_ledger", "parent_of"]
 
@@ -256,12 +256,16 @@ class Fork:
         """Decide for a winner: its changes are committed into the parent, all other attempts are gone.
 
         Raises ForkResolvedError where somebody else decided before. Where the commit is refused (a conflict), that is
-        raised, and the winner's branch is kept for somebody to look at.
+        raised, and the winner's branch is kept for somebody to look at. What was decided is carried out: who is
+        cancelled meanwhile comes too late.
         """
         if not self.ledger.resolve(self.id, how=how, winner=winner.id, detail=detail):
             await self.abort("it was decided elsewhere")
             raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
         self._is_over = True
+        return await to_its_end(asyncio.ensure_future(self._carry_out(winner)))
+
+    async def _carry_out(self, winner: Attempt) -> Commit:
         with span("commit", fork=self.id, attempt=winner.id):
             others = [a for a in self.attempts if a is not winner]
             await self.cancel(others, "another attempt won")
