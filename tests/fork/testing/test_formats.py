@@ -52,6 +52,7 @@ PRINTED = [
     ),
     ("vitest-failing.json", "vitest", 1, "jest", (2, 1, 1, 2), ["/project/broken.test.js", "sum adds wrongly"]),
     ("vitest-passing.txt", "vitest", 0, "vitest", (1, 0, 0, 0), []),
+    ("vitest-unhandled.txt", "vitest", 1, "vitest", (1, 0, 1, 0), []),
     ("vitest-tap.txt", "tap", 1, "tap", (1, 2, 0, 0), ["broken.test.js", "sum.test.js"]),
     ("node-tap.txt", "tap", 1, "tap", (1, 1, 0, 2), ["sum"]),
     ("perl-tap.txt", "tap", 1, "tap", (1, 1, 0, 2), ["adds wrongly"]),
@@ -84,6 +85,7 @@ def test_what_is_printed(
         ("jest-failing.json", "sum adds wrongly", "Received: 4"),
         ("vitest-failing.txt", "sum.test.js > sum > adds wrongly", "AssertionError: expected 4 to be 5"),
         ("node-tap.txt", "sum", "error: '4 == 5'"),
+        ("node-tap.txt", "sum", "ok 1 - adds"),
         ("vitest-tap.txt", "sum.test.js", "expected 4 to be 5"),
         ("perl-tap.txt", "adds wrongly", "expected: '5'"),
         ("tap14-bail-out.txt", "Bail out!", "the database is gone"),
@@ -179,6 +181,12 @@ def test_jest_names_a_failure_once_though_it_prints_it_twice() -> None:
     assert names(report) == ["sum › adds wrongly", "./broken.test.js"]
 
 
+def test_a_go_package_without_tests_is_no_signal() -> None:
+    events = b'{"Action":"output","Package":"p","Output":"?  p [no test files]"}\n{"Action":"skip","Package":"p"}\n'
+    report = read_report(events, None, 0, "go")
+    assert (report.source, report.is_signal, report.doubt) == ("go test -json", False, None)
+
+
 class TestTap:
     """What the recorded streams do not show."""
 
@@ -235,8 +243,8 @@ class TestSummaries:
         assert read_report(line.encode(), None, 0).source == "exit code"
 
     def test_only_the_short_summary_of_pytest_names_failures(self) -> None:
-        printed = b"ERROR log.py:3 odd\n== short test summary info ==\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n"
-        report = read_report(printed, None, 1, "pytest")
+        summary = b"== short test summary info ==\nFAILED a.py::b - assert 0\n1 failed in 0.1s\n"
+        report = read_report(b"ERROR before\n" + summary + b"ERROR after\n", None, 1, "pytest")
         assert [(failure.name, failure.message) for failure in report.failures] == [("a.py::b", "assert 0")]
 
     @pytest.mark.parametrize(

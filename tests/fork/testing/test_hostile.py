@@ -24,7 +24,7 @@ UNREADABLE = {
     "file from outside": OUTSIDE.encode(),
     "document type alone": b'<!DOCTYPE testsuite SYSTEM "http://x/"><testsuite><testcase/></testsuite>',
     "too large": b"<testsuite>" + b" " * 100_000_000 + b"<testcase/></testsuite>",
-    "too deep": b"<testsuite>" * 100_000,
+    "too deep": b"<testsuite>" * 100_000 + b"</testsuite>" * 100_000,
     "too many": b"<testsuite>" + b"<a/>" * 300_000 + b"</testsuite>",
     "truncated": sample("surefire-junit.xml")[:-100],
     "empty": b"",
@@ -52,7 +52,7 @@ def test_nothing_from_outside_is_said() -> None:
 PRINTED = {
     "newlines": b"\n" * 4_000_000,
     "escape codes": b"\x1b[" * 500_000 + b"\x1b]" * 500_000,
-    "braces": b'{"testResults"' + b'{"a":[' * 500_000,
+    "brackets": b'{"testResults":' + b"[" * 500_000,
     "events that are none": b'{"Action":"pass","Package":7}\n{"Action":[]}\n[]\n{}\n' * 1000,
     "counts": b"1 a, " * 1_000_000 + b"1 passed in 0.1s",
     "digits": b"9" * 1_000_000 + b" passed in 0.1s\n1.." + b"9" * 10_000 + b"\nok 1\n",
@@ -77,6 +77,11 @@ def test_output_that_is_not_utf8_does_not_hide_the_report() -> None:
     report = read_report(b"caf\xe9\xff\n2 passed in 0.01s\n", None, 0)
     assert report.is_pass
     assert report.output.startswith("caf\ufffd")
+
+
+def test_a_failed_test_counts_though_it_has_no_name() -> None:
+    printed = b'{"testResults": [{"assertionResults": [{"status": "failed"}, {"status": 3}, 4]}, 5]}'
+    assert read_report(printed, None, 1, "jest").summary == "1 failed"
 
 
 def test_half_a_character_in_json_is_not_kept() -> None:

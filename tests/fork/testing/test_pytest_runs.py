@@ -20,7 +20,8 @@ FAILING = "def test_a(): pass\ndef test_b():\n    print('seen before')\n    asse
 
 def run(project: Path, files: dict[str, str], command: str = PYTEST, **options: str) -> TestReport:
     """Run a command in a project of these files, as an evaluator would, and read what it said."""
-    for name, content in files.items():
+    # A configuration of its own, so that none from above is found.
+    for name, content in {"pytest.ini": "[pytest]\n", **files}.items():
         (project / name).write_text(content)
     written = project / "out" / "junit.xml"
     # Without plugins, so that what is installed here is not part of the result.

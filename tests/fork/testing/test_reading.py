@@ -84,6 +84,7 @@ def test_what_was_not_read_of_the_output_is_a_doubt() -> None:
     report = read_report(printed, None, 0)
     assert report.passed == 2
     assert report.doubt == "of 300034 bytes of output, only the last 250015 were read"
+    assert read_report(printed, GOOD, 0).doubt is None
 
 
 def test_of_many_failures_the_first_are_named_and_all_are_counted() -> None:

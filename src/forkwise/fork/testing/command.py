@@ -77,10 +77,10 @@ def for_command(
     frameworks = [_framework(words) for words in commands]
     if "pytest" in frameworks:
         framework: Framework | None = "pytest"
-    elif frameworks and operators <= {"&&"}:
+    elif frameworks and operators <= {"&&", ";", "\n"}:
         framework = frameworks[-1]
     else:
-        # Behind a pipe, or before another command, what a framework prints may not be seen.
+        # It may not run, or what it prints may not be seen.
         framework = None
     if framework == "go" and "-json" not in commands[-1]:
         if text.count("go test") == 1:

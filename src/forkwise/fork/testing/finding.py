@@ -145,7 +145,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _ini_sections(path: Path) -> list[str]:
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser = configparser.ConfigParser()
     try:
         parser.read_string(_text(path))
     except configparser.Error:

@@ -83,7 +83,5 @@ class _Run:
         self.has_begun = True
         self.unfinished.pop((package, ""), None)
         if action == "fail" and package not in self.with_failed_test:
-            sources = [(str(failed_build), ""), (package, "")]
-            self.tally.fail(
-                package, "".join(line for source in sources for line in self.output.get(source, [])), "error"
-            )
+            output = self.output[str(failed_build), ""] + self.output[package, ""]
+            self.tally.fail(package, "".join(output), "error")

@@ -21,7 +21,7 @@ _COUNT = re.compile(r"(\d{1,9}) ([a-z]+)")
 _JEST_TESTS = re.compile(r"^Tests: +(\d.*)$", re.MULTILINE)
 _JEST_NONE = re.compile(r"^No tests found", re.MULTILINE)
 _JEST_HEADING = re.compile(r"FAIL (?P<file>.+)$|  ● (?P<test>.+)$")
-_JEST_AFTER_FAILURE = re.compile(r"Test Suites: |PASS |Summary of all failing tests")
+_JEST_AFTER_FAILURE = re.compile(r"Test Suites: |PASS ")
 _JEST_NOT_LOADED = "Test suite failed to run"
 
 _VITEST_TESTS = re.compile(r"^ +Tests  +(\d.*|no tests)$", re.MULTILINE)
