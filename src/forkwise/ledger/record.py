@@ -18,10 +18,10 @@ AttemptState = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 class ForkRecord:
     """The sibling attempts made at one point, and how they were resolved.
 
-    ``spec`` is all that resuming it needs. ``parent`` is the attempt inside which it was made, ``origin`` the path among
-    branches of what it was made from, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was resolved or
-    why it was aborted, ``commit`` what came of that: the number of the commit that put the winner's change into
-    ``origin``, and ``undone`` that of the undo that took it out again.
+    ``spec`` is all that resuming it needs. ``parent`` is the attempt inside which it was made, ``origin`` the path
+    among branches of what it was made from, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
+    resolved or why it was aborted, ``commit`` what came of that: the number of the commit that put the winner's change
+    into ``origin``, and ``undone`` that of the undo that took it out again.
     """
 
     id: str
