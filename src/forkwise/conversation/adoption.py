@@ -1,0 +1,158 @@
+"""Adoption: histories that were made elsewhere, or changed by hand, as ones that providers take.
+
+Nothing is lost that says something: what cannot stay as it is is put right in the least way that the rules leave.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ModelResponsePart,
+    RetryPromptPart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from forkwise.conversation.rules import is_answer
+
+__all__ = ["NOTHING", "UNANSWERED", "adopted"]
+
+#: What stands where a message had to be, and nothing was said.
+NOTHING = "(nothing)"
+
+#: What stands for the result of a call that nobody ever answered.
+UNANSWERED = "There is no result: the call was never carried out."
+
+_LONGEST_ID = 40
+_ODD = re.compile(r"[^a-zA-Z0-9_-]")
+
+_Answer = ToolReturnPart | RetryPromptPart
+
+
+def adopted(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+    """The same history, so that every rule holds on it; the messages given are not changed.
+
+    Messages of one kind behind each other become one. A call that nobody answered is answered by ``UNANSWERED``, a
+    result of no call, or a second one, becomes text. Ids are made plain and are each used once. Blank text goes.
+    """
+    history: list[ModelMessage] = []
+    taken: dict[str, int] = {}
+    for message in _merged(messages):
+        if isinstance(message, ModelResponse):
+            if not history:
+                history.append(ModelRequest(parts=[UserPromptPart(NOTHING)]))
+            history.append(_response(message))
+        else:
+            history.append(_request(message, history[-1] if history else None))
+    if history and isinstance(history[-1], ModelResponse) and _calls(history[-1]):
+        history.append(_request(ModelRequest(parts=[]), history[-1]))
+    return _renamed(history, taken)
+
+
+def _merged(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+    merged: list[ModelMessage] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
+            merged[-1] = replace(last, parts=[*last.parts, *message.parts], instructions=message.instructions)
+        elif isinstance(message, ModelResponse) and isinstance(last, ModelResponse):
+            merged[-1] = replace(last, parts=[*last.parts, *message.parts])
+        else:
+            merged.append(message)
+    return merged
+
+
+def _response(message: ModelResponse) -> ModelResponse:
+    parts: list[ModelResponsePart] = []
+    seen: set[str] = set()
+    for part in message.parts:
+        if isinstance(part, TextPart) and not part.content.strip():
+            continue
+        if isinstance(part, ToolCallPart):
+            if part.tool_call_id in seen:
+                continue  # the same call, said twice
+            seen.add(part.tool_call_id)
+        parts.append(part)
+    return replace(message, parts=parts or [TextPart(NOTHING)])
+
+
+def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest:
+    calls = _calls(before) if isinstance(before, ModelResponse) else {}
+    answers: dict[str, _Answer] = {}
+    others: list[ModelRequestPart] = []
+    for part in message.parts:
+        if isinstance(part, ToolReturnPart | RetryPromptPart) and is_answer(part):
+            if part.tool_call_id in calls and part.tool_call_id not in answers:
+                answers[part.tool_call_id] = part
+            else:
+                others.append(UserPromptPart(f"[Result of {part.tool_name}]\n{_text(part) or NOTHING}"))
+        elif not (isinstance(part, UserPromptPart) and _is_blank(part)):
+            others.append(part)
+    for id_, call in calls.items():
+        if id_ not in answers:
+            answers[id_] = ToolReturnPart(call.tool_name, UNANSWERED, id_)
+    if before is None and not any(isinstance(part, UserPromptPart) for part in others):
+        others.append(UserPromptPart(NOTHING))
+    parts: list[ModelRequestPart] = [*answers.values(), *others]
+    return replace(message, parts=parts or [UserPromptPart(NOTHING)])
+
+
+def _renamed(history: Sequence[ModelMessage], taken: dict[str, int]) -> list[ModelMessage]:
+    """The history with ids that are plain, and that no two calls of it have."""
+    renamed: list[ModelMessage] = []
+    names: dict[str, str] = {}
+    for message in history:
+        if isinstance(message, ModelResponse):
+            names = {id_: _name(id_, taken) for id_ in _calls(message)}
+            own: list[ModelResponsePart] = [
+                replace(p, tool_call_id=names[p.tool_call_id])
+                if isinstance(p, ToolCallPart) and names[p.tool_call_id] != p.tool_call_id
+                else p
+                for p in message.parts
+            ]
+            renamed.append(replace(message, parts=own) if own != list(message.parts) else message)
+        else:
+            parts: list[ModelRequestPart] = [
+                replace(p, tool_call_id=names[p.tool_call_id])
+                if isinstance(p, ToolReturnPart | RetryPromptPart)
+                and is_answer(p)
+                and names.get(p.tool_call_id, p.tool_call_id) != p.tool_call_id
+                else p
+                for p in message.parts
+            ]
+            renamed.append(replace(message, parts=parts) if parts != list(message.parts) else message)
+    return renamed
+
+
+def _name(id_: str, taken: dict[str, int]) -> str:
+    plain = _ODD.sub("_", id_)[:_LONGEST_ID] or "call"
+    name = plain
+    while name in taken:
+        taken[plain] += 1
+        name = f"{plain[: _LONGEST_ID - 8]}_{taken[plain]}"
+    taken[name] = taken.get(name, 0)
+    return name
+
+
+def _calls(message: ModelMessage) -> dict[str, ToolCallPart]:
+    return {p.tool_call_id: p for p in message.parts if isinstance(p, ToolCallPart)}
+
+
+def _text(part: _Answer) -> str:
+    return part.model_response_str() if isinstance(part, ToolReturnPart) else part.model_response()
+
+
+def _is_blank(part: UserPromptPart) -> bool:
+    content = part.content
+    if isinstance(content, str):
+        return not content.strip()
+    return not any(not isinstance(c, str) or c.strip() for c in content)
