@@ -14,6 +14,8 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    TextPart,
+    ToolCallPart,
     ToolReturnPart,
     UserContent,
     UserPromptPart,
@@ -65,21 +67,22 @@ class Conversation:
     # Speaking
 
     def add(self, message: ModelMessage, at: Node | None = None, *, awaits: Iterable[str] = ()) -> Node:
-        """Put a message behind a node, by default behind the place where one is; gives its node.
+        """Put a message behind a node; gives its own. Without a node it goes to the place where one is, and takes that
+        with it.
 
         Raises ConversationError, which names the rule, where no provider would take the path. ``awaits`` are calls of
         the node above that are answered by what is known of them there, also by what will be: see ``settle``.
         """
         parent = self.here if at is None else at
         awaited = frozenset(awaits)
-        ids = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
+        ids = [part.tool_call_id for part in message.parts if isinstance(part, ToolCallPart)]
         check(message, parent, awaited, [n for i in ids for n in self._callers.get(i, ())])
         node = Node(len(self._nodes), parent, message, awaited)
         parent.replies.append(node)
         self._nodes.append(node)
         for call in node.calls:
             self._callers.setdefault(call.tool_call_id, []).append(node)
-        if parent is self.here:
+        if at is None:
             self.here = node
         return node
 
@@ -88,18 +91,18 @@ class Conversation:
         node = self.here if at is None else at
         for message in messages:
             node = self.add(message, node)
+        if at is None:
+            self.here = node
         return node
 
     def say(self, prompt: str | Sequence[UserContent], at: Node | None = None) -> Node:
-        """A user's message. It answers what calls are open above it by what is known of them, now and later."""
-        parent = self.here if at is None else at
-        awaits = [call.tool_call_id for call in parent.calls]
-        return self.add(ModelRequest(parts=[UserPromptPart(prompt)]), parent, awaits=awaits)
+        """A user's message. It answers what calls are made above it by what is known of them, now and later."""
+        calls = (self.here if at is None else at).calls
+        message = ModelRequest(parts=[UserPromptPart(prompt)])
+        return self.add(message, at, awaits=[call.tool_call_id for call in calls])
 
     def reply(self, text: str, at: Node | None = None) -> Node:
         """A model's message of nothing but text."""
-        from pydantic_ai.messages import TextPart  # noqa: PLC0415
-
         return self.add(ModelResponse(parts=[TextPart(text)]), at)
 
     def settle(self, node: Node, call: str, content: object) -> None:

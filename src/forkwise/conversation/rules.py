@@ -89,6 +89,8 @@ def _check_response(message: ModelResponse, parent: Node, known: Iterable[Node])
     texts = [part for part in message.parts if isinstance(part, TextPart)]
     if not message.parts or (len(texts) == len(message.parts) and not any(t.content.strip() for t in texts)):
         _refuse("no message is empty", parent, "a model's message has no content")
+    if any(not text.content.strip() for text in texts):
+        _refuse("no text is blank", parent, "a part of a model's message is empty or only space")
     ids = [call.tool_call_id for call in calls]
     for call in ids:
         if not _ID.match(call):
