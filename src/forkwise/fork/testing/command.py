@@ -60,8 +60,9 @@ def for_command(
     """Work out what a command is, and have it report.
 
     ``junit`` is the absolute path, as the command sees it, at which pytest is to write its report, wherever in the
-    command it runs. A report that the command itself asks for stays where the command wants it. ``environ`` is the
-    environment that the command would have, so that options for pytest that stand there are kept.
+    command it runs; nothing may lie there before the run, or it would be taken for the report. A report that the
+    command itself asks for stays where the command wants it. ``environ`` is the environment that the command would
+    have, so that options for pytest that stand there are kept.
 
     >>> command = for_command("cd api && pytest -q | tee log", junit="/out/junit.xml")
     >>> command.framework, command.text
