@@ -21,7 +21,7 @@ def talk() -> Conversation:
     caller = talk.add(
         ModelResponse(parts=[ThinkingPart("hm", signature="s"), TextPart("see"), ToolCallPart("look", {"a": 1}, "a")])
     )
-    talk.say("one way", caller)
+    talk.say("one way")
     talk.reply("so it is")
     talk.say("the other \N{SNOWMAN}", caller)
     talk.settle(caller, "a", {"found": [1, 2]})

@@ -82,7 +82,7 @@ def _response(message: ModelResponse) -> ModelResponse:
                 continue  # the same call, said twice
             seen.add(part.tool_call_id)
         parts.append(part)
-    return replace(message, parts=parts or [TextPart(NOTHING)])
+    return message if parts == list(message.parts) and parts else replace(message, parts=parts or [TextPart(NOTHING)])
 
 
 def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest:
@@ -103,6 +103,8 @@ def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest
     if before is None and not any(isinstance(part, UserPromptPart) for part in others):
         others.append(UserPromptPart(NOTHING))
     parts: list[ModelRequestPart] = [*answers.values(), *others]
+    if parts == list(message.parts) and parts:
+        return message
     return replace(message, parts=parts or [UserPromptPart(NOTHING)])
 
 
