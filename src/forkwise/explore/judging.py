@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from forkwise.errors import ProcessBranchError
 from forkwise.files.parent import Parent
+from forkwise.fork.scratch import scratch
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.running import arun
-from forkwise.sandbox.threads import in_thread
 
 __all__ = ["CommandJudge"]
 
 _WORDS = {"0": 0, "a": 0, "first": 0, "1": 1, "b": 1, "second": 1}
-_serial = count()
 
 
 class CommandJudge:
@@ -37,16 +34,13 @@ class CommandJudge:
         self._timeout = timeout
 
     async def __call__(self, first: Path, second: Path) -> int:
-        scratch = await in_thread(self._parent.branch, f"judge-{os.getpid()}-{next(_serial)}", None, None)
-        try:
+        async with scratch(self._parent) as ground:
             done = await arun(
-                scratch,
+                ground,
                 [*self._argv, str(first), str(second)],
                 confinement=replace(self._confinement, readable=(str(first), str(second))),
                 timeout=self._timeout,
             )
-        finally:
-            await in_thread(scratch.abort)
         lines = done.stdout.decode(errors="replace").split()
         if lines and lines[-1].lower() in _WORDS:
             return _WORDS[lines[-1].lower()]

@@ -23,9 +23,9 @@ from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.performance import perform
 from forkwise.fork.tracing import span
+from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord, ForkRecord
-from forkwise.ledger.sqlite import SqliteLedger
 from forkwise.runners.in_process import InProcessRunner
 from forkwise.runners.protocol import Runner
 from forkwise.sandbox.threads import in_thread, to_its_end
@@ -39,11 +39,6 @@ _PACE = 0.25  # seconds between two looks at whether somebody else has decided
 def default_parallel() -> int:
     """How many attempts run at once where nobody says: more than there are processors, as most of them wait."""
     return min(32, (os.cpu_count() or 1) + 4)
-
-
-def open_ledger(workspace: Workspace) -> Ledger:
-    """The ledger of a workspace."""
-    return SqliteLedger(workspace.state / "ledger")
 
 
 def parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
@@ -165,6 +160,7 @@ class Fork:
                 workspace=str(self.parent.workspace.path),
                 spec=self._spec,
                 parent=self.inside.id if self.inside else None,
+                origin=self.parent.branch_path,
                 generation=self.parent.place.head,
             )
         if not ledger.adopt_fork(self._resume):
@@ -182,16 +178,21 @@ class Fork:
         """Have a candidate run in a branch of its own, as soon as there is room for it. ``key`` names its place in
         what is tried here; the index, where it is the only one of that."""
         key = str(index) if key is None else key
-        known = self._known.get(key)
-        record = known or self.ledger.add_attempt(
-            self.id,
-            key,
-            index=index,
-            label=candidate.label,
-            branch=f"{self.id}-{key}",
-            command=candidate.argv,
-        )
+        record = self._known.get(key)
+        left = None if record is None else self._left_of(record)
+        if record is None or (record.is_over and left is None):
+            record = self.ledger.add_attempt(
+                self.id,
+                key,
+                index=index,
+                label=candidate.label,
+                branch=f"{self.id}-{key}",
+                command=candidate.argv,
+                round=0 if record is None else record.round + 1,
+            )
         attempt = Attempt(self, record, candidate, feedback)
+        if left is not None:
+            attempt.recall(record, left)
         self.attempts.append(attempt)
         self._tasks[attempt.id] = asyncio.create_task(self._perform(attempt, record))
         return attempt
@@ -199,9 +200,9 @@ class Fork:
     async def _perform(self, attempt: Attempt, record: AttemptRecord) -> None:
         try:
             async with self._slots:
+                if attempt.branch is not None:
+                    return  # it was over when the process that ran it was killed
                 attempt.begin()
-                if await self._recall(attempt, record):
-                    return
                 with span("attempt", id=attempt.id, label=attempt.candidate.label):
                     await perform(attempt, record.branch)
         except asyncio.CancelledError as error:
@@ -210,17 +211,16 @@ class Fork:
                 self.ledger.end_attempt(attempt.id, "cancelled", reason=attempt.reason)
             raise
 
-    async def _recall(self, attempt: Attempt, record: AttemptRecord) -> bool:
-        """Take over an attempt that was over when its process was killed, if nothing was built upon it yet."""
+    def _left_of(self, record: AttemptRecord) -> Branch | None:
+        """The branch of an attempt that was over when its process was killed, if nothing was built upon it yet."""
         if record.state not in ("succeeded", "failed"):
-            return False
+            return None
         inner = self.ledger.children(record.id)
         if any(child.commit is not None and child.started >= (record.ended or 0.0) for child in inner):
-            return False
+            return None
         with suppress(BranchNotFoundError):
-            attempt.recall(record, await in_thread(Branch.open, self.parent, record.branch))
-            return True
-        return False
+            return Branch.open(self.parent, record.branch)
+        return None
 
     async def finished(self, attempts: Iterable[Attempt]) -> AsyncIterator[Attempt]:
         """The attempts as they end, each when it does."""

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from shlex import join
 from typing import ClassVar
 
@@ -19,6 +18,7 @@ from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.evaluation import Evaluation, Evaluator
 from forkwise.fork.exchange import exchange, read_left
+from forkwise.fork.scratch import scratch
 from forkwise.fork.testing.command import TestCommand, for_command
 from forkwise.fork.testing.finding import find_test_command
 from forkwise.fork.testing.reading import read_report
@@ -33,7 +33,6 @@ __all__ = ["Tests"]
 
 _LARGEST_REPORT = 32 << 20
 _OUTPUT = 16 << 20  # bytes of what the tests print that are looked at, the last ones
-_serial = count()
 
 
 class Tests(Evaluator):
@@ -79,22 +78,19 @@ class Tests(Evaluator):
         return for_command(self.command, junit=junit, environ=os.environ)
 
     async def _run_once(self, branch: Branch) -> TestReport:
-        scratch = await in_thread(branch.branch, f"tests-{os.getpid()}-{next(_serial)}", None, None)
-        try:
-            place = exchange(scratch)
-            command = await in_thread(lambda: self.find(scratch.path, f"{place}/junit.xml"))
+        async with scratch(branch) as ground:
+            place = exchange(ground)
+            command = await in_thread(lambda: self.find(ground.path, f"{place}/junit.xml"))
             if command is None:
                 doubt = "no test command was given, and none is plain from the project"
                 return TestReport(source="exit code", exit_code=0, doubt=doubt)
-            return await self._run(scratch, command, place)
-        finally:
-            await in_thread(scratch.abort)
+            return await self._run(ground, command, place)
 
-    async def _run(self, scratch: Branch, command: TestCommand, place: str) -> TestReport:
+    async def _run(self, ground: Branch, command: TestCommand, place: str) -> TestReport:
         printed = _Last(_OUTPUT)
         try:
             done = await arun(
-                scratch,
+                ground,
                 command.argv,
                 confinement=replace(self.confinement, writable=(*self.confinement.writable, place)),
                 timeout=self.timeout,
