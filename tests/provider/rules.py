@@ -1,0 +1,9 @@
+"""The providers' rules as pure functions: a request in, the refusal it draws out."""
+
+from __future__ import annotations
+
+from tests.provider.anthropic_rules import AnthropicOptions, anthropic_fault
+from tests.provider.fault import Fault
+from tests.provider.openai_rules import openai_fault
+
+__all__ = ["AnthropicOptions", "Fault", "anthropic_fault", "openai_fault"]
