@@ -14,21 +14,19 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from forkwise.files.syscalls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
-    MS_BIND,
     MS_PRIVATE,
-    MS_RDONLY,
     MS_REC,
     mount,
 )
 from forkwise.sandbox.landlock import restrict
 from forkwise.sandbox.limits import Limits, apply_rlimits
+from forkwise.sandbox.mounts import Mount, furnish
 from forkwise.sandbox.seccomp import install
 
 __all__ = [
@@ -37,7 +35,6 @@ __all__ = [
     "CLONE_NEWPID",
     "CLONE_NEWUTS",
     "Jail",
-    "Mount",
     "adopt_orphans",
     "be_looked_into",
     "clone",
@@ -56,10 +53,6 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 _CLOSE_RANGE, _CLOSE_RANGE_CLOEXEC = 436, 4
-_MOUNT_SETATTR = 442
-_AT_FDCWD = -100
-_AT_RECURSIVE = 0x8000
-_RDONLY, _NOSUID, _NODEV = 1, 2, 4  # the same numbers for mount(2) and mount_setattr(2)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
@@ -80,18 +73,6 @@ _syscall.restype = ctypes.c_long
 # Without letting go of the interpreter's lock: in a child it would be held for ever by a thread that is not there.
 _syscall_locked = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall_locked.restype = ctypes.c_long
-
-
-@dataclass(slots=True)
-class Mount:
-    """One mount to be made: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``."""
-
-    kind: str
-    target: str
-    source: str = ""
-    writable: bool = False
-    lowers: list[str] = field(default_factory=list)
-    options: str = ""
 
 
 @dataclass(slots=True)
@@ -187,94 +168,8 @@ def move_in(jail: Jail) -> None:
         _raise_loopback()
     if jail.flags & CLONE_NEWNS:
         mount("none", "/", None, MS_REC | MS_PRIVATE)
-        _Furnisher(jail).furnish()
+        furnish(jail.mounts, read_only=jail.read_only)
     os.chdir(jail.cwd)
-
-
-class _Furnisher:
-    """Makes the mounts. Every source is opened before the first of them, because some cover others' sources."""
-
-    def __init__(self, jail: Jail) -> None:
-        self.jail = jail
-        self.sources: dict[str, int] = {}
-        for wanted in jail.mounts:
-            for path in filter(None, [wanted.source, *wanted.lowers]):
-                if path not in self.sources:
-                    self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
-
-    def furnish(self) -> None:
-        if self.jail.read_only:
-            # Not only read-only: a device node or a set-uid file is no less one where it cannot be written.
-            _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
-        for wanted in self.jail.mounts:
-            getattr(self, f"_{wanted.kind}")(wanted)
-        if self.jail.read_only:
-            for wanted in self.jail.mounts:
-                if wanted.kind == "bind" and wanted.writable:
-                    _set_attributes(wanted.target, drop=_RDONLY)
-                elif wanted.kind == "tmpfs" and not wanted.writable:
-                    _set_attributes(wanted.target, add=_RDONLY)
-        for fd in self.sources.values():
-            os.close(fd)
-
-    def _from(self, path: str) -> str:
-        return f"/proc/self/fd/{self.sources[path]}"
-
-    def _bind(self, wanted: Mount) -> None:
-        if not os.path.exists(wanted.target):
-            _make_target(wanted.target, os.path.isdir(self._from(wanted.source)))
-        mount(self._from(wanted.source), wanted.target, None, MS_BIND | MS_REC)
-
-    def _overlay(self, wanted: Mount) -> None:
-        if not os.path.exists(wanted.target):
-            _make_target(wanted.target, True)
-        lower = ":".join(self._from(p) for p in wanted.lowers)
-        layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
-        mount(
-            "forkwise",
-            wanted.target,
-            "overlay",
-            _NOSUID | _NODEV,
-            f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}",
-        )
-
-    def _tmpfs(self, wanted: Mount) -> None:
-        mount("tmpfs", wanted.target, "tmpfs", _NOSUID | _NODEV, wanted.options)
-
-    def _mask(self, wanted: Mount) -> None:
-        if not os.path.exists(wanted.target):
-            return  # it lies beneath something that is covered already
-        if os.path.isdir(wanted.target):
-            mount("tmpfs", wanted.target, "tmpfs", MS_RDONLY, "mode=000,size=4k")
-        else:
-            mount("/dev/null", wanted.target, None, MS_BIND)
-
-    def _proc(self, wanted: Mount) -> None:
-        mount("proc", "/proc", "proc", _NOSUID | _NODEV)
-        for name in wanted.options.split():
-            with suppress(FileNotFoundError):
-                mount(f"/proc/{name}", f"/proc/{name}", None, MS_BIND | MS_REC)
-                _set_attributes(f"/proc/{name}", add=_RDONLY, recursively=True)
-
-    def _dev(self, wanted: Mount) -> None:
-        devices = {}
-        for name in ("null", "zero", "full", "random", "urandom", "tty"):
-            with suppress(FileNotFoundError):
-                devices[name] = os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC)
-        mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
-        for name, fd in devices.items():
-            os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-            mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
-            os.close(fd)
-        # They are the host's own, and stay read-only: that forbids chmod and the like, and no use of the device.
-        _set_attributes("/dev", drop=_NODEV, recursively=True)
-        for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-            os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")
-        os.mkdir("/dev/shm")
-        mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, wanted.options)
-        os.mkdir("/dev/pts")
-        mount("devpts", "/dev/pts", "devpts", _NOSUID, "newinstance,ptmxmode=0666,mode=620")
-        os.symlink("pts/ptmx", "/dev/ptmx")
 
 
 def confine(
@@ -353,29 +248,6 @@ def _set_capabilities(kept: set[int]) -> None:
         now = held[half].permitted & mask
         held[half] = _CapData(now, now, 0)
     _check(_libc.capset(ctypes.byref(header), held), "capset")
-
-
-class _MountAttributes(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_uint64) for n in ("set", "clear", "propagation", "userns_fd")]
-
-
-def _set_attributes(path: str, *, add: int = 0, drop: int = 0, recursively: bool = False) -> None:
-    wanted = _MountAttributes(add, drop, 0, 0)
-    done = _syscall(
-        _MOUNT_SETATTR,
-        _AT_FDCWD,
-        os.fsencode(path),
-        _AT_RECURSIVE if recursively else 0,
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
-    )
-    _check(int(done), path)
-
-
-def _make_target(path: str, is_directory: bool) -> None:
-    os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
-    if not is_directory:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _raise_loopback() -> None:

@@ -14,8 +14,9 @@ from forkwise.files.branch import Branch
 from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail, Mount
+from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail
 from forkwise.sandbox.landlock import abi, usual_devices
+from forkwise.sandbox.mounts import Mount
 from forkwise.sandbox.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 
 __all__ = ["plan_jail", "plan_landlock"]
@@ -147,19 +148,26 @@ def _settings() -> list[str]:
     """What in /proc, beside processes, can be written by who owns it: the root of a sandbox is the host's there."""
     if os.geteuid() != 0:
         return []
-    found = []
-    for entry in os.scandir("/proc"):
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if entry.name.isdigit() or stat.S_ISLNK(mode):
-            continue
-        if mode & 0o222 or (stat.S_ISDIR(mode) and (entry.name == "sys" or _holds_settings(entry.path))):
-            found.append(entry.name)
-    return sorted(found)
+    # Not even a look at processes, which may be gone by then.
+    return sorted(name for name in os.listdir("/proc") if not name.isdigit() and _is_setting(f"/proc/{name}"))
 
 
-def _holds_settings(directory: str) -> bool:
-    paths = (f"{path}/{name}" for path, _, names in os.walk(directory) for name in names)
-    return any(os.lstat(path).st_mode & 0o222 for path in paths)
+def _is_setting(path: str) -> bool:
+    """Whether something in /proc can be written, or has something in it that can."""
+    mode = _mode(path)
+    if stat.S_ISLNK(mode):
+        return False
+    if mode & 0o222 or path == "/proc/sys":
+        return True
+    return any(_mode(f"{place}/{name}") & 0o222 for place, _, names in os.walk(path) for name in names)
+
+
+def _mode(path: str) -> int:
+    """Of a file itself; of one that went away meanwhile, as drivers' and interfaces' do, that of a link."""
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return stat.S_IFLNK
 
 
 def _needed(environment: Mapping[str, str]) -> list[str]:
