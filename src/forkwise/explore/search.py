@@ -42,10 +42,10 @@ class Search:
         await self.fork.__aenter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(self, kind: object, error: object, at: object) -> None:
         for fork in reversed(self._inner):
-            await fork.__aexit__(*error)
-        await self.fork.__aexit__(*error)
+            await fork.__aexit__(kind, error, at)
+        await self.fork.__aexit__(kind, error, at)
 
     @property
     def attempts(self) -> list[Attempt]:

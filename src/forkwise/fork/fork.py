@@ -133,9 +133,11 @@ class Fork:
         self._heeding = asyncio.create_task(self._heed())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _kind: object, error: object, _at: object) -> None:
         try:
-            if not self._is_over:
+            if not self._is_over and isinstance(error, asyncio.CancelledError):
+                await self.abort("it was interrupted", keep=False)
+            elif not self._is_over:
                 await self.abort("it was left unresolved")
         finally:
             if self._heeding is not None:
@@ -290,22 +292,22 @@ class Fork:
         self.ledger.await_pick(self.id)
         self._is_over = True
 
-    async def abort(self, reason: str) -> None:
+    async def abort(self, reason: str, *, keep: bool = True) -> None:
         """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the
-        winner is theirs."""
+        winner is theirs. With ``keep=False`` no branch is kept, whatever the settings say."""
         self._is_over = True
         self.ledger.abort_fork(self.id, reason)
         await self.cancel(self.attempts, reason)
         winner = self.ledger.fork(self.id).winner
-        await self._drop(a for a in self.attempts if a.id != winner)
+        await self._drop((a for a in self.attempts if a.id != winner), keep=keep)
 
-    async def _drop(self, attempts: Iterable[Attempt]) -> None:
+    async def _drop(self, attempts: Iterable[Attempt], *, keep: bool = True) -> None:
         """Have the branches of attempts vanish, or kept if that was asked for."""
         for attempt in attempts:
             if attempt.branch is None:
                 continue
             with suppress(BranchNotFoundError):
-                await in_thread(attempt.branch.keep if self.settings.keep else attempt.branch.abort)
+                await in_thread(attempt.branch.keep if keep and self.settings.keep else attempt.branch.abort)
 
 
 def _parallel(asked: int | None) -> int:
