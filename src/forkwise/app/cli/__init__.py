@@ -7,6 +7,7 @@ import click
 import forkwise
 from forkwise.app.cli.branch import branch
 from forkwise.app.cli.doctor import doctor
+from forkwise.app.cli.explore import EXPLORING
 from forkwise.app.cli.history import gc, log, undo
 from forkwise.app.cli.verb import Commands
 
@@ -27,7 +28,7 @@ def forkwise_command() -> None:
     """
 
 
-for _verb in (doctor, branch, log, undo, gc):
+for _verb in (doctor, *EXPLORING, branch, log, undo, gc):
     forkwise_command.add_command(_verb)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forkwise.app.cli.output import Output, printable
+from forkwise.app.cli.output import Output, grid, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from forkwise.ledger.reading import Reading
     from forkwise.ledger.record import AttemptRecord, Event, ForkRecord
 
-__all__ = ["Board", "Row", "event_record", "tests_text", "time_text"]
+__all__ = ["PACE", "Board", "Row", "attempt_record", "event_record", "tests_text", "time_text"]
 
 PACE = 0.1
 """Seconds between two looks at the ledger."""
 
-_WIDEST_LABEL = 40
+_WIDEST_LABEL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,9 @@ class Board:
 
     def summary(self) -> None:
         """Print the table of what came of each attempt."""
+        self._output.line()
         columns, rows = self._table(("attempt", "what", "state", "time", "files", "tests", "score", "cost", ""))
-        self._output.table(columns, rows)
+        self._output.table(columns, rows, cut=True)
 
     def rows(self) -> list[Row]:
         """The attempts, those made inside another right after it."""
@@ -113,7 +114,7 @@ class Board:
         """Columns and cells, without the columns that have nothing to say."""
         now = time.time()
         rows = [row.cells(now) for row in self.rows()]
-        told = [name for name in columns if name == "attempt" or any(row[name] for row in rows)]
+        told = [name for name in columns if name == "attempt" or _tells(name, {row[name] for row in rows})]
         return told, [[row[name] for name in told] for row in rows]
 
     def _moving(self, fork: ForkRecord) -> Group:
@@ -127,7 +128,7 @@ class Board:
         shown = rows if len(rows) <= room else _most_telling(rows, columns.index("state"), room)
         title = Text(f"{fork.kind} {fork.id}", style="bold")
         title.append(f"  {time_text((fork.ended or time.time()) - fork.started)}", style="dim")
-        parts: list[Any] = [title, self._output.grid(columns, shown)]
+        parts: list[Any] = [title, grid(columns, shown, cut=True)]
         if len(rows) > len(shown):
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
         return Group(*parts)
@@ -162,6 +163,11 @@ class Board:
         return ""
 
 
+def _tells(column: str, cells: set[str]) -> bool:
+    """Whether a column says anything; scores do where they differ."""
+    return len(cells - {""}) > (column == "score")
+
+
 def _rows(ledger: Reading, fork: ForkRecord, depth: int) -> Iterator[Row]:
     for attempt in ledger.attempts(fork.id):
         yield Row(attempt, depth, attempt.id == fork.winner)
@@ -182,7 +188,7 @@ def _ended(attempt: AttemptRecord) -> str:
         attempt.reason or "",
         "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}",
         f"{tests} tests" if (tests := tests_text(attempt)) else "",
-        "" if attempt.score is None else f"score {attempt.score:g}",
+        "" if attempt.score in (None, 1.0) else f"score {attempt.score:g}",
         _cost_text(attempt),
     ]
     told = ", ".join(fact for fact in facts if fact)
@@ -222,3 +228,25 @@ def _short(label: str) -> str:
 def event_record(event: Event) -> dict[str, Any]:
     """An event of the ledger as JSON holds it."""
     return asdict(event)
+
+
+def attempt_record(row: Row) -> dict[str, Any]:
+    """An attempt as JSON holds it; what it printed is not part of that."""
+    attempt = row.attempt
+    tests = attempt.tests
+    return {
+        "id": attempt.id,
+        "index": attempt.index,
+        "label": attempt.label,
+        "state": attempt.state,
+        "won": row.has_won,
+        "reason": attempt.reason,
+        "exit_code": attempt.exit_code,
+        "seconds": attempt.wall,
+        "score": attempt.score,
+        "scores": attempt.scores,
+        "files": attempt.files,
+        "tests": tests and {name: tests[name] for name in ("passed", "failed", "errors", "skipped", "doubt")},
+        "cost": attempt.cost,
+        "output_bytes": attempt.output_bytes,
+    }

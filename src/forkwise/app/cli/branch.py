@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from forkwise.app.cli.output import (
     Output,
     branch_record,
     change_record,
+    command_line,
     commit_record,
     conflict_record,
     size_text,
@@ -41,12 +41,6 @@ def _open(directory: Path, name: str) -> Branch:
     from forkwise.app.cli.private import open_inside
 
     return open_inside(directory, name)
-
-
-def _command(directory: Path, *words: str) -> str:
-    """A command line the reader can paste, for the same workspace."""
-    place = () if directory == Path(".") else ("-C", str(directory))
-    return shlex.join(("forkwise", *words, *place))
 
 
 @branch.command(
@@ -80,7 +74,7 @@ def create(name: str, parent: str | None, view: str | None, directory: Path, out
         return
     output.line(f"{made.branch_path} ({made.view})", "bold")
     shown = made.branch_path if parent else name
-    output.line(place or f"seen by: {_command(directory, 'branch', 'shell', shown)}")
+    output.line(place or f"seen by: {command_line(directory, 'branch', 'shell', shown)}")
 
 
 @branch.command("ls", example=("forkwise branch ls", "forkwise branch ls --json"))
@@ -118,7 +112,7 @@ def path(name: str, directory: Path, output: Output) -> None:
     try:
         place = str(found.path)
     except MountError as error:
-        error.remedy = f"{_command(directory, 'branch', 'shell', name)} shows it"
+        error.remedy = f"{command_line(directory, 'branch', 'shell', name)} shows it"
         raise
     if output.as_json:
         output.document({"branch_path": found.branch_path, "path": place})
@@ -176,7 +170,7 @@ def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, di
         output.line(f"  skipped {skipped}", "yellow")
     into = done.branch.rpartition("/")[0]
     if into == "/main":
-        output.line(f"To take it back: {_command(directory, 'undo', str(done.undo_id))}")
+        output.line(f"To take it back: {command_line(directory, 'undo', str(done.undo_id))}")
     else:
         output.line(f"It is part of {into} now, and becomes part of the workspace when that is committed.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -18,7 +19,7 @@ from forkwise.errors import (
     NamespaceError,
 )
 
-__all__ = ["EXIT_CODES", "Exit", "exit_code", "failure_line", "failure_record", "hint"]
+__all__ = ["EXIT_CODES", "Exit", "Stopped", "exit_code", "failure_line", "failure_record", "hint"]
 
 
 class Exit(IntEnum):
@@ -31,13 +32,30 @@ class Exit(IntEnum):
     STALE = 4
     NOT_FOUND = 5
     UNAVAILABLE = 6
+    NOBODY_WON = 7
+    HUNG_UP = 129
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 EXIT_CODES = (
     "0 ok, 1 error, 2 usage, 3 conflict, 4 stale branch, 5 branch not found, "
-    "6 view or mount unavailable, 130 interrupted"
+    "6 view or mount unavailable, 7 no attempt succeeded, 130 interrupted, 143 terminated"
 )
+
+
+class Stopped(click.Abort):
+    """A signal asked for the end, and everything was put in order first. ``left`` says how things were left."""
+
+    def __init__(self, number: signal.Signals, left: str) -> None:
+        super().__init__()
+        self.number = number
+        self.left = left
+
+    def __str__(self) -> str:
+        told = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+        return f"{told[self.number]}; {self.left}"
+
 
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (ConflictError, Exit.CONFLICT),
@@ -57,6 +75,8 @@ _HINTS: tuple[tuple[type[BaseException], str], ...] = (
 
 def exit_code(error: BaseException) -> Exit:
     """The exit code that stands for an error."""
+    if isinstance(error, Stopped):
+        return Exit(128 + error.number)
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.ERROR)
 
 
@@ -73,6 +93,8 @@ def hint(error: BaseException, words: Sequence[str]) -> str:
     """What the reader can type next, or nothing; ``words`` are what they typed."""
     if isinstance(error, ConflictError) and "commit" in words:
         return "--on-conflict ours|theirs|merge decides who wins"
+    if isinstance(error, ConflictError) and error.branch is not None and "undo" not in words:
+        return f"what won is kept: forkwise branch commit {error.branch} --on-conflict ours|theirs|merge"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     return next((text for kind, text in _HINTS if isinstance(error, kind)), "")
@@ -94,7 +116,7 @@ def failure_record(error: BaseException) -> dict[str, Any]:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, click.Abort):
-        return "interrupted"
+        return str(error) or "interrupted"
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.strerror:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
-    from rich.console import Console, OverflowMethod
+    from rich.console import Console
     from rich.table import Table
 
     from forkwise.files.branch import Branch
@@ -30,8 +34,10 @@ __all__ = [
     "branch_record",
     "change_record",
     "collected_record",
+    "command_line",
     "commit_record",
     "conflict_record",
+    "grid",
     "printable",
     "report_record",
     "size_text",
@@ -75,27 +81,13 @@ class Output:
         else:
             self.console.print(printable(text), style=style or None)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table for a person."""
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = False) -> None:
+        """Print a table for a person. On a terminal, what is too long is folded, or ``cut`` in the last column."""
         if self.console is None:
             cells = [[printable(cell) for cell in row] for row in rows]
             sys.stdout.writelines(_plain_table([list(columns), *cells]))
         else:
-            self.console.print(self.grid(columns, rows, overflow="fold"), soft_wrap=False)
-
-    def grid(
-        self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, overflow: OverflowMethod = "ellipsis"
-    ) -> Table:
-        """A table as a terminal shows it; what is too long for its line is folded, or else cut."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in columns:
-            table.add_column(column, overflow=overflow, no_wrap=overflow == "ellipsis")
-        for row in rows:
-            table.add_row(*(Text(printable(cell), style=_cell_style(cell)) for cell in row))
-        return table
+            self.console.print(grid(columns, rows, cut=cut), soft_wrap=False)
 
     def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
         """Print paths by what happened to them, and how many are left out of the list."""
@@ -111,6 +103,16 @@ class Output:
             detail = f" ({conflict.detail})" if conflict.detail else ""
             self.line(f"  ! {conflict.path}: {conflict.kind}{detail}", "red")
 
+    def paged_diff(self, text: str) -> None:
+        """Print a diff, through a pager where a person would not see all of it at once."""
+        console = self.console
+        if console is None or not sys.stdin.isatty() or text.count("\n") < console.height:
+            self.diff(text)
+            return
+        with console.capture() as captured:
+            self.diff(text)
+        click.echo_via_pager(captured.get(), color=True)
+
     def diff(self, text: str) -> None:
         """Print a unified diff: coloured and harmless on a terminal, byte for byte anywhere else."""
         if self.console is None:
@@ -122,8 +124,31 @@ class Output:
             self.console.print(printable(line, keep="\t"), style=_diff_style(line))
 
 
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool) -> Table:
+    """A table as a terminal shows it; what is too long is folded, or ``cut`` in the last column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[printable(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=cut)
+    for column, width in zip(columns, _widths([columns, *cells]), strict=True):
+        if not cut:
+            table.add_column(column, overflow="fold")
+        elif column == columns[-1]:
+            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            table.add_column(column, no_wrap=True, width=width)
+    for row in cells:
+        table.add_row(*(Text(cell, style=_cell_style(cell)) for cell in row))
+    return table
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
 def _plain_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = _widths(rows)
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
 
@@ -163,6 +188,12 @@ def _diff_style(line: str) -> str | None:
     if line.startswith(("+++", "---", "diff ")):
         return "bold"
     return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+
+
+def command_line(directory: Path, *words: str) -> str:
+    """A command line the reader can paste, for the same workspace."""
+    place = () if directory == Path(".") else ("-C", str(directory))
+    return shlex.join(("forkwise", *words, *place))
 
 
 def size_text(size: int) -> str:

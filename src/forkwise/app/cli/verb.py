@@ -16,7 +16,7 @@ from forkwise.app.cli.failure import EXIT_CODES, Exit, exit_code, failure_line, 
 from forkwise.app.cli.output import Output, printable
 from forkwise.errors import BranchingError, ConflictError, ForkwiseWarning
 
-__all__ = ["Commands", "Verb", "json_option", "workspace_option"]
+__all__ = ["Commands", "Verb", "json_option", "stream_option", "workspace_option"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -36,21 +36,28 @@ def workspace_option(function: F) -> F:
 
 def json_option(function: F) -> F:
     """``--json``: one document on stdout, also when it fails."""
+    return _json_option("Print one JSON document instead of text.")(function)
 
+
+def stream_option(function: F) -> F:
+    """``--json`` of a verb that goes on for a while: a document a line, as things happen, also when it fails."""
+    return _json_option("Print JSON lines instead of text: what happens as it happens, then the outcome.")(function)
+
+
+def _json_option(text: str) -> Callable[[F], F]:
     def output(_context: click.Context, _parameter: click.Parameter, value: bool) -> Output:
         return Output(as_json=value)
 
-    return click.option(
-        "--json", "output", is_flag=True, callback=output, help="Print one JSON document instead of text."
-    )(function)
+    return click.option("--json", "output", is_flag=True, callback=output, help=text)
 
 
 class Verb(click.Command):
-    """A command whose help ends with an example and the exit codes."""
+    """A command whose help ends with an example and the exit codes. One that ``streams`` prints JSON as lines."""
 
-    def __init__(self, *args: Any, example: Sequence[str] = (), **attributes: Any) -> None:
+    def __init__(self, *args: Any, example: Sequence[str] = (), streams: bool = False, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.example = tuple(example)
+        self.streams = streams
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example and the exit codes."""
@@ -89,7 +96,8 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.ERROR)
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
-            _fail(error, words)
+            verb = self.commands.get(words[0]) if words else None
+            _fail(error, words, streams=isinstance(verb, Verb) and verb.streams)
         sys.exit(code if isinstance(code, int) else Exit.OK)
 
 
@@ -104,9 +112,10 @@ def _wants_json(words: Sequence[str]) -> bool:
     return "--json" in own
 
 
-def _fail(error: BaseException, words: Sequence[str]) -> NoReturn:
+def _fail(error: BaseException, words: Sequence[str], *, streams: bool) -> NoReturn:
     if _wants_json(words):
-        Output(as_json=True).document(failure_record(error))
+        output = Output(as_json=True)
+        (output.stream if streams else output.document)(failure_record(error))
     else:
         _say("error", failure_line(error))
         if isinstance(error, ConflictError):

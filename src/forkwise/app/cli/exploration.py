@@ -1,0 +1,239 @@
+"""One exploration, from the recipe to what came of it: run, shown while it runs, and ended in order when a signal asks
+for that."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from forkwise.app.cli.board import PACE, Board, attempt_record
+from forkwise.app.cli.failure import Exit, Stopped
+from forkwise.app.cli.git import GitCommit, Repository
+from forkwise.app.cli.options import Asked
+from forkwise.app.cli.output import command_line, commit_record, totals
+from forkwise.app.cli.private import enter_to_create
+from forkwise.errors import BranchingError
+from forkwise.explore.outcome import SpeculationOutcome
+from forkwise.explore.pattern import Pattern
+from forkwise.explore.recipe import Recipe
+from forkwise.files.branch import Branch
+from forkwise.files.workspace import Workspace
+from forkwise.fork.fork import open_ledger
+from forkwise.fork.testing.report import TestReport
+from forkwise.ledger.reading import Reading
+
+__all__ = ["explore"]
+
+_LINES = 20  # of what an attempt printed last
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def explore(recipe: Recipe, asked: Asked) -> int:
+    """Carry a recipe out in the workspace that was asked for, and show what comes of it; gives the exit code."""
+    enter_to_create(asked.directory, None)
+    workspace = Workspace(asked.directory)
+    repository = None if asked.git is None else Repository(workspace.path, asked.git or None)
+    _check(recipe, asked, workspace)
+    with open_ledger(workspace) as ledger, _Onlooker(ledger, asked) as onlooker:
+        outcome = _run(recipe.pattern(workspace), workspace, onlooker)
+        failure: click.ClickException | OSError | None = None
+        git: GitCommit | None = None
+        try:
+            _write_patch(outcome, asked, onlooker)
+            git = _commit_to_git(outcome, asked, onlooker, repository)
+        except (click.ClickException, OSError) as error:
+            failure = error
+        _tell(outcome, asked, onlooker, git)
+    if failure is not None:  # told last, because what was committed stands
+        raise failure
+    return Exit.NOBODY_WON if outcome.winner is None else Exit.OK
+
+
+def _check(recipe: Recipe, asked: Asked, workspace: Workspace) -> None:
+    """Find out before anything is run what would make it be run for nothing."""
+    tests = recipe.test()
+    if tests is not None and tests.find(workspace.path) is None:
+        raise click.UsageError("it is not plain from the project how its tests are run: --test 'COMMAND' says it")
+    if asked.patch is not None and not asked.patch.absolute().parent.is_dir():
+        raise click.UsageError(f"--output-patch {asked.patch}: there is no directory {asked.patch.parent}")
+
+
+class _Onlooker:
+    """Shows an exploration while it runs, and holds on to what only the winner's branch knows: its diff."""
+
+    def __init__(self, ledger: Reading, asked: Asked) -> None:
+        self.ledger = ledger
+        self.board: Board | None = None
+        self.fork: str | None = None
+        self.diff = ""
+        self.output = asked.output
+        self._quiet = asked.quiet
+        self._shown = ExitStack()
+
+    def __enter__(self) -> _Onlooker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def begun(self, fork: str) -> None:
+        """Begin to show a fork."""
+        self.fork = fork
+        self.board = Board(self.ledger, fork, self.output, quiet=self._quiet)
+        self._shown.enter_context(self.board)
+
+    def winning(self, branch: Branch) -> None:
+        """Hold on to what won."""
+        self.diff = branch.diff()
+
+    async def look(self) -> None:
+        """Show what is new, again and again."""
+        while True:
+            if self.board is not None:
+                self.board.refresh()
+            await asyncio.sleep(PACE)
+
+    def finish(self) -> None:
+        """Show what is left to be shown, and make room for what is printed next."""
+        if self.board is not None:
+            self.board.refresh()
+        self._shown.close()
+        if self.board is not None and not self._quiet and not self.output.as_json:
+            self.board.summary()
+
+
+def _run(pattern: Pattern, workspace: Workspace, onlooker: _Onlooker) -> SpeculationOutcome:
+    """Explore until there is an outcome, or until a signal comes: then all that runs is ended, and all branches go."""
+    stopped: list[signal.Signals] = []
+    try:
+        outcome = asyncio.run(_attend(pattern, workspace, onlooker, stopped))
+    except asyncio.CancelledError:
+        onlooker.finish()
+        name = "" if onlooker.fork is None else f"fork {onlooker.fork} was given up, and "
+        raise Stopped(stopped[0], f"{name}nothing was changed") from None
+    except BranchingError:
+        onlooker.finish()
+        raise
+    onlooker.finish()
+    return outcome
+
+
+async def _attend(
+    pattern: Pattern, workspace: Workspace, onlooker: _Onlooker, stopped: list[signal.Signals]
+) -> SpeculationOutcome:
+    loop = asyncio.get_running_loop()
+    exploring = asyncio.ensure_future(pattern.run(workspace, witness=onlooker))
+    looking = asyncio.ensure_future(onlooker.look())
+
+    def stop(number: signal.Signals) -> None:
+        if not stopped:  # clearing up is not to be cut short by somebody's second Ctrl-C
+            stopped.append(number)
+            exploring.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await asyncio.wait([exploring, looking], return_when=asyncio.FIRST_COMPLETED)
+        if looking.done():  # there is nobody left to show it to
+            exploring.cancel()
+            await asyncio.wait([exploring])
+            looking.result()
+        return exploring.result()
+    finally:
+        looking.cancel()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _write_patch(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker) -> None:
+    if asked.patch is not None and outcome.winner is not None:
+        asked.patch.write_bytes(onlooker.diff.encode("utf-8", "surrogateescape"))
+
+
+def _commit_to_git(
+    outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, repository: Repository | None
+) -> GitCommit | None:
+    if repository is None or outcome.commit is None:
+        return None
+    assert outcome.fork is not None
+    assert outcome.winner is not None
+    assert outcome.winner.attempt is not None
+    if asked.message is not None:
+        return repository.commit(outcome.commit.paths, asked.message)
+    winner = onlooker.ledger.attempt(outcome.winner.attempt)
+    subject = " ".join(" ".join(asked.words).split()) or winner.label
+    facts = [
+        f"By forkwise {onlooker.ledger.fork(outcome.fork).kind}: attempt {winner.id} of {len(outcome.all_results)}",
+        *([] if outcome.winner.tests is None else [f"tests: {outcome.winner.tests.summary}"]),
+    ]
+    return repository.commit(outcome.commit.paths, f"{_cut(subject, 72)}\n\n{'; '.join(facts)}.\n")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _tell(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: GitCommit | None) -> None:
+    """Say what came of it: to a program on one line, to a person with the diff and what to do next."""
+    if asked.output.as_json:
+        asked.output.stream({"outcome": _record(outcome, asked, onlooker, git)})
+        return
+    if onlooker.diff and not asked.quiet:
+        asked.output.line()
+        asked.output.paged_diff(onlooker.diff)
+        asked.output.line()
+    if outcome.winner is None and len(outcome.all_results) == 1 and not asked.quiet:
+        _tell_why(onlooker)
+    _tell_commit(outcome, asked)
+    if outcome.commit is not None and asked.git is not None and git is not None:
+        asked.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
+    if asked.patch is not None and outcome.winner is not None:
+        asked.output.line(f"The diff is in {asked.patch}.")
+
+
+def _tell_why(onlooker: _Onlooker) -> None:
+    """Show what the only attempt had to say: its failing tests, or the end of what it printed."""
+    assert onlooker.board is not None
+    attempt = onlooker.board.rows()[0].attempt
+    said = attempt.tail if attempt.tests is None else TestReport.from_json(attempt.tests).feedback()
+    lines = [] if said is None else said.strip().splitlines()[-_LINES:]
+    for line in ["", *lines, ""] if lines else [""]:
+        onlooker.output.line(line)
+
+
+def _tell_commit(outcome: SpeculationOutcome, asked: Asked) -> None:
+    output, commit, winner = asked.output, outcome.commit, outcome.winner
+    if winner is None:
+        output.line("No attempt succeeded; nothing was changed.", "bold red")
+    elif commit is None:
+        output.line(f"{winner.attempt} is the best; nothing was committed.", "bold")
+    else:
+        output.line(f"Committed {winner.attempt} as {commit.id}: {totals(commit)}.", "bold green")
+        output.conflicts(commit.conflicts)
+        for skipped in commit.skipped:
+            output.line(f"  skipped {skipped}", "yellow")
+        output.line(f"To take it back: {command_line(asked.directory, 'undo', str(commit.undo_id))}")
+    if asked.no_commit and outcome.fork is not None:
+        output.line(f"To choose: {command_line(asked.directory, 'pick', outcome.fork)}")
+    elif asked.keep and len(outcome.all_results) > (commit is not None):
+        output.line(f"The others are kept: {command_line(asked.directory, 'branch', 'ls')}")
+
+
+def _record(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: GitCommit | None) -> dict[str, Any]:
+    """An outcome as JSON holds it."""
+    board = onlooker.board
+    assert board is not None
+    return {
+        "fork": outcome.fork,
+        "state": onlooker.ledger.fork(outcome.fork or "").state,
+        "winner": outcome.winner and outcome.winner.attempt,
+        "commit": outcome.commit and commit_record(outcome.commit),
+        "git": git and asdict(git),
+        "patch": None if asked.patch is None or outcome.winner is None else str(asked.patch),
+        "attempts": [attempt_record(row) for row in board.rows()],
+    }
