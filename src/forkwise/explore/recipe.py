@@ -24,7 +24,7 @@ from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import TreeOfThoughts
 from forkwise.files.conflict import OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.evaluation import Evaluator, SmallerDiff
+from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff
 from forkwise.fork.tests import Tests
 from forkwise.runners.sandboxed import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
@@ -126,7 +126,7 @@ class Recipe:
         tests = self.test()
         judges: list[Evaluator] = [] if tests is None else [tests]
         if self.kind in ("best-of", "tree", "beam") or not self.first_wins:
-            judges.append(SmallerDiff())
+            judges += [OwnScore(), SmallerDiff()]
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,

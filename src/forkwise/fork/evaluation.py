@@ -13,7 +13,7 @@ from forkwise.fork.attempt import Attempt
 from forkwise.fork.testing.report import TestReport
 from forkwise.sandbox.threads import call, in_thread
 
-__all__ = ["Evaluate", "Evaluation", "Evaluator", "SmallerDiff", "evaluator"]
+__all__ = ["Evaluate", "Evaluation", "Evaluator", "OwnScore", "SmallerDiff", "evaluator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,13 @@ def evaluator(what: Evaluate) -> Evaluator:
     if isinstance(what, list | tuple) and what:
         return _InOrder([evaluator(one) for one in what])
     raise TypeError(f"an evaluator is a function, Tests(...), or a list of such, not {what!r}")
+
+
+class OwnScore(Evaluator):
+    """What an attempt says of itself; for who wants to weigh other things after that."""
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        return Evaluation(attempt.scores)
 
 
 class SmallerDiff(Evaluator):

@@ -98,12 +98,13 @@ class _Onlooker:
                 self.board.refresh()
             await asyncio.sleep(PACE)
 
-    def finish(self) -> None:
+    def finish(self, *, summary: bool) -> None:
         """Show what is left to be shown, and make room for what is printed next."""
-        if self.board is not None:
-            self.board.refresh()
+        if self.board is None:
+            return
+        self.board.refresh()
         self._shown.close()
-        if self.board is not None and not self._quiet and not self.output.as_json:
+        if summary and not self._quiet and not self.output.as_json:
             self.board.summary()
 
 
@@ -113,13 +114,13 @@ def _run(pattern: Pattern, workspace: Workspace, onlooker: _Onlooker) -> Specula
     try:
         outcome = asyncio.run(_attend(pattern, workspace, onlooker, stopped))
     except asyncio.CancelledError:
-        onlooker.finish()
+        onlooker.finish(summary=False)
         name = "" if onlooker.fork is None else f"fork {onlooker.fork} was given up, and "
         raise Stopped(stopped[0], f"{name}nothing was changed") from None
     except BranchingError:
-        onlooker.finish()
+        onlooker.finish(summary=True)
         raise
-    onlooker.finish()
+    onlooker.finish(summary=True)
     return outcome
 
 
