@@ -6,8 +6,9 @@ Nothing is lost that says something: what cannot stay as it is is put right in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import is_
 
 from pydantic_ai.messages import (
     ModelMessage,
@@ -24,7 +25,7 @@ from pydantic_ai.messages import (
 
 from forkwise.conversation.rules import is_answer
 
-__all__ = ["NOTHING", "UNANSWERED", "adopted"]
+__all__ = ["NOTHING", "UNANSWERED", "Adoption", "adopted"]
 
 #: What stands where a message had to be, and nothing was said.
 NOTHING = "(nothing)"
@@ -44,18 +45,50 @@ def adopted(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
     Messages of one kind behind each other become one. A call that nobody answered is answered by ``UNANSWERED``, a
     result of no call, or a second one, becomes text. Ids are made plain and are each used once. Blank text goes.
     """
+    adoption = Adoption()
     history: list[ModelMessage] = []
-    taken: dict[str, int] = {}
     for message in _merged(messages):
+        if not history and isinstance(message, ModelResponse):
+            history.append(adoption.take(ModelRequest(parts=[UserPromptPart(NOTHING)])))
+        history.append(adoption.take(message))
+    if adoption.is_owed:
+        history.append(adoption.take(ModelRequest(parts=[])))
+    return history
+
+
+class Adoption:
+    """One message after the other, put right as they come. ``taken`` are ids of calls made before."""
+
+    def __init__(self, before: ModelMessage | None = None, taken: Iterable[str] = ()) -> None:
+        self.names = {id_: id_ for id_ in _calls(before)} if before else {}
+        self._before = before
+        self._taken = dict.fromkeys(taken, 0)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the last message made calls, whose results have to be in the next."""
+        return isinstance(self._before, ModelResponse) and bool(_calls(self._before))
+
+    def take(self, message: ModelMessage) -> ModelMessage:
+        """What is to stand behind the messages taken so far. ``names`` has the id that each call of the last response
+        goes by now."""
         if isinstance(message, ModelResponse):
-            if not history:
-                history.append(ModelRequest(parts=[UserPromptPart(NOTHING)]))
-            history.append(_response(message))
+            fitting = _response(message)
+            self.names = {id_: self._name(id_) for id_ in _calls(fitting)}
+            taken: ModelMessage = _renamed_calls(fitting, self.names)
         else:
-            history.append(_request(message, history[-1] if history else None))
-    if history and isinstance(history[-1], ModelResponse) and _calls(history[-1]):
-        history.append(_request(ModelRequest(parts=[]), history[-1]))
-    return _renamed(history, taken)
+            taken = _request(_renamed_answers(message, self.names), self._before)
+        self._before = taken
+        return taken
+
+    def _name(self, id_: str) -> str:
+        plain = _ODD.sub("_", id_)[:_LONGEST_ID] or "call"
+        name = plain
+        while name in self._taken:
+            self._taken[plain] += 1
+            name = f"{plain[: _LONGEST_ID - 8]}_{self._taken[plain]}"
+        self._taken[name] = 0
+        return name
 
 
 def _merged(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
@@ -108,41 +141,26 @@ def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest
     return replace(message, parts=parts or [UserPromptPart(NOTHING)])
 
 
-def _renamed(history: Sequence[ModelMessage], taken: dict[str, int]) -> list[ModelMessage]:
-    """The history with ids that are plain, and that no two calls of it have."""
-    renamed: list[ModelMessage] = []
-    names: dict[str, str] = {}
-    for message in history:
-        if isinstance(message, ModelResponse):
-            names = {id_: _name(id_, taken) for id_ in _calls(message)}
-            own: list[ModelResponsePart] = [
-                replace(p, tool_call_id=names[p.tool_call_id])
-                if isinstance(p, ToolCallPart) and names[p.tool_call_id] != p.tool_call_id
-                else p
-                for p in message.parts
-            ]
-            renamed.append(replace(message, parts=own) if own != list(message.parts) else message)
-        else:
-            parts: list[ModelRequestPart] = [
-                replace(p, tool_call_id=names[p.tool_call_id])
-                if isinstance(p, ToolReturnPart | RetryPromptPart)
-                and is_answer(p)
-                and names.get(p.tool_call_id, p.tool_call_id) != p.tool_call_id
-                else p
-                for p in message.parts
-            ]
-            renamed.append(replace(message, parts=parts) if parts != list(message.parts) else message)
-    return renamed
+def _renamed_calls(message: ModelResponse, names: Mapping[str, str]) -> ModelResponse:
+    parts: list[ModelResponsePart] = [
+        replace(p, tool_call_id=names[p.tool_call_id])
+        if isinstance(p, ToolCallPart) and names[p.tool_call_id] != p.tool_call_id
+        else p
+        for p in message.parts
+    ]
+    return message if all(map(is_, parts, message.parts)) else replace(message, parts=parts)
 
 
-def _name(id_: str, taken: dict[str, int]) -> str:
-    plain = _ODD.sub("_", id_)[:_LONGEST_ID] or "call"
-    name = plain
-    while name in taken:
-        taken[plain] += 1
-        name = f"{plain[: _LONGEST_ID - 8]}_{taken[plain]}"
-    taken[name] = taken.get(name, 0)
-    return name
+def _renamed_answers(message: ModelRequest, names: Mapping[str, str]) -> ModelRequest:
+    parts: list[ModelRequestPart] = [
+        replace(p, tool_call_id=names[p.tool_call_id])
+        if isinstance(p, ToolReturnPart | RetryPromptPart)
+        and is_answer(p)
+        and names.get(p.tool_call_id, p.tool_call_id) != p.tool_call_id
+        else p
+        for p in message.parts
+    ]
+    return message if all(map(is_, parts, message.parts)) else replace(message, parts=parts)
 
 
 def _calls(message: ModelMessage) -> dict[str, ToolCallPart]:
