@@ -44,7 +44,7 @@ class Way:
 
     def one(self, deed: Deed) -> Any:
         """A candidate that does one thing."""
-        return ["sh", "-c", deed.script()] if self.is_command else self._function(lambda path: deed.do(path))
+        return ["sh", "-c", deed.script()] if self.is_command else self._function(deed.do)
 
     def several(self, deeds: Sequence[Deed]) -> list[Any]:
         return [self.one(deed) for deed in deeds]

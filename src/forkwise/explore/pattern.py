@@ -5,15 +5,15 @@ A pattern holds no state of a run, so one can be called any number of times.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, TypedDict, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypedDict
 
+from forkwise.explore.blocking import block
 from forkwise.explore.outcome import SpeculationOutcome
 from forkwise.explore.search import Search, Witness
+from forkwise.explore.standing import standing
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -35,8 +35,6 @@ Place = Workspace | Branch | str | os.PathLike[str]
 
 #: Something to try several times, or several things to try.
 Subjects = Task | Command | Sequence[Task | Command]
-
-T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
@@ -80,8 +78,10 @@ class Pattern(ABC):
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
     ) -> None:
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:
             raise ValueError(f"a timeout is a number of seconds above 0, not {timeout}")
+        if max_parallel is not None and max_parallel < 1:
+            raise ValueError(f"at least one attempt has to run at a time, not {max_parallel}")
         self.settings = Settings(
             runner or (SandboxRunner() if isolate_processes else InProcessRunner()),
             None if evaluate is None else evaluator(evaluate),
@@ -96,14 +96,14 @@ class Pattern(ABC):
 
     def __call__(self, workspace: Place, *, resume: str | None = None) -> SpeculationOutcome:
         """Explore, and wait until that is over."""
-        return _block(lambda: self.run(workspace, resume=resume))
+        return block(lambda: self.run(workspace, resume=resume))
 
     async def run(
         self, workspace: Place, *, resume: str | None = None, witness: Witness | None = None
     ) -> SpeculationOutcome:
         """Explore. ``resume`` names a fork to go on with, whose process was killed; ``witness`` is told of it."""
         parent = await in_thread(parent_of, workspace)
-        with span("fork", kind=self._kind):
+        with span("fork", kind=self._kind), standing(parent.place.state):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
             async with Search(fork, witness) as search:
                 if witness is not None:
@@ -150,32 +150,3 @@ def several(subjects: Sequence[Any]) -> list[Candidate]:
     if not subjects:
         raise ValueError("there is nothing to try: give at least one candidate")
     return [Candidate.of(one) for one in subjects]
-
-
-def _block(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also where the caller is itself inside an event loop, which then stands still."""
-    if not _is_in_a_loop():
-        return asyncio.run(make())
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            done.append(asyncio.run(make()))
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="forkwise pattern", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
-
-
-def _is_in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -12,7 +12,9 @@ from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate, Command, Task
 from forkwise.fork.evaluation import Evaluate
 from forkwise.fork.feedback import feedback_of
-from forkwise.sandbox.threads import call, in_thread
+from forkwise.fork.telling import said
+from forkwise.runners.asking import ask
+from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Reflexion"]
 
@@ -60,8 +62,8 @@ class Reflexion(Pattern):
     async def _criticise(self, attempt: Attempt) -> str:
         if self._critique is None or attempt.branch is None:
             return feedback_of(attempt)
-        path = await in_thread(lambda: attempt.place.path)
         try:
-            return str(await call(self._critique, path))
+            path = await in_thread(lambda: attempt.place.path)
+            return str((await ask(self._critique, path)).get())
         except Exception as error:  # noqa: BLE001 - a critic that fails does not end the search
-            return f"{feedback_of(attempt)}\n\n(there is no critique: {type(error).__name__}: {error})"
+            return f"{feedback_of(attempt)}\n\n(there is no critique: {said(error)})"

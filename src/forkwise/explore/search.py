@@ -6,6 +6,8 @@ what that was made from, and so on: only the last of these commits touches the w
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import Any, Protocol
 
 from forkwise.files.branch import Branch
@@ -37,15 +39,16 @@ class Search:
         self.how = "best score"
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
+        self._forks = AsyncExitStack()
 
     async def __aenter__(self) -> Search:
-        await self.fork.__aenter__()
+        await self._forks.enter_async_context(self.fork)
         return self
 
-    async def __aexit__(self, kind: object, error: object, at: object) -> None:
-        for fork in reversed(self._inner):
-            await fork.__aexit__(kind, error, at)
-        await self.fork.__aexit__(kind, error, at)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._forks.__aexit__(kind, error, at)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -65,7 +68,7 @@ class Search:
             resume=known[-1] if known else None,
             inside=attempt,
         )
-        await fork.__aenter__()
+        await self._forks.enter_async_context(fork)
         self._inner.append(fork)
         return fork
 

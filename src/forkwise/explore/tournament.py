@@ -11,7 +11,9 @@ from forkwise.explore.pattern import Options, Pattern, Subjects, copies
 from forkwise.explore.search import Search
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.evaluation import Evaluate
-from forkwise.sandbox.threads import call, in_thread
+from forkwise.fork.telling import said, shown
+from forkwise.runners.asking import ask
+from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Judge", "Tournament"]
 
@@ -62,12 +64,12 @@ class Tournament(Pattern):
         doubt = None
         try:
             paths = await in_thread(lambda: (first.place.path, second.place.path))
-            said = await call(self._judge, *paths)
-            if said not in (0, 1):
-                doubt = f"the judge said {said!r:.60}"
+            choice = (await ask(self._judge, *paths)).get()
+            if choice not in (0, 1):
+                doubt = f"the judge said {shown(choice)}"
         except Exception as error:  # noqa: BLE001 - one match without a judge does not end the tournament
-            said, doubt = None, f"{type(error).__name__}: {error}"
+            doubt = said(error)
         if doubt is not None:
-            said = int(second.scores > first.scores)
-        winner = second if said else first
+            choice = int(second.scores > first.scores)
+        winner = second if choice else first
         return winner, {"between": [first.id, second.id], "winner": winner.id, "doubt": doubt}

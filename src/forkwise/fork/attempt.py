@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.files.branch import Branch
 from forkwise.fork.candidate import Candidate
+from forkwise.fork.telling import error_as_data
 from forkwise.fork.testing.report import TestReport
+from forkwise.fork.within import Within
 from forkwise.ledger.record import AttemptRecord, AttemptState
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Attempt:
         self.value: Any = None
         self.error: BaseException | None = None
         self.wall: float | None = None
+        self.within = Within()
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -81,6 +84,13 @@ class Attempt:
     def begin(self) -> None:
         """Make it the attempt that whatever runs from here is part of."""
         _current.set(self)
+
+    def write_end(self, **told: Any) -> None:
+        """Write down what came of it, with what else is ``told``; what never came to run was cancelled."""
+        if self.state == "pending" or self.state == "running":
+            self.state, self.reason = "cancelled", self.reason or "it was not run to its end"
+        error = None if self.error is None else error_as_data(self.error)
+        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **told)
 
 
 def current_attempt() -> Attempt | None:

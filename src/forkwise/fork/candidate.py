@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from forkwise.errors import ProcessBranchError
+from forkwise.fork.telling import as_score, as_truth, said, shown
+from forkwise.fork.testing.plain import clipped
 from forkwise.runners.protocol import Ended, Function
 
 __all__ = ["Candidate", "Command", "Judgement", "Scored", "Task", "judge", "read_score"]
+
+_NOT = "it returned False"
+_LONGEST = 2000  # characters of a reason
 
 #: What a candidate says of itself: whether it succeeded, and if it likes, how well.
 Scored = bool | tuple[bool, float]
@@ -50,10 +55,16 @@ class Candidate:
         if callable(what):
             function: Function = _with(what, arguments) if arguments else what
             return cls(label or _name(what), function)
-        if isinstance(what, str | bytes) or not all(isinstance(word, str) for word in what) or not what:
-            raise TypeError(f"a candidate is a function or a command as a list of words, not {what!r}")
+        if not _is_command(what):
+            raise TypeError(f"a candidate is a function or a command as a list of words, not {shown(what)}")
         argv = tuple(what)
         return cls(label or _shown_as(argv), argv=argv)
+
+
+def _is_command(what: object) -> bool:
+    if not isinstance(what, Sequence) or isinstance(what, str | bytes) or not what:
+        return False
+    return all(isinstance(word, str) for word in what)
 
 
 def _shown_as(argv: tuple[str, ...]) -> str:
@@ -116,8 +127,9 @@ def judge(ended: Ended, timeout: float | None = None) -> Judgement:
         return _of_value(ended.value)
     if ended.ending == "raised":
         assert ended.error is not None
-        told = str(ended.error) or "no message"
-        reason = told if isinstance(ended.error, ProcessBranchError) else f"{type(ended.error).__name__}: {told}"
+        reason = said(ended.error)
+        if isinstance(ended.error, ProcessBranchError):  # which speaks for itself
+            reason = reason.removeprefix(f"{type(ended.error).__name__}: ")
         return Judgement(False, reason=reason, error=ended.error)
     if ended.ending == "exit" and ended.exit_code == 0:
         return Judgement(True)
@@ -130,7 +142,7 @@ def _why(ended: Ended, timeout: float | None) -> str:
     if ended.ending == "timeout":
         return "timed out" if timeout is None else f"timed out after {timeout:g} s"
     if ended.ending == "signal" and ended.exit_code is not None:
-        return f"killed by {signal.Signals(-ended.exit_code).name}"
+        return f"killed by {_signal(-ended.exit_code)}"
     if ended.ending == "exit":
         return f"exit code {ended.exit_code}"
     if ended.limit is not None and ended.ending == "killed":
@@ -138,32 +150,26 @@ def _why(ended: Ended, timeout: float | None) -> str:
     return ended.ending
 
 
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of those for real time have no name
+        return f"signal {number}"
+
+
 def _of_value(value: Any) -> Judgement:
     """True or False; or that with a score, or with a text that says why not."""
-    if _is_truth(value):
-        return Judgement(bool(value), reason=None if value else "it returned False")
-    if isinstance(value, tuple | list) and len(value) == 2 and _is_truth(value[0]):
-        success, more = bool(value[0]), value[1]
-        if isinstance(more, str):
-            return Judgement(success, reason=None if success else more or "it returned False", said=more)
-        if isinstance(more, int | float) and not isinstance(more, bool) and math.isfinite(more):
-            return Judgement(success, float(more), None if success else "it returned False")
-    reason = f"it returned {_shown(value)}; a candidate returns True or False, or one of them and a score"
-    return Judgement(False, reason=reason, error=TypeError(reason))
-
-
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool) or type(value).__name__ == "bool_"  # as numpy has it
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "None"
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - an object of the candidate's own
-        text = "something"
-    return f"{text[:60]} ({type(value).__name__})"
+    success, more = as_truth(value), None
+    if isinstance(value, tuple | list) and len(value) == 2:
+        success, more = as_truth(value[0]), value[1]
+        if isinstance(more, str) and success is not None:
+            return Judgement(success, reason=None if success else clipped(more, _LONGEST) or _NOT, said=more)
+        if as_score(more) is None:
+            success = None
+    if success is None:
+        reason = f"it returned {shown(value)}; a candidate returns True or False, or one of them and a score"
+        return Judgement(False, reason=reason, error=TypeError(reason))
+    return Judgement(success, as_score(more), None if success else _NOT)
 
 
 def read_score(text: bytes | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from forkwise.fork.attempt import Attempt
+from forkwise.fork.telling import as_score, as_truth, shown
 from forkwise.fork.testing.report import TestReport
-from forkwise.sandbox.threads import call, in_thread
+from forkwise.runners.asking import ask
+from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Evaluate", "Evaluation", "Evaluator", "OwnScore", "SmallerDiff", "evaluator"]
+
+_NOT = "its evaluation returned False"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,7 @@ class _ByFunction(Evaluator):
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         path = await in_thread(lambda: attempt.place.path)
-        try:
-            value = await call(self._function, path)
-        except Exception as error:  # noqa: BLE001 - a judge that fails fails the attempt it was asked about
-            return Evaluation(success=False, reason=f"it could not be evaluated: {type(error).__name__}: {error}")
-        return _read(value)
+        return _read((await ask(self._function, path)).get())
 
 
 class _InOrder(Evaluator):
@@ -100,12 +99,13 @@ def _read(value: Any) -> Evaluation:
     """A score, a verdict, or both."""
     if isinstance(value, Evaluation):
         return value
-    if isinstance(value, bool):
-        return Evaluation((1.0 if value else 0.0,), value, None if value else "its evaluation returned False")
-    if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], bool):
-        said = _read(value[1])
-        reason = None if value[0] else said.reason or "its evaluation returned False"
-        return Evaluation(said.scores, value[0] and said.success, reason)
-    if isinstance(value, int | float) and math.isfinite(value):
-        return Evaluation((float(value),))
-    return Evaluation(success=False, reason=f"its evaluation returned {value!r:.60}, which is no score")
+    if isinstance(value, tuple | list) and len(value) == 2:
+        success, score = as_truth(value[0]), as_score(value[1])
+        is_plain = success is not None and score is not None
+    else:
+        success, score = as_truth(value), as_score(value)
+        is_plain = success is not None or score is not None
+    if not is_plain:
+        return Evaluation(success=False, reason=f"its evaluation returned {shown(value)}, which is no score")
+    scores = (float(success is True) if score is None else score,)
+    return Evaluation(scores, success is not False, _NOT if success is False else None)

@@ -7,6 +7,7 @@ there is not to be trusted: it is opened without following links, and read no fu
 from __future__ import annotations
 
 import os
+import stat
 
 from forkwise.files.branch import Branch
 
@@ -26,9 +27,11 @@ def read_left(path: str, most: int) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with open(fd, "rb") as file:
-        try:
-            content = file.read(most + 1)
-        except OSError:  # a directory
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(fd)
     return content if len(content) <= most else None

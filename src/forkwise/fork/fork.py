@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
+import warnings
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError
+from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -21,8 +22,10 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluation import Evaluator
+from forkwise.fork.landing import commit_winner
 from forkwise.fork.performance import perform
-from forkwise.fork.tracing import span
+from forkwise.fork.telling import said
+from forkwise.fork.tracing import failed, span
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord, ForkRecord
@@ -91,6 +94,7 @@ class Fork:
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
         self._shares = inside is not None  # its ledger and its room, with the fork inside which it is
+        self._open = ExitStack()
         self._ledger: Ledger | None = None
         self._record: ForkRecord | None = None
         self._known: dict[str, AttemptRecord] = {}
@@ -123,26 +127,29 @@ class Fork:
 
     async def __aenter__(self) -> Fork:
         above = self.inside.fork if self.inside is not None and self._shares else None
-        self._ledger = above.ledger if above else open_ledger(self.parent.workspace)
+        around = current_attempt()
         try:
+            if above is None and around is not None:
+                self._open.enter_context(around.within.going())
+            self._ledger = above.ledger if above else self._open.enter_context(open_ledger(self.parent.workspace))
             self._record = self._begin(self._ledger)
         except BaseException:
-            self._close()
+            self._open.close()
             raise
         self._known = {a.key: a for a in self._ledger.attempts(self.id)}
         self._heeding = asyncio.create_task(self._heed())
         return self
 
-    async def __aexit__(self, _kind: object, error: object, _at: object) -> None:
-        try:
-            if not self._is_over and isinstance(error, asyncio.CancelledError):
-                await self.abort("it was interrupted", keep=False)
-            elif not self._is_over:
-                await self.abort("it was left unresolved")
-        finally:
-            if self._heeding is not None:
-                self._heeding.cancel()
-            self._close()
+    async def __aexit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
+        with self._open:
+            try:
+                if not self._is_over and isinstance(error, asyncio.CancelledError):
+                    await self.abort(str(error) or "it was interrupted", keep=False)
+                elif not self._is_over:
+                    await self.abort("it was left unresolved" if error is None else said(error))
+            finally:
+                if self._heeding is not None:
+                    self._heeding.cancel()
 
     async def _heed(self) -> None:
         """End all attempts as soon as somebody else decides the fork: a person who picks, or who aborts it."""
@@ -150,10 +157,15 @@ class Fork:
             await asyncio.sleep(_PACE)
             if self._is_over:
                 return
-            if self.ledger.fork(self.id).is_over:
+            if self._is_decided():
                 self._is_decided_elsewhere = True
                 await self.cancel(self.attempts, "the fork was decided elsewhere")
                 return
+
+    def _is_decided(self) -> bool:
+        with suppress(LedgerError):  # it cannot be asked now: whoever has to write to it will say so
+            return self.ledger.fork(self.id).is_over
+        return False
 
     def _begin(self, ledger: Ledger) -> ForkRecord:
         if self._resume is None:
@@ -169,10 +181,6 @@ class Fork:
             record = ledger.fork(self._resume)
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         return ledger.fork(self._resume)
-
-    def _close(self) -> None:
-        if not self._shares and self._ledger is not None:
-            self._ledger.close()
 
     # Attempts
 
@@ -205,12 +213,14 @@ class Fork:
                 if attempt.branch is not None:
                     return  # it was over when the process that ran it was killed
                 attempt.begin()
-                with span("attempt", id=attempt.id, label=attempt.candidate.label):
+                with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
                     await perform(attempt, record.branch)
+                    if not attempt.success:
+                        failed(made, attempt.reason)
         except asyncio.CancelledError as error:
             if attempt.state == "pending":
-                attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
-                self.ledger.end_attempt(attempt.id, "cancelled", reason=attempt.reason)
+                attempt.reason = str(error) or "cancelled"
+                attempt.write_end()
             raise
 
     def _left_of(self, record: AttemptRecord) -> Branch | None:
@@ -268,16 +278,16 @@ class Fork:
         return await to_its_end(asyncio.ensure_future(self._carry_out(winner)))
 
     async def _carry_out(self, winner: Attempt) -> Commit:
-        with span("commit", fork=self.id, attempt=winner.id):
-            others = [a for a in self.attempts if a is not winner]
-            await self.cancel(others, "another attempt won")
-            try:
-                self.commit = await in_thread(winner.place.commit, on_conflict=self.settings.on_conflict)
-            except BranchingError:
-                await in_thread(winner.place.keep)
-                raise
-            finally:
-                await self._drop(others)
+        others = [a for a in self.attempts if a is not winner]
+        try:
+            with span("commit", fork=self.id, attempt=winner.id):
+                await self.cancel(others, "another attempt won")
+                self.commit = await in_thread(commit_winner, winner.place, self.settings.on_conflict)
+        except BranchingError as error:
+            error.add_note(await in_thread(_keep, winner))
+            raise
+        finally:
+            await self._drop(others)
         self.ledger.record_commit(self.id, self.commit.id, self.commit.paths)
         return self.commit
 
@@ -296,24 +306,46 @@ class Fork:
         """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the
         winner is theirs. With ``keep=False`` no branch is kept, whatever the settings say."""
         self._is_over = True
-        self.ledger.abort_fork(self.id, reason)
-        await self.cancel(self.attempts, reason)
-        winner = self.ledger.fork(self.id).winner
-        await self._drop((a for a in self.attempts if a.id != winner), keep=keep)
+        await to_its_end(asyncio.ensure_future(self._give_up(reason, keep=keep)))
 
-    async def _drop(self, attempts: Iterable[Attempt], *, keep: bool = True) -> None:
-        """Have the branches of attempts vanish, or kept if that was asked for."""
+    async def _give_up(self, reason: str, *, keep: bool) -> None:
+        winner = None
+        with suppress(LedgerError):  # of a full disk, on which there is room once the branches are gone
+            self.ledger.abort_fork(self.id, reason)
+            winner = self.ledger.fork(self.id).winner
+        await self.cancel(self.attempts, reason)
+        await self._drop([a for a in self.attempts if a.id != winner], keep=keep)
+        self.ledger.abort_fork(self.id, reason)
+
+    async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
+        """Have the branches of attempts vanish, or kept if that was asked for; none of them goes on any more."""
         for attempt in attempts:
             if attempt.branch is None:
                 continue
-            with suppress(BranchNotFoundError):
+            try:
                 await in_thread(attempt.branch.keep if keep and self.settings.keep else attempt.branch.abort)
+            except BranchNotFoundError:
+                pass
+            except BranchingError as error:  # the others go all the same
+                warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
+        for attempt in attempts:
+            if not self.ledger.attempt(attempt.id).is_over:
+                attempt.write_end()  # on a full disk that could not be done before
 
 
 def _parallel(asked: int | None) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"at least one attempt has to run at a time, not {asked}")
     return asked or default_parallel()
+
+
+def _keep(winner: Attempt) -> str:
+    """Keep the branch of a winner that was not committed; gives what to tell."""
+    try:
+        winner.place.keep()
+    except BranchingError as error:
+        return f"The winner, {winner.id}, could not be kept: {error}"
+    return f"The winner, {winner.id}, is kept as the branch {winner.place.branch_path}"
 
 
 def _attempt_in(parent: Workspace | Branch) -> Attempt | None:

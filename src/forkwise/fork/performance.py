@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forkwise.errors import BranchNotFoundError
+from forkwise.errors import BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch
+from forkwise.files.parent import Parent
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Judgement, judge, read_score
+from forkwise.fork.evaluation import Evaluation
 from forkwise.fork.exchange import exchange, read_left
+from forkwise.fork.telling import as_data, said
 from forkwise.ledger.output import Output
-from forkwise.runners.protocol import Ended, Job
-from forkwise.sandbox.threads import in_thread
+from forkwise.runners.asking import ask
+from forkwise.runners.protocol import Job
+from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["perform"]
 
@@ -31,72 +34,88 @@ async def perform(attempt: Attempt, name: str) -> None:
     raise; cancelled, it is written down as that."""
     ledger = attempt.fork.ledger
     ledger.start_attempt(attempt.id)
-    with Output(ledger.directory, attempt.id) as output:
-        try:
-            attempt.branch = await in_thread(_fresh_branch, attempt, name)
-            ended, judgement = await _run(attempt, output)
-            await _evaluate(attempt, judgement)
-            files = await in_thread(_files, attempt.place)
-        except asyncio.CancelledError as error:
-            attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
-            ledger.end_attempt(attempt.id, "cancelled", reason=attempt.reason, **_printed(output))
-            raise
-        except Exception as error:  # noqa: BLE001 - such as a full disk: this attempt failed, and the others go on
-            _fail(attempt, f"{type(error).__name__}: {error}", error)
-            ledger.end_attempt(attempt.id, "failed", reason=attempt.reason, error=_told(error), **_printed(output))
-            return
-    assert attempt.state in ("succeeded", "failed")
-    ledger.end_attempt(
-        attempt.id,
-        attempt.state,
-        reason=attempt.reason,
-        ending=ended.ending,
-        exit_code=ended.exit_code,
-        wall=ended.wall,
-        cpu=ended.cpu,
-        memory=ended.memory,
-        value=_as_data(ended.value),
-        error=None if attempt.error is None else _told(attempt.error),
-        files=files,
-        **_printed(output),
-    )
+    attempt.state = "running"
+    told: dict[str, Any] = {}
+    try:
+        with Output(ledger.directory, attempt.id) as output:
+            try:
+                await _make_branch(attempt, name)
+                await _evaluate(attempt, await _run(attempt, output, told))
+                told["files"] = await in_thread(_files, attempt.place)
+            finally:
+                told |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
+                await attempt.within.end()
+    except Exception as error:  # noqa: BLE001 - such as a full disk: this attempt failed, and the others go on
+        _fail(attempt, said(error), error)
+    except BaseException as error:
+        attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
+        raise
+    finally:
+        attempt.write_end(**told)
 
 
-def _fresh_branch(attempt: Attempt, name: str) -> Branch:
+async def _make_branch(attempt: Attempt, name: str) -> None:
+    work = in_thread(_fresh_branch, attempt.fork.parent, name)
+    try:
+        attempt.branch = await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            attempt.branch = await to_its_end(work)  # else it would be nobody's, and stay
+        raise
+
+
+def _fresh_branch(parent: Parent, name: str) -> Branch:
     """A new branch; one that a killed process left under the name goes first."""
-    parent = attempt.fork.parent
     with suppress(BranchNotFoundError):
         Branch.open(parent, name).abort()
     return parent.branch(name, None, None)
 
 
-async def _run(attempt: Attempt, output: Output) -> tuple[Ended, Judgement]:
+async def _run(attempt: Attempt, output: Output, told: dict[str, Any]) -> Judgement:
     settings = attempt.fork.settings
     candidate, branch = attempt.candidate, attempt.place
     job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=output.write)
     if candidate.argv is not None:
         job = await in_thread(_command, job, attempt)
-    with _watched(attempt, output):
-        ended = await settings.runner.run(job)
+    try:
+        with _watched(attempt, output):
+            ended = await settings.runner.run(job)
+    finally:
+        with suppress(FileNotFoundError):
+            seen = branch.view_kind.seen(branch.home)
+            attempt.seen_at = None if seen is None else Path(seen)
+    attempt.value, attempt.wall = ended.value, ended.wall
+    told |= {"ending": ended.ending, "exit_code": ended.exit_code, "value": as_data(ended.value)}
+    told |= {"wall": ended.wall, "cpu": ended.cpu, "memory": ended.memory}
     judgement = judge(ended, settings.timeout)
-    attempt.value, attempt.error, attempt.wall = ended.value, judgement.error, ended.wall
     attempt.said = judgement.said
-    seen = branch.view_kind.seen(branch.home)
-    attempt.seen_at = None if seen is None else Path(seen)
-    if candidate.argv is not None and judgement.success:
-        try:
-            score = read_score(read_left(f"{branch.home}/exchange/score", _LONGEST_SCORE))
-        except ValueError as error:
-            return ended, Judgement(False, reason=str(error), error=error)
-        judgement = Judgement(True, score)
-    return ended, judgement
+    if not judgement.success:
+        return judgement
+    if not os.path.isdir(branch.home):
+        return Judgement(False, reason="its branch was committed or aborted while it ran")
+    if candidate.argv is None:
+        return judgement
+    try:
+        return Judgement(True, _score(f"{branch.home}/exchange/score"))
+    except ValueError as error:
+        return Judgement(False, reason=str(error), error=error)
+
+
+def _score(path: str) -> float | None:
+    """The score that a command left, if it did."""
+    if not os.path.lexists(path):
+        return None
+    left = read_left(path, _LONGEST_SCORE)
+    if left is None:
+        raise ValueError(f"its score is no plain file of at most {_LONGEST_SCORE} bytes")
+    return read_score(left)
 
 
 def _command(job: Job, attempt: Attempt) -> Job:
     """A command's job, with what it is told by its environment."""
     place = exchange(job.branch)
     feedback = f"{place}/feedback"
-    Path(feedback).write_text(attempt.feedback or "", errors="surrogateescape")
+    Path(feedback).write_text(attempt.feedback or "", errors="backslashreplace")
     environment = {
         "FORKWISE_ATTEMPT": str(attempt.index),
         "FORKWISE_FORK": attempt.fork.id,
@@ -115,13 +134,17 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
     if evaluator is not None:
-        said = await evaluator.evaluate(attempt)
-        attempt.scores = said.scores + own or (attempt.candidate.prior,)
-        attempt.tests = said.tests
-        if said.tests is not None:
-            ledger.record_tests(attempt.id, said.tests.as_json())
-        if not said.success:
-            _fail(attempt, said.reason, None)
+        answer = await ask(evaluator.evaluate, attempt)
+        if answer.error is not None:
+            _fail(attempt, f"it could not be evaluated: {said(answer.error)}", answer.error)
+            return
+        found: Evaluation = answer.value
+        attempt.scores = found.scores + own or (attempt.candidate.prior,)
+        attempt.tests = found.tests
+        if found.tests is not None:
+            ledger.record_tests(attempt.id, found.tests.as_json())
+        if not found.success:
+            _fail(attempt, found.reason, None)
             ledger.record_score(attempt.id, attempt.score, attempt.scores)
             return
     attempt.state = "succeeded"
@@ -147,7 +170,8 @@ def _watched(attempt: Attempt, output: Output) -> Iterator[None]:
             "output_bytes": output.total,
         }
         if now != noted:
-            attempt.fork.ledger.note_progress(attempt.id, **now)
+            with suppress(LedgerError):  # such as on a full disk: what is told in the end counts
+                attempt.fork.ledger.note_progress(attempt.id, **now)
             noted = now
         handle = loop.call_later(_PACE, note)
 
@@ -174,30 +198,7 @@ def _glance(branch: Branch) -> int | None:
     return found
 
 
-def _files(branch: Branch) -> int:
-    return len([change for change in branch.delta() if change.type != "directory"])
-
-
-def _printed(output: Output) -> dict[str, Any]:
-    return {"last_line": output.last_line or None, "output_bytes": output.total, "tail": output.tail() or None}
-
-
-def _told(error: BaseException) -> dict[str, str]:
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
-
-
-def _as_data(value: Any) -> Any:
-    """What of a return value the ledger can hold; the rest as text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple | list):
-        return [_as_data(item) for item in value[:100]]
-    if isinstance(value, dict):
-        return {str(key): _as_data(item) for key, item in list(value.items())[:100]}
-    with suppress(Exception):
-        return repr(value)[:1000]
+def _files(branch: Branch) -> int | None:
+    with suppress(BranchNotFoundError):
+        return sum(1 for change in branch.delta() if change.type != "directory")
     return None

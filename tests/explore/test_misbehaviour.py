@@ -1,0 +1,626 @@
+"""Candidates that misbehave. Whatever one does, it fails for a reason that is told, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise import (
+    BestOfN,
+    Reflexion,
+    SandboxRunner,
+    Speculate,
+    SpeculationOutcome,
+    SpeculationResult,
+    Tournament,
+    TreeOfThoughts,
+    Workspace,
+)
+from forkwise.fork.fork import open_ledger
+from forkwise.ledger.output import read_output
+
+ISOLATED = {"isolate_processes": True}
+
+
+def good(path: Path) -> bool:
+    (path / "good").write_text("good")
+    return True
+
+
+def beside(bad: Any, workspace: Workspace, **options: Any) -> SpeculationResult:
+    """What came of a candidate beside which another succeeds, which it does not keep from winning."""
+    outcome = Speculate([bad, good], first_wins=False, **options)(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 1
+    assert (workspace.path / "good").read_text() == "good"
+    failed = outcome.all_results[0]
+    assert not failed.success
+    assert failed.reason
+    return failed
+
+
+class MuteError(Exception):
+    """An exception that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Mute:
+    """A value that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not to be compared")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither true nor false")
+
+
+class Truth:
+    """What a library for numbers has for a bool."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+
+Truth.__name__ = "bool_"
+NewTruth = type("bool", (Truth,), {})
+
+
+def a_circle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+# Raising
+
+
+ERRORS = [
+    ValueError("wrong"),
+    KeyError(),
+    MuteError(),
+    StopIteration(),
+    StopAsyncIteration(),
+    GeneratorExit("out"),
+    SystemExit(3),
+    asyncio.CancelledError("by itself"),
+    TimeoutError("its own"),
+    RecursionError("deep"),
+    MemoryError(),
+    OSError(28, "No space left on device"),
+    ValueError("\udc80"),
+    BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("one")]),
+]
+by_error = pytest.mark.parametrize("error", [*ERRORS, KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+
+
+@by_error
+@pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
+def test_one_that_raises(error: BaseException, options: dict[str, Any], workspace: Workspace) -> None:
+    def bad(path: Path) -> bool:
+        (path / "bad").write_text("bad")
+        raise error
+
+    failed = beside(bad, workspace, **options)
+    assert failed.reason is not None
+    assert failed.reason.startswith(type(error).__name__)
+    if not options and not isinstance(error, StopIteration):
+        assert failed.exception is error
+    assert not (workspace.path / "bad").exists()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_one_that_raises_on_the_event_loop(error: BaseException, workspace: Workspace) -> None:
+    async def bad(_: Path) -> bool:
+        raise error
+
+    failed = beside(bad, workspace)
+    assert failed.reason is not None
+    assert type(error).__name__ in failed.reason
+
+
+def test_an_interrupt_on_the_event_loop_is_one(workspace: Workspace) -> None:
+    async def bad(_: Path) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Speculate([bad, good], first_wins=False)(workspace)
+    assert not (workspace.path / "good").exists()
+    with open_ledger(workspace) as ledger:
+        assert [f.state for f in ledger.forks()] == ["aborted"]
+
+
+def test_a_message_of_many_megabytes_is_cut(workspace: Workspace) -> None:
+    def bad(_: Path) -> bool:
+        raise ValueError("x" * 20_000_000)
+
+    failed = beside(bad, workspace)
+    assert isinstance(failed.exception, ValueError)
+    assert (workspace.state / "ledger" / "ledger.db").stat().st_size < 2_000_000
+
+
+# What it hands back
+
+
+NONSENSE = [
+    (None, "it returned None"),
+    ("yes", "it returned 'yes' (str)"),
+    (1, "it returned 1 (int)"),
+    (0, "it returned 0 (int)"),
+    (math.nan, "it returned nan (float)"),
+    ((True, math.nan), "it returned (True, nan) (tuple)"),
+    ((True, math.inf), "it returned (True, inf) (tuple)"),
+    ((True,), "it returned (True,) (tuple)"),
+    ((True, 1.0, 2), "it returned (True, 1.0, 2) (tuple)"),
+    ((True, None), "it returned (True, None) (tuple)"),
+    ((True, True), "it returned (True, True) (tuple)"),
+    (("yes", 1.0), "it returned ('yes', 1.0) (tuple)"),
+    ((True, 10**400), "it returned (True, 1000"),
+    ([], "it returned [] (list)"),
+    ({"success": True}, "it returned {'success': True} (dict)"),
+]
+
+
+@pytest.mark.parametrize(("value", "reason"), NONSENSE, ids=lambda value: f"{value!r:.20}")
+def test_one_that_returns_nonsense(value: Any, reason: str, workspace: Workspace) -> None:
+    failed = beside(lambda _: value, workspace)
+    assert failed.reason is not None
+    assert failed.reason.startswith(reason)
+    assert failed.reason.endswith("; a candidate returns True or False, or one of them and a score")
+    assert isinstance(failed.exception, TypeError)
+    assert failed.return_value is value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Mute, lambda: (True, Mute()), lambda: [Mute(), 1], a_circle, lambda: {Mute(): Mute()}, lambda: (True, 10**5000)],
+    ids=["mute", "with-mute", "mute-first", "circle", "mute-key", "huge"],
+)
+@pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
+def test_one_that_returns_what_cannot_be_shown(
+    make: Callable[[], Any], options: dict[str, Any], workspace: Workspace
+) -> None:
+    assert beside(lambda _: make(), workspace, **options).exception is not None
+
+
+def test_a_value_of_many_megabytes_is_cut(workspace: Workspace) -> None:
+    failed = beside(lambda _: (False, "x" * 20_000_000), workspace)
+    assert len(failed.return_value[1]) == 20_000_000
+    assert (workspace.state / "ledger" / "ledger.db").stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("kind", [Truth, NewTruth], ids=["bool_", "bool"])
+@pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
+def test_truth_of_other_makes(kind: Callable[[bool], Any], options: dict[str, Any], workspace: Workspace) -> None:
+    outcome = Speculate([lambda _: kind(False), lambda _: kind(True)], first_wins=False, **options)(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 1
+    assert outcome.all_results[0].reason == "it returned False"
+
+
+def test_scores_of_other_makes(workspace: Workspace) -> None:
+    from fractions import Fraction
+
+    outcome = BestOfN([lambda _: (True, Fraction(1, 2)), lambda _: (Truth(True), 10**300)])(workspace)
+    assert [r.score for r in outcome.all_results] == [0.5, 1e300]
+
+
+# Ending itself, or being ended
+
+
+def _die(_: Path) -> bool:
+    os._exit(7)
+
+
+def _crash(_: Path) -> bool:
+    faulthandler.disable()  # the tests' own, which would tell everybody
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def _dereference(_: Path) -> bool:
+    faulthandler.disable()
+    return bool(ctypes.string_at(8))
+
+
+def _kill_all(_: Path) -> bool:
+    os.kill(-1, signal.SIGKILL)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (_die, "ended with exit code 7 before the target returned"),
+        (_crash, "killed by SIGSEGV"),
+        (_dereference, "killed by SIGSEGV"),
+        (_kill_all, ""),
+        (["sh", "-c", "exit 7"], "exit code 7"),
+        (["sh", "-c", "kill -SEGV $$"], "killed by SIGSEGV"),
+        (["sh", "-c", "kill -9 $$"], "killed by SIGKILL"),
+        (["sh", "-c", "kill -34 $$"], "killed by SIGRTMIN"),
+        (["sh", "-c", "kill -35 $$"], "killed by signal 35"),
+    ],
+)
+@pytest.mark.parametrize("confinement", ["standard", "strict"])
+def test_one_that_dies(bad: Any, reason: str, confinement: str, workspace: Workspace) -> None:
+    failed = beside(bad, workspace, runner=SandboxRunner(confinement))
+    assert reason in str(failed.reason)
+    assert failed.exception is not None
+
+
+@pytest.mark.parametrize("argv", [["no-such-command"], ["/"], ["./a.txt"], [""], ["sh\0", "x"]], ids=repr)
+def test_a_command_that_cannot_be_started(argv: list[str], workspace: Workspace) -> None:
+    failed = beside(argv, workspace)
+    assert failed.exception is not None
+
+
+@pytest.mark.parametrize("argv", [[], "make test", [1], [None], b"x", None, 3], ids=repr)
+def test_what_is_no_candidate_is_said_at_once(argv: Any) -> None:
+    with pytest.raises(TypeError, match="a candidate is a function or a command as a list of words, not"):
+        Speculate([argv])
+
+
+# Taking too long
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Something to wait for that never comes, until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_thread_that_takes_too_long_is_left_behind(gate: threading.Event, workspace: Workspace) -> None:
+    failed = beside(lambda _: gate.wait(), workspace, timeout=0.2)
+    assert failed.reason == "timed out after 0.2 s"
+    assert isinstance(failed.exception, TimeoutError)
+    assert not gate.is_set()
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled(workspace: Workspace) -> None:
+    ended = []
+
+    async def slow(_: Path) -> bool:
+        try:
+            return await asyncio.Future()
+        finally:
+            await asyncio.sleep(0)  # it may take a moment to tidy up
+            ended.append("cancelled")
+
+    assert beside(slow, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+    assert ended == ["cancelled"]
+
+
+def test_a_coroutine_that_will_not_be_cancelled_is_left_behind(workspace: Workspace) -> None:
+    async def stubborn(_: Path) -> bool:
+        while True:
+            try:
+                await asyncio.Future()
+            except asyncio.CancelledError:
+                continue
+
+    assert beside(stubborn, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+
+
+def test_a_coroutine_that_succeeds_when_it_is_cancelled_is_too_late(workspace: Workspace) -> None:
+    async def late(_: Path) -> bool:
+        try:
+            return await asyncio.Future()
+        except asyncio.CancelledError:
+            return True
+
+    assert beside(late, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+
+
+STUBBORN = "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' & (sleep 1000 &); "
+
+
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_sandbox_that_takes_too_long_is_killed_with_all_descendants(is_function: bool, workspace: Workspace) -> None:
+    mark = f"echo {workspace.path} >/dev/null; "
+
+    def slow(_: Path) -> bool:
+        os.execlp("sh", "sh", "-c", f"{mark}{STUBBORN}sleep 1000")
+
+    bad = slow if is_function else ["sh", "-c", f"{mark}{STUBBORN}sleep 1000"]
+    failed = beside(bad, workspace, timeout=0.5, isolate_processes=True)
+    assert failed.reason == "timed out after 0.5 s"
+    assert isinstance(failed.exception, TimeoutError)
+
+
+def test_a_timeout_is_each_candidates_own(workspace: Workspace) -> None:
+    """However many wait before it: here they run one after the other, and take longer than the timeout together."""
+    outcome = Speculate([["sleep", "0.4"]] * 3, first_wins=False, max_parallel=1, timeout=1)(workspace)
+    assert [r.success for r in outcome.all_results] == [True] * 3
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan])
+def test_a_timeout_that_is_none(timeout: float) -> None:
+    with pytest.raises(ValueError, match="a timeout is a number of seconds above 0"):
+        Speculate([good], timeout=timeout)
+
+
+# What it prints
+
+
+def test_a_gigabyte_of_output(workspace: Workspace) -> None:
+    before = _peak_memory()
+    argv = ["sh", "-c", "head -c 1073741824 /dev/zero; printf '\\nlast\\377line\\n' >&2"]
+    outcome = Speculate([argv])(workspace)
+    assert outcome.committed
+    assert outcome.winner is not None
+    attempt = outcome.winner.attempt
+    assert attempt is not None
+    with open_ledger(workspace) as ledger:
+        record = ledger.attempt(attempt)
+        assert record.output_bytes == (1 << 30) + len("\nlast?line\n")
+        assert record.last_line == "last�line"
+        printed = read_output(ledger.directory, attempt)
+    assert len(printed) < 40 << 20
+    assert printed.endswith(b"\nlast\xffline\n")
+    assert _peak_memory() - before < 200 << 20
+
+
+def _peak_memory() -> int:
+    """Of this process, in bytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize("how", ["stdout", "stderr"])
+def test_output_that_is_no_text_is_feedback_all_the_same(how: str, workspace: Workspace) -> None:
+    script = 'grep -q "�(" "$FORKWISE_FEEDBACK" && exit 0; printf "\\303(\\n"; exit 1'
+    redirect = "" if how == "stdout" else "exec 1>&2; "
+    outcome = Reflexion(["sh", "-c", redirect + script], 2)(workspace)
+    assert outcome.committed
+    assert len(outcome.all_results) == 2
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "yes", "1e999", "0.5 0.6", "0x10", "x" * 300])
+def test_a_score_that_is_none(word: str, workspace: Workspace) -> None:
+    failed = beside(["sh", "-c", f"echo {word} > $FORKWISE_SCORE"], workspace)
+    assert "score" in str(failed.reason)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["ln -s /etc/passwd $FORKWISE_SCORE", "mkdir $FORKWISE_SCORE", "mkfifo $FORKWISE_SCORE"],
+)
+def test_a_score_that_is_no_plain_file(script: str, workspace: Workspace) -> None:
+    failed = beside(["sh", "-c", script], workspace, timeout=20)
+    assert failed.reason == "its score is no plain file of at most 200 bytes"
+
+
+@pytest.mark.parametrize("script", ["true", ": > $FORKWISE_SCORE", "rm -r ${FORKWISE_SCORE%/*}/*"])
+def test_without_a_score_it_is_one(script: str, workspace: Workspace) -> None:
+    outcome = Speculate([["sh", "-c", script]], timeout=20)(workspace)
+    assert [(r.success, r.score) for r in outcome.all_results] == [(True, 1.0)]
+
+
+# What it does to its branch
+
+
+def test_one_that_deletes_everything_has_deleted_everything(workspace: Workspace) -> None:
+    def empty(path: Path) -> bool:
+        for entry in path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+
+    outcome = Speculate([empty])(workspace)
+    assert outcome.committed
+    assert list(workspace.path.iterdir()) == []
+    workspace.undo()
+    assert (workspace.path / "a.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_one_that_ends_its_branch_by_hand(how: str, workspace: Workspace) -> None:
+    def bad(path: Path) -> bool:
+        (path / "bad").write_text("bad")
+        [own] = [b for b in Workspace(workspace.path).branches() if b.path == path]
+        getattr(own, how)()
+        return True
+
+    failed = beside(bad, workspace)
+    assert failed.reason == "its branch was committed or aborted while it ran"
+    assert (workspace.path / "bad").exists() == (how == "commit")
+
+
+def test_one_that_ends_its_siblings_branches(workspace: Workspace) -> None:
+    started = threading.Event()
+    aborted = threading.Event()
+
+    def victim(path: Path) -> bool:
+        started.set()
+        aborted.wait(60)
+        return True
+
+    def bad(path: Path) -> bool:
+        started.wait(60)
+        for branch in Workspace(workspace.path).branches():
+            if branch.path != path:
+                branch.abort()
+        aborted.set()
+        return True
+
+    outcome = Speculate([bad, victim], first_wins=False)(workspace)
+    assert [r.success for r in outcome.all_results] == [True, False]
+    assert outcome.committed
+
+
+def test_one_that_goes_elsewhere(workspace: Workspace) -> None:
+    """A working directory is the whole process's. One that is gone is nobody's."""
+    before = Path.cwd()
+
+    def wanders(path: Path) -> bool:
+        os.chdir(path)
+        Path("here").write_text("written without a full path")
+        return True
+
+    outcome = Speculate([wanders])(workspace)
+    assert outcome.committed
+    assert (workspace.path / "here").exists()
+    assert Path.cwd() == before
+
+
+def test_a_loser_that_goes_on_writing(workspace: Workspace, gate: threading.Event) -> None:
+    started, wrote = threading.Event(), threading.Event()
+
+    def loser(path: Path) -> bool:
+        with (path / "late").open("w") as file:
+            started.set()
+            gate.wait()
+            file.write("late" * 100_000)
+            wrote.set()
+        return True
+
+    def winner(path: Path) -> bool:
+        started.wait(60)
+        return good(path)
+
+    outcome = Speculate([loser, winner])(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 1
+    assert outcome.all_results[0].reason == "another attempt won"
+    gate.set()
+    assert wrote.wait(60)
+    assert not (workspace.path / "late").exists()
+
+
+def test_a_winner_that_goes_on_writing(workspace: Workspace, gate: threading.Event) -> None:
+    """What a thread it left writes after the win is not in the workspace: a file is there as it was at the commit."""
+    threads: list[threading.Thread] = []
+    ready = threading.Event()
+
+    def winner(path: Path) -> bool:
+        def write_on() -> None:
+            with (path / "written").open("w") as file:
+                file.write("before")
+                file.flush()
+                ready.set()
+                gate.wait()
+                file.write(" and after")
+
+        threads.append(threading.Thread(target=write_on))
+        threads[0].start()
+        return ready.wait(60)
+
+    assert Speculate([winner])(workspace).committed
+    gate.set()
+    threads[0].join(60)
+    assert (workspace.path / "written").read_text() == "before"
+
+
+def test_background_processes_end_with_their_sandbox(workspace: Workspace) -> None:
+    script = f"echo {workspace.path} >/dev/null; setsid sleep 1000 & (setsid sleep 1000 &) ; echo done > done"
+    outcome = Speculate([["sh", "-c", script]])(workspace)
+    assert outcome.committed
+    assert (workspace.path / "done").exists()
+
+
+def test_one_that_changes_nothing_wins_all_the_same(workspace: Workspace) -> None:
+    outcome = Speculate([["true"]])(workspace)
+    assert outcome.committed
+    assert outcome.commit is not None
+    assert outcome.commit.paths == ()
+
+
+# Others whom a caller gave
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(1), KeyboardInterrupt(), MuteError()])
+@pytest.mark.parametrize("who", ["evaluate", "critique", "expand", "judge"])
+def test_one_that_is_asked_and_raises(who: str, error: BaseException, workspace: Workspace) -> None:
+    def bad(*_: Any) -> Any:
+        raise error
+
+    outcome: SpeculationOutcome
+    match who:
+        case "evaluate":
+            outcome = BestOfN([good, good], evaluate=bad)(workspace)
+            assert not outcome.committed
+            assert all(str(r.reason).startswith("it could not be evaluated: ") for r in outcome.all_results)
+        case "critique":
+            told: list[str | None] = []
+            outcome = Reflexion(lambda p, n, said: bool(told.append(said)) or n == 1, critique=bad)(workspace)
+            assert outcome.committed
+            assert "there is no critique: " in str(told[1])
+        case "expand":
+            with pytest.warns(UserWarning, match="could not be expanded: "):
+                outcome = TreeOfThoughts([good], expand=bad, max_depth=3)(workspace)
+            assert outcome.committed
+        case "judge":
+            outcome = Tournament([good, good, good], judge=bad)(workspace)
+            assert outcome.winner is not None
+            assert outcome.winner.branch_index == 0
+            with open_ledger(workspace) as ledger:
+                verdict = ledger.forks()[0].verdict
+            assert verdict is not None
+            assert all(match["doubt"] for match in verdict["matches"])
+
+
+@pytest.mark.parametrize(
+    "said", [None, "a", 2, -1, True, math.nan, Mute()], ids=["none", "a", "2", "-1", "true", "nan", "mute"]
+)
+def test_a_judge_that_says_nonsense(said: Any, workspace: Workspace) -> None:
+    outcome = Tournament([lambda _: (True, 0.1), lambda _: (True, 0.9)], judge=lambda *_: said)(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 1
+
+
+@pytest.mark.parametrize(
+    "given", [None, (), 3, "make", [["true"], 3], Mute()], ids=["none", "()", "3", "str", "odd", "mute"]
+)
+@pytest.mark.filterwarnings("ignore:.*could not be expanded")
+def test_an_expansion_that_is_none(given: Any, workspace: Workspace) -> None:
+    outcome = TreeOfThoughts([good], expand=lambda *_: given, max_depth=3)(workspace)
+    assert outcome.committed
+    assert len(outcome.all_results) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [None, "good", math.nan, (True, "x"), (True, None), Mute(), 10**400], ids=lambda v: type(v).__name__
+)
+def test_an_evaluation_that_is_none(value: Any, workspace: Workspace) -> None:
+    outcome = BestOfN([good], evaluate=lambda _: value)(workspace)
+    assert not outcome.committed
+    assert "no score" in str(outcome.all_results[0].reason)
+
+
+def test_critics_look_at_a_branch_that_is_gone(workspace: Workspace) -> None:
+    told: list[str | None] = []
+
+    def bad(path: Path, number: int, said: str | None) -> bool:
+        told.append(said)
+        for branch in Workspace(workspace.path).branches():
+            branch.abort()
+        return False
+
+    outcome = Reflexion(bad, 2, critique=lambda path: (path / "log").read_text())(workspace)
+    assert not outcome.committed
+    assert told[1]
