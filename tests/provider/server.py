@@ -37,10 +37,7 @@ Body = Mapping[str, Any]
 class ProviderServer:
     """A provider at ``url`` while it is entered, which answers from ``script`` after ``latency`` seconds.
 
-    >>> from tests.provider import ProviderServer, answer
-    >>> with ProviderServer(lambda request: answer("Hello.")) as server:
-    ...     server.url.startswith("http://127.0.0.1:")
-    True
+    ``with ProviderServer(Script(["Hello."])) as server: Agent(anthropic_model(server)).run(…)``
     """
 
     def __init__(self, script: Responder, *, latency: float = 0.0, options: AnthropicOptions | None = None) -> None:
