@@ -165,7 +165,7 @@ def _commit_to_git(
     assert outcome.winner is not None
     assert outcome.winner.attempt is not None
     if asked.message is not None:
-        return repository.commit(outcome.commit.paths, asked.message)
+        return repository.commit(outcome.commit.paths, f"{asked.message}\n")
     winner = onlooker.ledger.attempt(outcome.winner.attempt)
     subject = " ".join(" ".join(asked.words).split()) or winner.label
     facts = [
@@ -191,7 +191,7 @@ def _tell(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: G
     if outcome.winner is None and len(outcome.all_results) == 1 and not asked.quiet:
         _tell_why(onlooker)
     _tell_commit(outcome, asked)
-    if outcome.commit is not None and asked.git is not None and git is not None:
+    if git is not None:
         asked.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
     if asked.patch is not None and outcome.winner is not None:
         asked.output.line(f"The diff is in {asked.patch}.")

@@ -18,6 +18,7 @@ import click
 __all__ = ["GitCommit", "Repository"]
 
 _OBEYED = (".git", ".git/config", ".git/config.worktree", ".git/commondir")
+_UPDATE = ("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
 _SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
 
 
@@ -64,7 +65,9 @@ class Repository:
         subject = message.partition("\n")[0]
         self._do("update-ref", "-m", f"commit: {subject}", "HEAD", made, head or "0" * len(made))
         changed = self._do("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--name-only", "--relative", made)
-        self._do("reset", "--quiet", "--pathspec-from-file=-", "--pathspec-file-nul", input=changed)
+        self._do(
+            "--literal-pathspecs", "reset", "--quiet", "--pathspec-from-file=-", "--pathspec-file-nul", input=changed
+        )
         return GitCommit(made, self._ask("symbolic-ref", "--quiet", "--short", "HEAD"))
 
     def _tree(self, head: str | None, paths: list[str], index: str) -> str:
@@ -74,9 +77,17 @@ class Repository:
         known = _split(self._do("ls-files", "-z", index=index)) if gone else []
         wanted = {p for p in paths if not _is_directory(self._directory / p)}
         wanted |= {name for name in known for p in gone if name.startswith(f"{p}/")}
-        wanted -= set(_split(self._ask("check-ignore", "-z", "--stdin", index=index, input=_join(wanted)) or ""))
-        self._do("update-index", "-z", "--add", "--remove", "--replace", "--stdin", index=index, input=_join(wanted))
+        wanted -= self._ignored(wanted, index)
+        self._do(*_UPDATE, index=index, input=_join(wanted))
         return self._do("write-tree", index=index)
+
+    def _ignored(self, paths: Iterable[str], index: str) -> set[str]:
+        """Which of the paths git is told to ignore, and does not know already."""
+        # By ./name, because a name that begins with a colon would be more than a name.
+        done = self._run(("check-ignore", "-z", "--stdin"), index, _join(f"./{path}" for path in paths))
+        if done.returncode not in (0, 1):  # 1: none of them
+            raise _failed("check-ignore", done)
+        return {name.removeprefix("./") for name in _split(_text(done.stdout))}
 
     def _refuse_what_git_obeys(self, paths: Sequence[str]) -> None:
         """A configuration that an attempt wrote could have git run anything, and forkwise runs git."""
@@ -99,14 +110,11 @@ class Repository:
         """What git says; ClickException where it fails."""
         done = self._run(words, index, input)
         if done.returncode != 0:
-            said = " ".join(_text(done.stderr).split()) or f"exit code {done.returncode}"
-            raise click.ClickException(f"git {words[0]} failed: {said}")
+            raise _failed(words[0], done)
         return _text(done.stdout)
 
     def _run(self, words: Sequence[str], index: str | None, given: str) -> subprocess.CompletedProcess[bytes]:
-        environment = {**os.environ, "GIT_LITERAL_PATHSPECS": "1"}
-        if index is not None:
-            environment["GIT_INDEX_FILE"] = index
+        environment = dict(os.environ) if index is None else {**os.environ, "GIT_INDEX_FILE": index}
         try:
             return subprocess.run(
                 ["git", "-C", str(self._directory), *_SAFE, *words],
@@ -117,6 +125,11 @@ class Repository:
             )
         except FileNotFoundError as error:
             raise click.ClickException("git is not installed") from error
+
+
+def _failed(what: str, done: subprocess.CompletedProcess[bytes]) -> click.ClickException:
+    said = " ".join(_text(done.stderr).split()) or f"exit code {done.returncode}"
+    return click.ClickException(f"git {what} failed: {said}")
 
 
 def _is_in_git(path: str) -> bool:
