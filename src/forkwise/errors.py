@@ -6,7 +6,7 @@ nobody has to parse a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ __all__ = [
     "BranchError",
     "BranchNotFoundError",
     "BranchStaleError",
+    "BranchesFailed",
     "BranchingError",
     "CommitError",
     "ConflictError",
@@ -27,6 +28,7 @@ __all__ = [
     "ForkwiseError",
     "ForkwiseWarning",
     "LedgerError",
+    "LocalModelError",
     "MemoryBranchError",
     "MountError",
     "NamespaceError",
@@ -139,3 +141,25 @@ class ConversationError(BranchingError):
         self.rule = rule
         self.node = node
         self.calls = tuple(calls)
+
+
+class LocalModelError(BranchingError):
+    """The local model cannot be fetched, started or used as it was asked to."""
+
+    def __init__(self, message: str, *, reason: str = "", remedy: str = "") -> None:
+        super().__init__(f"{message}{': ' if reason else ''}{reason}{'; ' if remedy else ''}{remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class BranchesFailed(BranchingError):  # noqa: N818 - it says which, and holds what the others gave
+    """Some of several branches of a conversation failed.
+
+    ``failures`` has the errors by the numbers of the branches, ``done`` what the others gave, in their order.
+    """
+
+    def __init__(self, done: Sequence[object], failures: Mapping[int, Exception]) -> None:
+        told = "; ".join(f"branch {number + 1}: {type(e).__name__}: {e}" for number, e in sorted(failures.items()))
+        super().__init__(f"{len(failures)} of {len(failures) + len(done)} branches failed: {told}")
+        self.done = tuple(done)
+        self.failures = dict(failures)
