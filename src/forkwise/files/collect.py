@@ -6,7 +6,7 @@ Nothing here follows a mount, and nothing that holds uncommitted work goes unles
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,11 @@ class Collected:
     freed: int = 0
 
 
-def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> Collected:
-    """Collect what belongs to one workspace."""
+def collect(
+    workspace: Workspace, *, force: bool, keep: int, dry_run: bool, wanted: Mapping[str, bool] | None = None
+) -> Collected:
+    """Collect what belongs to one workspace. ``wanted`` says of branches, by their paths, whether anybody wants them,
+    for who knows that better than can be told from the branch."""
     place = workspace.place
     with locked(place.state):
         workspace.settle()
@@ -41,9 +44,10 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
         listed: list[str] = []
         freed = _size(f"{place.state}/trash")
         for branch in reversed(workspace.settled_branches()):
-            if _is_wanted(branch, removed):
+            told = (wanted or {}).get(branch.branch_path)
+            if _is_wanted(branch, told, removed):
                 continue
-            if not force and _has_changes(branch):
+            if told is None and not force and _has_changes(branch):
                 listed.append(branch.branch_path)
                 continue
             removed.append(branch.branch_path)
@@ -64,12 +68,12 @@ def collect(workspace: Workspace, *, force: bool, keep: int, dry_run: bool) -> C
     return Collected(tuple(removed), tuple(listed), freed)
 
 
-def _is_wanted(branch: Branch, removed: Collection[str]) -> bool:
+def _is_wanted(branch: Branch, told: bool | None, removed: Collection[str]) -> bool:
     """Whether somebody still has it, or a branch made from it."""
-    birth = Birth.load(branch.home)
-    if birth.kept or (birth.owner is not None and birth.owner.alive):
-        return True
-    return any(f"{branch.branch_path}/{name}" not in removed for name in branch.place.names())
+    if told is None:
+        birth = Birth.load(branch.home)
+        told = birth.kept or (birth.owner is not None and birth.owner.alive)
+    return told or any(f"{branch.branch_path}/{name}" not in removed for name in branch.place.names())
 
 
 def _has_changes(branch: Branch) -> bool:

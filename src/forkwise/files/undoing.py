@@ -20,6 +20,7 @@ from forkwise.files.taken_back import TakenBack
 from forkwise.files.transaction import Transaction, as_commit_error, recover
 
 if TYPE_CHECKING:
+    from forkwise.files.parent import Parent
     from forkwise.files.workspace import Workspace
 
 __all__ = ["history", "undo"]
@@ -27,9 +28,9 @@ __all__ = ["history", "undo"]
 _KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo": "undo"}
 
 
-def history(workspace: Workspace) -> list[Commit]:
-    """All recorded commits of a workspace, newest first."""
-    records = _records(workspace.place)
+def history(parent: Parent) -> list[Commit]:
+    """All recorded commits into a workspace, or into a branch, newest first."""
+    records = _records(parent.place)
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     return [r.commit(undone_by.get(r.number)) for r in records]
 

@@ -1,0 +1,166 @@
+"""Picking: a fork decided by a person, after or instead of whoever was to decide it, and what was decided carried out.
+
+The decision is in the ledger before anything is touched. So whoever comes after a kill knows what was meant, and either
+finds the winner's branch and commits it, or finds the commit.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError, LedgerError
+from forkwise.files.branch import Branch
+from forkwise.files.commit import Commit
+from forkwise.files.conflict import OnConflict
+from forkwise.files.workspace import Workspace
+from forkwise.fork.history import reconcile
+from forkwise.fork.landing import commit_winner
+from forkwise.fork.remains import Remains, gone
+from forkwise.ledger.opening import open_ledger
+from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.record import AttemptRecord
+
+__all__ = ["carry_out", "complete", "pick"]
+
+
+def pick(
+    workspace: Workspace | str | os.PathLike[str],
+    attempt: str,
+    *,
+    on_conflict: OnConflict = "refuse",
+    keep: bool = False,
+    trust: bool = False,
+    force: bool = False,
+) -> Commit:
+    """Decide a fork for one of its attempts, commit what that made, and drop the others (``keep``: keep them).
+
+    Named by its fork alone, it is the attempt that was found best. The fork may be one that waits for a pick, one that
+    was interrupted, one that still runs (its other attempts are ended), or one that was decided for this attempt and
+    never committed, such as because of a conflict. An attempt that did not succeed is refused unless ``force`` is
+    given. ``on_conflict`` and ``trust`` are those of ``Branch.commit``.
+
+    Raises ForkResolvedError where the fork was decided otherwise before.
+    """
+    workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+    with open_ledger(workspace) as ledger:
+        reconcile(ledger, workspace)
+        if "." not in attempt and ledger.fork(attempt).stored == "resolved":
+            return complete(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep)
+        chain = _chain(ledger, ledger.attempt(attempt) if "." in attempt else _favourite(ledger, attempt))
+        innermost, fork = (Remains(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
+        if fork.record.is_over:
+            _decide(fork, chain[-1], keep=keep)
+        else:
+            _check(innermost, chain[0], force=force)
+            # From the inside out: what is decided inside counts for nothing until the outermost is decided.
+            for one in chain:
+                _decide(Remains(ledger, workspace, one.fork), one, keep=keep)
+        return carry_out(fork, on_conflict=on_conflict, trust=trust, keep=keep)
+
+
+def complete(
+    ledger: Ledger,
+    workspace: Workspace,
+    fork: str,
+    *,
+    on_conflict: OnConflict = "refuse",
+    trust: bool = False,
+    keep: bool = False,
+) -> Commit:
+    """Commit what a fork was resolved for, where that did not happen: it was refused, or the process was killed."""
+    remains = Remains(ledger, workspace, fork)
+    reconcile(ledger, workspace)
+    record = remains.record
+    if record.stored != "resolved" or record.commit is not None:
+        how = record.state if record.commit is None else f"committed as {record.commit} already"
+        raise ForkResolvedError(f"fork {record.id} has nothing to be committed: it is {how}", fork=record.id)
+    return carry_out(remains, on_conflict=on_conflict, trust=trust, keep=keep)
+
+
+def carry_out(fork: Remains, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
+    """Commit what a fork was resolved for, and let the rest of it go."""
+    fork.wait_for_driver()
+    record, name = fork.record, fork.outcome()
+    commit = None if name is None else fork.committed(name)
+    if commit is None:
+        branch = None if name is None else fork.branch(name)
+        if branch is None:
+            raise BranchNotFoundError(
+                f"fork {fork.id} was decided, but the branch it was decided for is gone: {name}", branch=name
+            )
+        if record.winner is not None:
+            _fold(fork, record.winner, branch, on_conflict, trust)
+        try:
+            commit = commit_winner(branch, on_conflict, trust=trust)
+        except BranchingError:
+            with suppress(BranchNotFoundError):
+                branch.keep()
+            raise
+    fork.ledger.record_commit(fork.id, commit.id, commit.paths)
+    fork.abort_inside("the fork around it was decided")
+    fork.drop(keep=keep)
+    return commit
+
+
+def _fold(fork: Remains, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
+    """Bring what was decided inside a winner into it; what was not decided goes, and so does what the dead left."""
+    for inner in fork.inside(winner):
+        name = inner.outcome()
+        if inner.record.stored == "resolved" and name is not None and inner.branch(name) is not None:
+            carry_out(inner, on_conflict=on_conflict, trust=trust, keep=False)
+        else:
+            fork.ledger.abort_fork(inner.id, "the fork around it was decided")
+            inner.abort_inside("the fork around it was decided")
+            inner.drop()
+    for left in branch.children():
+        if not left.kept and not left.owner_alive:
+            left.abort()
+
+
+def _favourite(ledger: Ledger, fork: str) -> AttemptRecord:
+    """The attempt that was found best in a fork; LedgerError where none was."""
+    record = ledger.fork(fork)
+    name = (record.verdict or {}).get("winner")
+    if isinstance(name, str):
+        return ledger.attempt(name)
+    near = [attempt.id for attempt in ledger.attempts(record.id)]
+    raise LedgerError(
+        f"fork {record.id} has no favourite: name an attempt ({', '.join(near) or 'it has none'})",
+        subject=record.id,
+        near=near,
+    )
+
+
+def _chain(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
+    """An attempt, the one inside which its fork was made, and so on to the outermost."""
+    chain = [attempt]
+    while parent := ledger.fork(chain[-1].fork).parent:
+        chain.append(ledger.attempt(parent))
+    return chain
+
+
+def _decide(fork: Remains, attempt: AttemptRecord, *, keep: bool) -> None:
+    """Decide a fork for an attempt, if it was not before; raises ForkResolvedError where it was decided otherwise."""
+    if fork.ledger.resolve(fork.id, how="pick", winner=attempt.id, detail={"keep": keep}):
+        return
+    record = fork.record
+    if record.stored == "resolved" and record.commit is None and record.winner == attempt.id:
+        return
+    how = record.state if record.commit is None else f"committed as {record.commit}"
+    whom = f" (for {record.winner})" if record.winner else ""
+    raise ForkResolvedError(f"fork {record.id} was {how}{whom} already, and is decided only once", fork=record.id)
+
+
+def _check(fork: Remains, attempt: AttemptRecord, *, force: bool) -> None:
+    """Raise unless an attempt can be committed."""
+    if fork.record.state == "running" and not attempt.is_over:
+        raise LedgerError(f"attempt {attempt.id} is {attempt.state}: wait until it is over", subject=attempt.id)
+    if attempt.state != "succeeded" and not force:
+        why = f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state
+        raise LedgerError(
+            f"attempt {attempt.id} did not succeed ({why}): force=True (--force) commits it all the same",
+            subject=attempt.id,
+        )
+    if fork.branch(attempt.branch) is None:
+        raise gone(attempt)

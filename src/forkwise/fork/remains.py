@@ -1,0 +1,145 @@
+"""Remains: a fork seen from outside the process that runs it, or that died: its record, and the branches it left.
+
+Whoever decides a fork from outside (picks, combines, aborts, completes what a killed process began) works on this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from forkwise.errors import BranchError, BranchNotFoundError, LedgerError
+from forkwise.files.branch import Branch
+from forkwise.files.commit import Commit
+from forkwise.files.undoing import history
+from forkwise.files.workspace import Workspace
+from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.record import AttemptRecord, ForkRecord
+
+__all__ = ["Remains", "branch_of"]
+
+_PACE = 0.05
+_PATIENCE = 60.0  # seconds for a process to end what it runs, once it was told that this is no longer wanted
+
+
+class Remains:
+    """One fork and what is left of it. Forks made inside its attempts are Remains of their own."""
+
+    def __init__(self, ledger: Ledger, workspace: Workspace, fork: str) -> None:
+        self.ledger = ledger
+        self.workspace = workspace
+        self.id = ledger.fork(fork).id
+
+    @property
+    def record(self) -> ForkRecord:
+        """What the ledger says of it now."""
+        return self.ledger.fork(self.id)
+
+    @property
+    def attempts(self) -> list[AttemptRecord]:
+        """Its own attempts, without those of the forks inside."""
+        return self.ledger.attempts(self.id)
+
+    def must_be_outermost(self) -> None:
+        """Raise LedgerError where it is but a part of another, which is what can be gone on with or given up."""
+        if parent := self.record.parent:
+            outer = parent.partition(".")[0]
+            raise LedgerError(f"fork {self.id} was made inside attempt {parent}: say {outer} instead", subject=self.id)
+
+    def inside(self, attempt: str | None = None) -> Iterator[Remains]:
+        """The forks made inside one of its attempts, or inside any."""
+        for name in [attempt] if attempt else [a.id for a in self.attempts]:
+            for record in self.ledger.children(name):
+                yield Remains(self.ledger, self.workspace, record.id)
+
+    # Its branches
+
+    @property
+    def origin(self) -> Workspace | Branch:
+        """What it was made from."""
+        origin = self.record.origin
+        return self.workspace if origin == self.workspace.branch_path else self.workspace.open(origin)
+
+    def branches(self) -> list[Branch]:
+        """The branches it made that are still there."""
+        with suppress(BranchNotFoundError):
+            return [branch for branch in self.origin.children() if branch.name.startswith(f"{self.id}-")]
+        return []
+
+    def branch(self, name: str) -> Branch | None:
+        """One of them."""
+        return next((branch for branch in self.branches() if branch.name == name), None)
+
+    def outcome(self) -> str | None:
+        """The name of the branch that it was resolved for: an attempt's, or a combination's."""
+        record = self.record
+        if record.winner is not None:
+            return self.ledger.attempt(record.winner).branch
+        name = (record.resolution or {}).get("branch")
+        return name if isinstance(name, str) else None
+
+    def committed(self, name: str) -> Commit | None:
+        """The commit by which a branch of it went into what it was made from, if one did."""
+        with suppress(BranchNotFoundError):
+            origin = self.origin
+            path = f"{origin.branch_path}/{name}"
+            return next((c for c in history(origin) if c.kind == "commit" and c.branch == path), None)
+        return None
+
+    def drop(self, *, keep: bool = False) -> list[str]:
+        """Have its branches vanish, or keep them for somebody to look at; gives their paths."""
+        done = []
+        for branch in self.branches():
+            with suppress(BranchNotFoundError):
+                if keep:
+                    branch.keep()
+                else:
+                    branch.abort()
+                done.append(branch.branch_path)
+        return done
+
+    # Whoever else is at it
+
+    def abort_inside(self, reason: str, attempt: str | None = None) -> None:
+        """Give up what was begun inside its attempts and not decided."""
+        for fork in self.inside(attempt):
+            self.ledger.abort_fork(fork.id, reason)
+            fork.abort_inside(reason)
+
+    def wait_for_driver(self) -> None:
+        """Wait until nothing of it runs any more. The process that runs it sees in the ledger that it was decided."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.record.owner.alive and (going := self._going()):
+            if time.monotonic() > deadline:
+                raise BranchError(
+                    f"fork {self.id} was decided, but process {self.record.owner.pid} still runs {', '.join(going)}: "
+                    "end that process, then do this again"
+                )
+            time.sleep(_PACE)
+
+    def _going(self) -> list[str]:
+        own = [attempt.id for attempt in self.attempts if not attempt.is_over]
+        return own + [name for fork in self.inside() for name in fork._going()]
+
+
+def branch_of(ledger: Ledger, workspace: Workspace, name: str) -> Branch:
+    """A branch by what people call it: the id of an attempt, or the branch's own name or path."""
+    try:
+        return workspace.open(name)
+    except BranchNotFoundError:
+        if "." not in name:
+            raise
+    attempt = ledger.attempt(name)
+    found = Remains(ledger, workspace, attempt.fork).branch(attempt.branch)
+    if found is None:
+        raise gone(attempt)
+    return found
+
+
+def gone(attempt: AttemptRecord) -> BranchNotFoundError:
+    """The error that says that an attempt's branch is no longer there."""
+    return BranchNotFoundError(
+        f"attempt {attempt.id} has no branch any more: it was committed, or dropped when its fork was decided",
+        branch=attempt.branch,
+    )
