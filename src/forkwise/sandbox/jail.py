@@ -7,6 +7,7 @@ inside (where its own files may not be seen), and knows nothing but the Jail it 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -220,12 +221,19 @@ def shut_doors(jail: Jail, *, starting: bool = False) -> None:
     kept = set(jail.keeps_caps)
     for number in range(_LAST_CAP + 1):
         if number not in kept:
-            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+            _take_from_bounding_set(number, must=starting)
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _set_capabilities(set(range(_LAST_CAP + 1)) if starting else kept)
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if jail.seccomp:
         install(bytes.fromhex(jail.seccomp))
+
+
+def _take_from_bounding_set(number: int, *, must: bool) -> None:
+    """``must``: nothing else keeps the capability from the command. One that the kernel does not know is EINVAL."""
+    done = _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    if must and done < 0 and ctypes.get_errno() != errno.EINVAL:
+        _check(done, "the bounding set of capabilities")
 
 
 class _CapHeader(ctypes.Structure):

@@ -163,7 +163,7 @@ def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
     ]
     argv, environment = request["argv"], request["env"]
     problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for place in [""] if "/" in argv[0] else os.get_exec_path(environment):
+    for place in [""] if "/" in argv[0] else environment.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(place, argv[0])
         try:
             os.stat(path)  # a look costs less than a process that finds nothing
