@@ -16,7 +16,7 @@ from tests.provider.models import anthropic_model, openai_model
 from tests.provider.script import Responder
 from tests.provider.server import ProviderServer
 
-__all__ = ["ModelOf", "StartProvider", "model_of", "provider", "provider_name"]
+__all__ = ["ModelOf", "StartProvider", "check_requests", "model_of", "provider", "provider_name"]
 
 ModelOf = Callable[[ProviderServer], Model]
 MAKERS: dict[str, ModelOf] = {"anthropic": anthropic_model, "openai": openai_model}
@@ -41,13 +41,18 @@ def provider() -> Iterator[StartProvider]:
 
         yield start
     for server, expects_fault in started:
-        if server.failures:
-            raise server.failures[0]
-        drawn = [f"{fault.rule}: {fault.message}" for fault in server.faults]
-        if expects_fault:
-            assert drawn, "the test expects a 400, and every request kept the rules"
-        else:
-            assert not drawn, f"{len(drawn)} requests broke the provider's rules, the first: {drawn[0]}"
+        check_requests(server, expects_fault=expects_fault)
+
+
+def check_requests(server: ProviderServer, *, expects_fault: bool = False) -> None:
+    """Fail where the script did, where a request drew a 400, or where none did though it was expected."""
+    if server.failures:
+        raise server.failures[0]
+    drawn = [f"{fault.rule}: {fault.message}" for fault in server.faults]
+    if expects_fault:
+        assert drawn, "the test expects a 400, and every request kept the rules"
+    else:
+        assert not drawn, f"{len(drawn)} of {len(server.requests)} requests broke the provider's rules: {drawn[0]}"
 
 
 @pytest.fixture(params=MAKERS)

@@ -30,7 +30,7 @@ from tests.provider import (
     think,
 )
 from tests.provider.bodies import anthropic_body, assistant, calling, openai_body, result, tool_message, use, user
-from tests.provider.fixtures import StartProvider
+from tests.provider.fixtures import StartProvider, check_requests
 from tests.provider.models import KEY, anthropic_client, openai_client
 
 ASKED: Any = [{"role": "user", "content": "Look."}]
@@ -370,3 +370,17 @@ def test_what_a_script_raises_is_kept() -> None:
     with ProviderServer(Script([])) as server:
         assert post(server, "/v1/messages", ANTHROPIC)[0] == 500
         assert [type(error) for error in server.failures] == [ScriptEnded]
+        with pytest.raises(ScriptEnded):
+            check_requests(server)
+
+
+def test_a_400_nobody_expected_fails_the_test() -> None:
+    with ProviderServer(Script([], then="Hello.")) as server:
+        assert post(server, "/v1/messages", ANTHROPIC)[0] == 200
+        check_requests(server)
+        with pytest.raises(AssertionError, match="every request kept the rules"):
+            check_requests(server, expects_fault=True)
+        assert post(server, "/v1/chat/completions", openai_body(tool_message("a")))[0] == 400
+        with pytest.raises(AssertionError, match="1 of 2 requests broke the provider's rules: O2: Invalid parameter"):
+            check_requests(server)
+        check_requests(server, expects_fault=True)
