@@ -1,8 +1,12 @@
-"""Async tests run on asyncio."""
+"""Async tests run on asyncio; models talk to a provider of our own."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests.provider.fixtures import model_of, provider, provider_name
+
+__all__ = ["anyio_backend", "model_of", "provider", "provider_name"]
 
 
 @pytest.fixture

@@ -1,0 +1,112 @@
+"""Over the real clients, against a provider that enforces the rules: no node of any tree draws a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_ai import Agent
+from pydantic_ai.direct import model_request
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models import Model
+
+from forkwise.conversation.branch_self import BranchSelf
+from forkwise.conversation.conversation import Conversation
+from forkwise.conversation.node import Node
+from forkwise.conversation.talk import Talk, text_of
+from tests.provider.fixtures import StartProvider, check_requests
+from tests.provider.models import provider_models
+from tests.provider.reply import answer, call
+from tests.provider.request import Request
+from tests.provider.server import ProviderServer
+
+pytestmark = pytest.mark.anyio
+
+
+async def ask_everywhere(talk: Conversation, model: Model) -> int:
+    """Send, from every node, what can be sent from there."""
+    asked = 0
+    for node in [talk.root, *talk]:
+        prompt = "and then?" if node.message is None or node.is_response else None
+        await model_request(model, talk.request(prompt, node))
+        asked += 1
+    return asked
+
+
+def branching(request: Request) -> Any:
+    """Branches in two at first, once more in the first of them, and answers all else."""
+    said = request.last_user_text
+    if request.tool_results and not said.startswith("(self-prompt)"):
+        return answer(f"so: {request.tool_results[0].text}")
+    if said == "go":
+        return answer(
+            "let me see",
+            call("branch_self", self_prompts=["one", "two"], allow_work=True, recombine="llm_judge"),
+            call("note", text="x"),
+        )
+    if said == "(self-prompt): one" and len(request.messages) == 3:
+        return answer(call("branch_self", self_prompts=["deep one", "deep two"], recombine="concatenate"))
+    if "Choose the best" in said:
+        return answer(call(request.tool_names[0], option=2))
+    return answer(f"answer to {said}")
+
+
+async def test_branch_self(provider: StartProvider, provider_name: str) -> None:
+    server = provider(branching)
+    agent = Agent(provider_models(server)[provider_name], toolsets=[BranchSelf()])
+
+    @agent.tool_plain
+    def note(text: str) -> str:
+        return f"noted {text}"
+
+    talk = Talk(agent)
+    end = await talk.prompt("go")
+    assert "2 of 2 branches completed" in text_of(end)
+    assert "Option 2 was chosen" in text_of(end)
+    caller = talk.conversation.node(2)
+    assert len(caller.replies) == 3
+    deep = caller.replies[0].replies[0]
+    assert [text_of(way.replies[0]) for way in deep.replies[:2]] == [
+        "answer to (self-prompt): deep one",
+        "answer to (self-prompt): deep two",
+    ]
+    await talk.prompt("go on", at=deep.replies[0].replies[0])
+    assert await ask_everywhere(talk.conversation, provider_models(server)[provider_name]) == len(talk.conversation) + 1
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.booleans()), min_size=1, max_size=14)
+
+
+def grown(steps: list[tuple[int, int, bool]]) -> Conversation:
+    """A tree: for each step a node to go on from, how many calls a model makes there, and whether one is settled."""
+    talk = Conversation()
+    nodes: list[Node] = [talk.root]
+    for number, (at, calls, is_settled) in enumerate(steps):
+        parent = nodes[at % len(nodes)]
+        if parent.message is None or parent.is_response:
+            nodes.append(talk.say(f"prompt {number}", parent))
+            continue
+        made = [ToolCallPart("look", {"n": n}, f"call_{parent.depth}_{n}") for n in range(calls)]
+        node = talk.add(ModelResponse(parts=[TextPart(f"said {number}"), *made]), parent)
+        nodes.append(node)
+        if is_settled and calls:
+            talk.settle(node, made[0].tool_call_id, {"seen": number})
+    return talk
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with ProviderServer(lambda _: answer("yes")) as running:
+        yield running
+    check_requests(running)
+
+
+@settings(max_examples=12, deadline=None)
+@given(steps=STEPS)
+async def test_any_tree(steps: list[tuple[int, int, bool]], server: ProviderServer) -> None:
+    talk = grown(steps)
+    for model in provider_models(server).values():
+        await ask_everywhere(talk, model)
+    assert not server.faults
