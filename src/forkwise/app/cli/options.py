@@ -109,6 +109,8 @@ class Asked:
             raise click.UsageError(f"a command stands behind two dashes, so that its options are its own: -- {line}")
         if self.agents and not any(word.strip() for word in self.words):
             raise click.UsageError(f"agent {self.agents[0]!r} needs a prompt: --agent {self.agents[0]} 'what to do'")
+        if self.tests is not None and not self.tests.strip():
+            raise click.UsageError("--test needs a command, or auto")
         if self.git is not None and self.no_commit:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.message is not None and self.git is None:
