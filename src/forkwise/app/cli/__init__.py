@@ -10,6 +10,7 @@ from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
 from forkwise.app.cli.history import gc, log, undo
 from forkwise.app.cli.verb import Commands
+from forkwise.app.cli.walk import walk
 
 __all__ = ["forkwise_command", "main"]
 
@@ -28,7 +29,7 @@ def forkwise_command() -> None:
     """
 
 
-for _verb in (doctor, *EXPLORING, branch, log, undo, gc):
+for _verb in (doctor, *EXPLORING, branch, log, undo, gc, walk):
     forkwise_command.add_command(_verb)
 
 

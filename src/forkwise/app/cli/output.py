@@ -81,6 +81,11 @@ class Output:
         else:
             self.console.print(printable(text), style=style or None)
 
+    def text(self, text: str) -> None:
+        """Print lines that somebody else wrote, for a person."""
+        for line in text.splitlines() or [""]:
+            self.line(line)
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = False) -> None:
         """Print a table for a person. On a terminal, what is too long is folded, or ``cut`` in the last column."""
         if self.console is None:
