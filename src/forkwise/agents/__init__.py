@@ -1,0 +1,1 @@
+"""Agents with branches: structured modules, live forking of a running agent, and a small local model."""
