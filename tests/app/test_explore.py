@@ -309,7 +309,7 @@ def _documented() -> dict[str, set[str]]:
     table = page.partition("<!-- lines -->")[2].partition("<!-- end of lines -->")[0]
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `")]
     assert rows
-    return {row[1].strip().strip("`"): {w.strip("`") for w in row[2].split() if w.startswith("`")} for row in rows}
+    return {row[1].strip(" `"): set(row[2].partition(":")[0].replace("`", "").split()) for row in rows}
 
 
 def test_a_failure_is_the_last_line(lines: Lines) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-__all__ = ["Agent", "find_agent", "load_agents"]
+__all__ = ["Agent", "find_agent", "load_agents", "tables_of"]
 
 PACKAGED = Path(__file__).parents[1] / "agents.toml"
 
@@ -72,11 +72,16 @@ def find_agent(name: str, workspace: Path) -> Agent:
     return agent
 
 
+def tables_of(workspace: Path) -> Path:
+    """Where a workspace has tables of its own, if it has any."""
+    return workspace / ".forkwise" / "agents.toml"
+
+
 def load_agents(workspace: Path) -> dict[str, Agent]:
     """All agents that are known in a workspace: those that come with forkwise, the user's, and the workspace's own."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     tables: dict[str, dict[str, Any]] = {}
-    for source in (PACKAGED, config / "forkwise" / "agents.toml", workspace / ".forkwise" / "agents.toml"):
+    for source in (PACKAGED, config / "forkwise" / "agents.toml", tables_of(workspace)):
         for name, table in _read(source).items():
             tables[name] = {**tables.get(name, {}), **table, "source": source}
     return {name: _agent(name, table) for name, table in tables.items()}

@@ -39,7 +39,6 @@ class Repository:
     def __init__(self, directory: Path, branch: str | None = None) -> None:
         self._directory = directory
         self._branch = branch
-        self._configuration = self._configured_by()
         if self._ask("rev-parse", "--is-inside-work-tree") != "true":
             raise click.ClickException(f"{directory} is in no git repository; git init makes one")
         if self._ask("var", "GIT_COMMITTER_IDENT") is None:
@@ -91,12 +90,13 @@ class Repository:
 
     def _refuse_what_git_obeys(self, paths: Sequence[str]) -> None:
         """A configuration that an attempt wrote could have git run anything, and forkwise runs git."""
+        configuration = self._configured_by()
         for path in paths:
-            if path in _OBEYED or (self._directory / path) in self._configuration:
+            if path in _OBEYED or (self._directory / path) in configuration:
                 raise click.ClickException(f"the winner changed {path}, which git obeys: look at it and commit by hand")
 
     def _configured_by(self) -> set[Path]:
-        """The files that git is configured by: some may lie in the workspace."""
+        """The files that git is configured by, of which some may lie in the workspace. To ask is safe: it only reads."""
         told = _split(self._ask("config", "--list", "--show-origin", "--name-only", "-z") or "")
         names = [name.removeprefix("file:") for name in told if name.startswith("file:")]
         return {Path(os.path.normpath(self._directory / name)) for name in names}

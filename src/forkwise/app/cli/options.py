@@ -6,6 +6,7 @@ import functools
 import os
 import shlex
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from forkwise.app.cli.output import Output
 from forkwise.app.cli.verb import Verb, stream_option, workspace_option
+from forkwise.errors import ForkwiseWarning
 
 if TYPE_CHECKING:
     from forkwise.app.cli.agents import Agent
@@ -120,9 +122,13 @@ class Asked:
                 raise click.UsageError(f"--writable {path}: there is nothing")
 
     def _agents(self) -> list[Agent]:
-        from forkwise.app.cli.agents import find_agent
+        from forkwise.app.cli.agents import find_agent, tables_of
 
-        return [find_agent(name, self.directory) for name in self.agents]
+        agents = [find_agent(name, self.directory) for name in self.agents]
+        for agent in agents:
+            if agent.source == tables_of(self.directory):  # whoever wrote that may mean anything by the name
+                warnings.warn(f"agent {agent.name!r} is as {agent.source} says", ForkwiseWarning, stacklevel=1)
+        return agents
 
     def _command(self) -> list[tuple[str, ...]]:
         """The command behind ``--``, which has to be there: it is run where the workspace is."""

@@ -1,0 +1,221 @@
+"""Agents by name: what is run for them, what they get, and where they are read from. The programs are fakes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from forkwise import Workspace
+from forkwise.app.cli.agents import Agent, load_agents
+from forkwise.fork.fork import open_ledger
+
+Run = Callable[..., Result]
+
+NAMES = ("aider", "claude", "codex", "gemini", "goose", "opencode")
+
+FAKE = """\
+#!{python}
+import json, os, sys
+told = {{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
+for name in os.environ.get("WRITES", "").split(":"):
+    try:
+        open(os.path.join(name, "written"), "w").close()
+    except OSError as error:
+        told[name] = error.strerror
+json.dump(told, open("told.json", "w"))
+sys.exit(int(os.environ.get("FAILS", "0")) and "fixed" not in " ".join(sys.argv))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of one's own, and a directory for programs that comes first on the path."""
+    place = tmp_path / "home"
+    (place / "bin").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(place))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+    return place
+
+
+@pytest.fixture
+def install(home: Path) -> Callable[[str], None]:
+    """Put a program on the path that writes down how it was started."""
+
+    def install(name: str) -> None:
+        program = home / "bin" / name
+        program.write_text(FAKE.format(python="/usr/bin/env python3"))
+        program.chmod(0o755)
+
+    return install
+
+
+def told(project: Path) -> Any:
+    """What the program wrote down."""
+    return json.loads((project / "told.json").read_text())
+
+
+PROMPT = """fix "it"; rm -rf $HOME `x` 'y' \\ {prompt}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("claude", ["-p"], ["--dangerously-skip-permissions"]),
+        ("codex", ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"], []),
+        ("gemini", ["--approval-mode=yolo", "-p"], []),
+        ("aider", ["--chat-history-file", "/dev/null", "--message"], []),
+        ("opencode", ["run"], []),
+        ("goose", ["run", "--no-session", "--text"], []),
+    ],
+)
+def test_presets(
+    run: Run, project: Path, install: Callable[[str], None], name: str, before: list[str], after: list[str]
+) -> None:
+    install(name)
+    run("run", "--agent", name, PROMPT)
+    given = told(project)
+    at = given["argv"].index(PROMPT)
+    assert given["argv"][:at][-len(before) :] == before
+    assert given["argv"][at + 1 :] == after
+    assert given["cwd"] == str(project)
+    assert {"FORKWISE_ATTEMPT", "FORKWISE_FEEDBACK"} <= set(given["env"])
+
+
+def test_there_is_a_preset_for_each(project: Path, home: Path) -> None:
+    assert sorted(load_agents(project)) == list(NAMES)
+
+
+def test_words_of_a_prompt_are_one_prompt(run: Run, project: Path, install: Callable[[str], None]) -> None:
+    install("claude")
+    run("run", "--agent", "claude", "fix", "the", "tests")
+    assert told(project)["argv"][1] == "fix the tests"
+
+
+def test_an_agent_has_its_keys_its_caches_and_a_network(
+    run: Run, project: Path, home: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("claude")
+    (home / ".claude").mkdir()
+    (home / "other").mkdir()
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k3y-of-claude")
+    monkeypatch.setenv("OTHER_API_KEY", "other")
+    monkeypatch.setenv("WRITES", f"{home}/.claude:{home}/other:{home}/.cache/claude")
+    (project / "check.sh").write_text('test -z "$ANTHROPIC_API_KEY" && ! touch "$HOME/.claude/by-a-test"\n')
+    run("best-of", "1", "--confinement", "strict", "--test", "sh check.sh", "--agent", "claude", "fix it")
+    given = told(project)
+    assert given["env"]["ANTHROPIC_API_KEY"] == "k3y-of-claude"
+    assert given["env"]["IS_SANDBOX"] == "1"
+    assert "OTHER_API_KEY" not in given["env"]
+    assert (home / ".claude/written").exists()
+    assert not (home / "other/written").exists()
+    with open_ledger(Workspace(project)) as ledger:
+        assert "k3y-of-claude" not in "".join(str(event) for event in ledger.events())
+        assert ledger.forks()[0].spec["allowance"]["network"] == "host"
+
+
+def test_what_holds_in_a_sandbox_is_not_said_outside_one(
+    run: Run, project: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IS_SANDBOX", raising=False)
+    install("claude")
+    run("run", "--confinement", "open", "--agent", "claude", "fix it")
+    assert "IS_SANDBOX" not in told(project)["env"]
+
+
+def test_an_agent_is_told_what_was_wrong(
+    run: Run, project: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "1")
+    install("codex")
+    program = Path(os.environ["PATH"].partition(":")[0]) / "codex"
+    program.write_text(program.read_text().replace("import json", "print('it is to be fixed')\nimport json", 1))
+    run("reflexion", "--agent", "codex", "do it")
+    prompt = told(project)["argv"][-1]
+    assert prompt.startswith("do it\n\n")
+    assert "exit code 1" in prompt
+    assert "it is to be fixed" in prompt
+
+
+def test_several_agents_compete(run: Run, project: Path, install: Callable[[str], None]) -> None:
+    install("claude")
+    install("codex")
+    run("speculate", "--all", "--agent", "claude", "--agent", "codex", "-c", "true", "fix it")
+    with open_ledger(Workspace(project)) as ledger:
+        assert [a.label for a in ledger.attempts(ledger.forks()[0].id)] == ["true", "claude", "codex"]
+
+
+@pytest.fixture
+def tables(project: Path, home: Path) -> Callable[[str, str], Path]:
+    """Write a table of the user's or of the workspace's."""
+
+    def tables(whose: str, text: str) -> Path:
+        place = home / ".config/forkwise" if whose == "user" else project / ".forkwise"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "agents.toml").write_text(text)
+        return place / "agents.toml"
+
+    return tables
+
+
+def test_users_add_and_workspaces_change(
+    run: Run, project: Path, tables: Callable[[str, str], Path], install: Callable[[str], None]
+) -> None:
+    install("helper")
+    tables(
+        "user",
+        '[helper]\ncommand = ["helper", "--do={prompt}"]\nenvironment = { MOOD = "good" }\n[claude]\nwritable = []',
+    )
+    source = tables("workspace", '[helper]\nenvironment = { MOOD = "better" }')
+    agents = load_agents(project)
+    assert agents["claude"].writable == ()
+    assert agents["claude"].command[0] == "claude"
+    said = run("run", "--agent", "helper", "fix it").stderr
+    assert said == "forkwise: warning: agent 'helper' is as .forkwise/agents.toml says\n"
+    assert agents["helper"].source == source
+    assert told(project)["argv"] == ["--do=fix it"]
+    assert told(project)["env"]["MOOD"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[", "is no TOML"),
+        ("helper = 1", "helper is no table"),
+        ('[helper]\ncommand = ["helper"]', "command of [helper] cannot be"),
+        ('[helper]\ncommand = "helper {prompt}"', "command of [helper] cannot be"),
+        ("[helper]\nwritable = []", "[helper] has no command"),
+        ("[helper]\ncomand = []", "no key 'comand'; there are command,"),
+        ("[helper]\nenvironment = { A = 1 }", "environment of [helper] cannot be"),
+    ],
+)
+def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], Path], text: str, said: str) -> None:
+    source = tables("user", text)
+    refused = run("run", "--agent", "helper", "fix it", code=1).stderr
+    assert refused.startswith(f"forkwise: error: {source}")
+    assert said in refused
+
+
+def test_an_agent_that_is_not_there(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    said = run("run", "--agent", "claud", "fix it", code=2).stderr
+    assert f"there is no agent 'claud'; there are {', '.join(NAMES)}\n" in said
+    said = run("run", "--agent", "claude", "fix it", code=2).stderr
+    assert "needs the program 'claude', which is not on the PATH" in said
+    assert "npm install" in said
+
+
+def test_an_agent_needs_a_prompt(run: Run, install: Callable[[str], None]) -> None:
+    install("claude")
+    assert "--agent claude 'what to do'" in run("best-of", "2", "--agent", "claude", code=2).stderr
+
+
+def test_quotes_around_a_prompt() -> None:
+    agent = Agent(name="x", command=("my prog", "a={prompt}=b", "{prompt}", "$HOME"))
+    assert agent.argv("p")[2].splitlines()[-1] == """exec 'my prog' a="$1"=b "$1" '$HOME'"""

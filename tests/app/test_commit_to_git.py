@@ -1,0 +1,159 @@
+"""``--commit-to-git``: the winner's paths as a git commit, nothing else touched, and nothing of the winner's run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(project: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """The project as a git repository, and a way to ask git about it."""
+    home = project.parent
+    (home / "gitconfig").write_text("[user]\nname = Ada\nemail = ada@example.org\n[init]\ndefaultBranch = main\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=project, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    (project / ".gitignore").write_text("*.log\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    return git
+
+
+def sh(line: str) -> tuple[str, ...]:
+    return "--", "sh", "-c", line
+
+
+def test_only_what_was_committed(run: Run, git: Git, project: Path) -> None:
+    (project / "b.txt").write_text("staged\n")
+    git("add", "b.txt")
+    (project / "mine.txt").write_text("untracked\n")
+    (project / "sub/mine.txt").write_text("untracked\n")
+    said = run("run", "--commit-to-git", *sh("echo uno > a.txt; echo x > x.log; chmod 700 sub; echo q > ':q *'")).stdout
+    assert f"In git: {git('rev-parse', '--short=10', 'HEAD').strip()} on main.\n" in said
+    assert git("show", "--name-status", "--format=", "-z").split("\0") == ["A", ":q *", "M", "a.txt", ""]
+    assert git("status", "--porcelain").splitlines() == ["M  b.txt", "?? mine.txt", "?? sub/mine.txt"]
+    assert git("diff", "--cached", "--name-only") == "b.txt\n"
+    git("fsck", "--strict")
+
+
+def test_what_replaces_what(run: Run, git: Git, project: Path) -> None:
+    run(
+        "run",
+        "--commit-to-git",
+        *sh("rm -r sub; echo file > sub; rm a.txt; mkdir a.txt; echo in > a.txt/in; ln -s x b.txt -f"),
+    )
+    assert git("ls-tree", "-r", "--name-only", "HEAD").split() == [".gitignore", "a.txt/in", "b.txt", "sub"]
+    assert git("status", "--porcelain") == ""
+    run("run", "--commit-to-git", *sh("rm -r a.txt"))
+    assert git("ls-tree", "-r", "--name-only", "HEAD").split() == [".gitignore", "b.txt", "sub"]
+
+
+def test_a_branch_leaves_what_is_checked_out(run: Run, git: Git, project: Path) -> None:
+    (project / "b.txt").write_text("staged\n")
+    git("add", "b.txt")
+    before = git("rev-parse", "HEAD"), (project / ".git/index").read_bytes()
+    run("run", "--commit-to-git=fix/it", "-m", "By hand\n\nand foot", *sh("echo uno > a.txt"))
+    assert (git("rev-parse", "HEAD"), (project / ".git/index").read_bytes()) == before
+    assert (
+        git("show", "--name-only", "--format=%P %B", "fix/it")
+        == f"{before[0].strip()} By hand\n\nand foot\n\n\na.txt\n"
+    )
+
+
+def test_the_message_says_what_was_done(run: Run, git: Git, project: Path) -> None:
+    (project / "check.sh").write_text('echo "ok 1"; echo 1..1')
+    run("best-of", "2", "--commit-to-git", "--test", "sh check.sh", "-c", "echo uno > a.txt")
+    subject, _, body = git("log", "-1", "--format=%B").strip().partition("\n\n")
+    assert subject == "echo uno > a.txt"
+    assert body.startswith("By forkwise best-of: attempt ")
+    assert body.endswith("of 2; tests: 1 passed.")
+
+
+def test_in_a_repository_without_a_commit_and_from_a_directory_of_it(run: Run, git: Git, project: Path) -> None:
+    git("update-ref", "-d", "HEAD")
+    run("run", "-C", str(project / "sub"), "--commit-to-git", *sh("echo uno > c.txt"))
+    assert git("ls-tree", "-r", "--name-only", "HEAD") == "sub/c.txt\n"
+    assert git("diff", "--name-only", "HEAD", "--", "sub") == ""
+
+
+def test_a_winner_that_committed_by_itself(run: Run, git: Git, project: Path) -> None:
+    commit = "git -c user.name=Agent -c user.email=agent@example.org commit --quiet -am 'by the agent'"
+    said = run("run", "--commit-to-git", *sh(f"echo uno > a.txt; {commit}")).stdout
+    assert git("log", "--format=%s").splitlines() == ["by the agent", "first"]
+    assert git("status", "--porcelain") == ""
+    assert "In git" not in said
+
+
+def test_nothing_that_the_winner_wrote_is_run(run: Run, git: Git, project: Path, tmp_path: Path) -> None:
+    hook = 'printf "#!/bin/sh\\ntouch $1\\n" > .git/hooks/$2; chmod +x .git/hooks/$2'
+    evil = tmp_path / "evil"
+    names = ("pre-commit", "post-commit", "commit-msg", "reference-transaction", "post-index-change")
+    write = "; ".join(f"set -- {evil} {name}; {hook}" for name in names)
+    run("run", "--commit-to-git", *sh(f"{write}; echo uno > a.txt"))
+    assert git("show", "--name-only", "--format=") == "a.txt\n"
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize("path", [".git/config", "shared.ini"])
+def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
+    run: Run, git: Git, project: Path, tmp_path: Path, path: str
+) -> None:
+    git("config", "include.path", "../shared.ini")
+    (project / "shared.ini").write_text("")
+    (project / ".gitattributes").write_text("* filter=evil\n")
+    evil = tmp_path / "evil"
+    work = f'printf "[filter \\"evil\\"]\\nclean = touch {evil}\\n[core]\\nfsmonitor = touch {evil}\\n" >> {path}'
+    done = run("run", "--commit-to-git", *sh(f"{work}; echo uno > a.txt"), code=1)
+    assert f"the winner changed {path}, which git obeys" in done.stderr
+    assert "To take it back: forkwise undo 1" in done.stdout
+    assert (project / "a.txt").read_text() == "uno\n"
+    assert not evil.exists()
+    told = [
+        json.loads(line)
+        for line in run("run", "--json", "-q", "--commit-to-git", *sh(work), code=1).stdout.splitlines()
+    ]
+    assert [set(line) for line in told] == [{"outcome"}, {"error"}]
+    assert told[0]["outcome"]["commit"]["changed"] == [path]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--commit-to-git=no good", "no name"), ("--commit-to-git=main", "already"), ("--commit-to-git=-x", "no name")],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(run: Run, git: Git, option: str, said: str) -> None:
+    assert said in run("run", option, *sh("echo uno > a.txt"), code=1).stderr
+    assert git("status", "--porcelain") == ""
+
+
+def test_no_repository_and_nobody(run: Run, project: Path, git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("EMAIL", "")
+    git("config", "user.useConfigOnly", "true")
+    assert "who commits" in run("run", "--commit-to-git", *sh("echo uno > a.txt"), code=1).stderr
+    (project / ".git").rename(project.parent / "git")
+    assert "git init" in run("run", "--commit-to-git", *sh("echo uno > a.txt"), code=1).stderr
+    assert (project / "a.txt").read_text() == "one\n"
+
+
+def test_the_outcome_names_the_commit(run: Run, git: Git) -> None:
+    def outcome(*words: str) -> Any:
+        return json.loads(run("run", "--json", "-q", *words).stdout)["outcome"]
+
+    told = outcome("--commit-to-git", *sh("echo uno > a.txt"))
+    assert told["git"] == {"id": git("rev-parse", "HEAD").strip(), "branch": "main"}
+    git("checkout", "--quiet", "--detach")
+    assert outcome("--commit-to-git", *sh("echo due > a.txt"))["git"]["branch"] is None
