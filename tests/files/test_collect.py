@@ -146,6 +146,22 @@ def test_what_was_never_finished_goes(workspace: Workspace) -> None:
     assert names(workspace) == ["/main/b"]
 
 
+def test_a_trial_of_a_view_that_was_killed_goes_with_its_mount(workspace: Workspace) -> None:
+    state = Path(workspace.site.state)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    trial, running = state / f".probe-{dead.pid}-00", state / f".probe-{os.getpid()}-00"
+    for home in (trial, running):
+        (home / "view").mkdir(parents=True)
+    if os.geteuid() == 0:
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(trial / "view")], check=True)
+    workspace.gc()
+    assert not trial.exists()
+    assert running.exists()
+    assert str(trial) not in Path("/proc/self/mountinfo").read_text()
+    shutil.rmtree(running)
+
+
 def test_the_trash_is_emptied(workspace: Workspace) -> None:
     left = workspace.state / "trash" / "left-by-a-killed-process"
     (left / "deep").mkdir(parents=True)

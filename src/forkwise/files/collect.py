@@ -15,6 +15,8 @@ from forkwise.files.birth import Birth
 from forkwise.files.branch import Branch
 from forkwise.files.parent import Parent
 from forkwise.files.state import locked
+from forkwise.files.syscalls import MNT_DETACH, umount2
+from forkwise.files.views.mountpoint import is_mount_point
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -55,11 +57,15 @@ def collect(
             if not dry_run:
                 branch.remove()
                 branch.parent.child_gone()
-        leftovers = list(_unfinished(workspace))
+        trials = list(_trials(place.state))
+        leftovers = [*_unfinished(workspace), *trials]
         old = [n for n in range(place.head - keep, 0, -1) if os.path.isdir(place.history(n))]
         removed += [f"commit {n}" for n in old]
         freed += sum(map(_size, [*leftovers, *(place.history(n) for n in old)]))
         if not dry_run:
+            for home in trials:
+                if is_mount_point(f"{home}/view"):
+                    umount2(f"{home}/view", MNT_DETACH)
             for path in [*leftovers, *(place.history(n) for n in old)]:
                 trash.discard(place, path)
     if not dry_run:
@@ -91,6 +97,13 @@ def _unfinished(workspace: Workspace) -> Iterator[str]:
         branches = f"{parent.place.path}/branches"
         if os.path.isdir(branches):
             yield from (f"{branches}/{n}" for n in os.listdir(branches) if n.startswith((".new-", ".spare-")))
+
+
+def _trials(state: str) -> Iterator[str]:
+    """Where a process tried out a view, and was killed meanwhile. One that runs cleans up by itself."""
+    for name in os.listdir(state):
+        if name.startswith(".probe-") and not os.path.exists(f"/proc/{name.split('-')[1]}"):
+            yield f"{state}/{name}"
 
 
 def _size(path: str) -> int:

@@ -116,7 +116,7 @@ def seccomp() -> str:
 
 def private_overlay(workspace: str, state: str) -> str:
     """Whether overlayfs can be mounted over a workspace in namespaces of one's own, with its layer in ``state``."""
-    home = tempfile.mkdtemp(prefix=".probe-", dir=state)
+    home = tempfile.mkdtemp(prefix=f".probe-{os.getpid()}-", dir=state)
     try:
         for name in ("layer", "work", "view"):
             os.mkdir(f"{home}/{name}")

@@ -153,7 +153,7 @@ def _missing_part(site: Site) -> Refusal | None:
 def _failed_trial(state: str) -> Refusal | None:
     """Mount once for real: a container may have every part and still forbid it."""
     view = FuseView()
-    with tempfile.TemporaryDirectory(dir=state, prefix=".probe-") as home:
+    with tempfile.TemporaryDirectory(dir=state, prefix=f".probe-{os.getpid()}-") as home:
         os.makedirs(f"{home}/lower/deleted")
         view.make(home, [f"{home}/lower"])
         try:

@@ -37,7 +37,7 @@ class OverlayView(View):
     whole = False
 
     def refusal(self, site: Site) -> Refusal | None:
-        home = f"{site.state}/.probe-{secrets.token_hex(4)}"
+        home = f"{site.state}/.probe-{os.getpid()}-{secrets.token_hex(4)}"
         os.mkdir(home, 0o700)
         try:
             self.make(home, [site.workspace])

@@ -1,0 +1,140 @@
+"""Drivers of an exploration, killed at random moments, and what is found and made of it afterwards.
+
+Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
+one JSON object for each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from forkwise import Workspace
+from forkwise.explore.recipe import Recipe
+from forkwise.explore.resuming import resume
+from forkwise.files import trash
+from forkwise.fork.clearing import clear
+from forkwise.ledger.opening import open_ledger
+
+MARK = "FORKWISE_TEST_MARK"
+ATTEMPT = """
+echo $FORKWISE_ATTEMPT > chosen
+for n in 1 2 3 4 5 6 7 8; do echo $n > new-$n; done
+rm gone
+sleep 0.01 & setsid sleep 300 &
+echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE
+"""
+RECIPE = Recipe(kind="best-of", commands=(("sh", "-c", ATTEMPT),), n=3, tests="test -e new-8")
+
+
+def content(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def apart(work: Callable[[], object]) -> int:
+    """Do something in a process of its own, as the next one to come would; gives its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        trash.wait()
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - told, and this process ends
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def done(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with a mark in their environment."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if f"{MARK}={mark}".encode() in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def mounts(below: Path) -> list[str]:
+    with open("/proc/self/mountinfo") as file:
+        return [line.split()[4] for line in file if str(below) in line.split()[4]]
+
+
+def run(project: Path) -> None:
+    workspace = Workspace(project, durable=False)
+    RECIPE.pattern(workspace)(workspace)
+
+
+def recover(project: Path, state: Path) -> None:
+    """What a person does after a kill: look, resume, clear, and look again."""
+    workspace = Workspace(project, durable=False)
+    with open_ledger(workspace) as ledger:
+        [fork] = ledger.forks(limit=1)
+    last = state / "last"
+    told: dict[str, object] = {"state": "none"}
+    if not last.exists() or last.read_text() != fork.id:  # else it was killed before it began
+        last.write_text(fork.id)
+        told = {"state": fork.state, "commit": fork.commit}
+        if fork.state == "interrupted" or (fork.stored == "resolved" and fork.commit is None):
+            outcome = asyncio.run(resume(workspace, fork.id))
+            told["winner"] = outcome.winner and outcome.winner.branch_index
+    clear(workspace)
+    trash.wait()
+    told["branches"] = [branch.branch_path for branch in workspace.branches()]
+    told["mounts"] = mounts(state)
+    with open_ledger(workspace) as ledger:
+        told["unfinished"] = [f.id for f in ledger.forks() if not f.is_over]
+    told["content"] = content(project)
+    if (project / "chosen").exists():
+        workspace.undo()
+    print(json.dumps(told), flush=True)
+
+
+def main() -> None:
+    home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)
+    project = home / "project"
+    project.mkdir()
+    (project / "gone").write_text("once")
+    (project / "kept").write_text("always")
+    before = content(project)
+    begun = time.monotonic()
+    assert done(apart(lambda: run(project))) == 0
+    taken = time.monotonic() - begun
+    after = content(project)
+    Workspace(project, durable=False).undo()
+    print(json.dumps({"before": before, "after": after}), flush=True)
+    for number in range(rounds):
+        os.environ[MARK] = mark = f"{seed}-{number}"
+        pid = apart(lambda: run(project))
+        time.sleep(chance.uniform(0, taken * 1.2))
+        os.kill(pid, signal.SIGKILL)
+        done(pid)
+        found = content(project)
+        deadline = time.monotonic() + 10
+        while (left := marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        del os.environ[MARK]
+        print(json.dumps({"found": found, "left": left}), flush=True)
+        assert done(apart(lambda: recover(project, home / "state"))) == 0
+        assert content(project) == before
+
+
+if __name__ == "__main__":
+    main()

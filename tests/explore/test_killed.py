@@ -1,0 +1,45 @@
+"""The driver of an exploration is killed at random moments: nothing is half done or left behind, and it is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.explore import killing
+
+_SHARES = 2
+_ROUNDS = 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(_SHARES))
+def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment.pop("FORKWISE_STATE", None)
+    told = subprocess.run(
+        [sys.executable, killing.__file__, str(tmp_path), str(_ROUNDS), str(seed)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    first, *rest = map(json.loads, told.stdout.splitlines())
+    before, after = first["before"], first["after"]
+    assert after["chosen"] == "2\n"
+    assert "gone" not in after
+    assert len(rest) == 2 * _ROUNDS
+    seen = set()
+    for found, then in zip(rest[::2], rest[1::2], strict=True):
+        assert found["found"] in (before, after)
+        assert found["left"] == []
+        assert (then["branches"], then["mounts"], then["unfinished"]) == ([], [], [])
+        if then["state"] == "interrupted":
+            assert then["winner"] == 2
+        assert then["content"] == (before if then["state"] == "none" else after)
+        seen.add(then["state"])
+    assert {"interrupted", "resolved"} <= seen <= {"interrupted", "resolved", "none"}
