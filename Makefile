@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean system
+.PHONY: help venv demo test check format bench clean system weights
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -23,10 +23,14 @@ venv: $(STAMP)  ## the environment, in .venv
 system:
 	@scripts/system-packages
 
+# Where they cannot be had, the tests that need them say so themselves.
+weights: $(STAMP)
+	-@$(BIN)/forkwise model fetch --quiet
+
 demo: $(STAMP)  ## fork a sample project three ways, commit one, undo it
 	@$(BIN)/python -m forkwise.app.demo
 
-test: system $(STAMP)  ## all tests (PYTEST_ARGS='-k name' for some)
+test: system weights  ## all tests (PYTEST_ARGS='-k name' for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction

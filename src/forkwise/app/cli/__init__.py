@@ -9,6 +9,7 @@ from forkwise.app.cli.branch import branch
 from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
 from forkwise.app.cli.history import gc, log, undo
+from forkwise.app.cli.model import model
 from forkwise.app.cli.verb import Commands
 from forkwise.app.cli.walk import walk
 
@@ -29,7 +30,7 @@ def forkwise_command() -> None:
     """
 
 
-for _verb in (doctor, *EXPLORING, branch, log, undo, gc, walk):
+for _verb in (doctor, *EXPLORING, branch, log, undo, gc, walk, model):
     forkwise_command.add_command(_verb)
 
 
