@@ -40,7 +40,7 @@ def abort_fork(
             return _abandon(remains, reason)
         ledger.abort_fork(remains.id, reason, {"keep": False})
         remains.abort_inside(reason)
-        remains.wait_for_driver()
+        remains.come_to_rest()
         return tuple(remains.drop())
 
 
@@ -93,6 +93,8 @@ def clear(
             for fork in given_up:
                 ledger.abort_fork(fork.id, "interrupted, and cleared by force", {"keep": False})
             families.settle()
+            for fork in given_up:
+                Remains(ledger, workspace, fork.id).come_to_rest()
         aborted = tuple(fork.id for fork in given_up)
         wanted = families.wanted(aborted)
         collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted)

@@ -7,7 +7,9 @@ finds the winner's branch and commits it, or finds the commit.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.branch import Branch
@@ -44,18 +46,18 @@ def pick(
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
-        reconcile(ledger, workspace)
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
             return complete(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep)
         chain = _chain(ledger, ledger.attempt(attempt) if "." in attempt else _favourite(ledger, attempt))
         innermost, fork = (Remains(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
         if fork.record.is_over:
-            _decide(fork, chain[-1], keep=keep)
+            _decide(fork, chain[-1], {})
         else:
             _check(innermost, chain[0], force=force)
             # From the inside out: what is decided inside counts for nothing until the outermost is decided.
+            detail = {"keep": keep} if chain[0].state == "succeeded" else {"keep": keep, "force": True}
             for one in chain:
-                _decide(Remains(ledger, workspace, one.fork), one, keep=keep)
+                _decide(Remains(ledger, workspace, one.fork), one, detail)
         return carry_out(fork, on_conflict=on_conflict, trust=trust, keep=keep)
 
 
@@ -70,7 +72,6 @@ def complete(
 ) -> Commit:
     """Commit what a fork was resolved for, where that did not happen: it was refused, or the process was killed."""
     remains = Remains(ledger, workspace, fork)
-    reconcile(ledger, workspace)
     record = remains.record
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
@@ -80,27 +81,34 @@ def complete(
 
 def carry_out(fork: Remains, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
     """Commit what a fork was resolved for, and let the rest of it go."""
-    fork.wait_for_driver()
-    record, name = fork.record, fork.outcome()
+    fork.come_to_rest()
+    name = fork.outcome()
     commit = None if name is None else fork.committed(name)
     if commit is None:
-        branch = None if name is None else fork.branch(name)
-        if branch is None:
-            raise BranchNotFoundError(
-                f"fork {fork.id} was decided, but the branch it was decided for is gone: {name}", branch=name
-            )
-        if record.winner is not None:
-            _fold(fork, record.winner, branch, on_conflict, trust)
-        try:
-            commit = commit_winner(branch, on_conflict, trust=trust)
-        except BranchingError:
-            with suppress(BranchNotFoundError):
-                branch.keep()
-            raise
-    fork.ledger.record_commit(fork.id, commit.id, commit.paths)
+        commit = _commit(fork, name, on_conflict, trust)
+        fork.ledger.record_commit(fork.id, commit.id, commit.paths)
+    else:
+        reconcile(fork.ledger, fork.workspace)  # it may have been undone since, too
     fork.abort_inside("the fork around it was decided")
     fork.drop(keep=keep)
     return commit
+
+
+def _commit(fork: Remains, name: str | None, on_conflict: OnConflict, trust: bool) -> Commit:
+    branch = None if name is None else fork.branch(name)
+    if branch is None:
+        raise BranchNotFoundError(
+            f"fork {fork.id} was decided, but the branch it was decided for is gone: {name}", branch=name
+        )
+    winner = fork.record.winner
+    if winner is not None:
+        _fold(fork, winner, branch, on_conflict, trust)
+    try:
+        return commit_winner(branch, on_conflict, trust=trust)
+    except BranchingError:
+        with suppress(BranchNotFoundError):
+            branch.keep()
+        raise
 
 
 def _fold(fork: Remains, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
@@ -140,9 +148,9 @@ def _chain(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
     return chain
 
 
-def _decide(fork: Remains, attempt: AttemptRecord, *, keep: bool) -> None:
+def _decide(fork: Remains, attempt: AttemptRecord, detail: Mapping[str, Any]) -> None:
     """Decide a fork for an attempt, if it was not before; raises ForkResolvedError where it was decided otherwise."""
-    if fork.ledger.resolve(fork.id, how="pick", winner=attempt.id, detail={"keep": keep}):
+    if fork.ledger.resolve(fork.id, how="pick", winner=attempt.id, detail=detail):
         return
     record = fork.record
     if record.stored == "resolved" and record.commit is None and record.winner == attempt.id:

@@ -107,8 +107,9 @@ class Remains:
             self.ledger.abort_fork(fork.id, reason)
             fork.abort_inside(reason)
 
-    def wait_for_driver(self) -> None:
-        """Wait until nothing of it runs any more. The process that runs it sees in the ledger that it was decided."""
+    def come_to_rest(self) -> None:
+        """Wait until nothing of it runs any more: the process that runs it sees in the ledger that it was decided. What
+        was going on when that was killed is written down as cancelled."""
         deadline = time.monotonic() + _PATIENCE
         while self.record.owner.alive and (going := self._going()):
             if time.monotonic() > deadline:
@@ -117,6 +118,9 @@ class Remains:
                     "end that process, then do this again"
                 )
             time.sleep(_PACE)
+        for name in self._going():
+            with suppress(LedgerError):  # it was written down meanwhile
+                self.ledger.end_attempt(name, "cancelled", reason="its process was killed")
 
     def _going(self) -> list[str]:
         own = [attempt.id for attempt in self.attempts if not attempt.is_over]

@@ -1,0 +1,26 @@
+"""A workspace whose explorations are killed, and of which nothing is left after the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forkwise import Workspace
+from tests.fork.killed import Scene
+from tests.leftovers import workspace
+
+__all__ = ["scene", "workspace"]
+
+
+@pytest.fixture
+def scene(workspace: Workspace, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Where it takes place. Only a test that failed is cleared up after: the others leave nothing."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    failed = request.session.testsfailed
+    yield Scene(workspace, outside)
+    if request.session.testsfailed > failed:
+        for branch in reversed(workspace.branches()):
+            branch.abort()
