@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["failure", "tell", "watch"]
@@ -84,5 +85,6 @@ def failure(error: BaseException, at: str = "") -> dict[str, Any]:
 
 
 def tell(status: int, outcome: dict[str, Any]) -> None:
-    """Write an outcome where the parent reads it."""
-    os.write(status, json.dumps(outcome).encode() + b"\n")
+    """Write an outcome where the parent reads it, if there is a parent."""
+    with suppress(BrokenPipeError):
+        os.write(status, json.dumps(outcome).encode() + b"\n")

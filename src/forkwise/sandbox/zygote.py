@@ -16,6 +16,7 @@ import socket
 import stat
 import sys
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
@@ -209,4 +210,5 @@ def _is_null(fd: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[3]))
+    with suppress(ProcessLookupError, BrokenPipeError, ConnectionResetError):  # the other side was killed meanwhile
+        main(int(sys.argv[1]), int(sys.argv[3]))
