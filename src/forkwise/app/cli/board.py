@@ -65,7 +65,7 @@ class Board:
         self._live: Live | None = None
 
     def __enter__(self) -> Board:
-        if self._output.console is not None and not self._output.as_json and not self._quiet:
+        if self._output.is_live and not self._quiet:
             from rich.live import Live
 
             self._live = Live(console=self._output.console, auto_refresh=False, transient=True)

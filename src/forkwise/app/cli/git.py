@@ -96,7 +96,7 @@ class Repository:
                 raise click.ClickException(f"the winner changed {path}, which git obeys: look at it and commit by hand")
 
     def _configured_by(self) -> set[Path]:
-        """The files that git is configured by, of which some may lie in the workspace. To ask is safe: it only reads."""
+        """The files that git is configured by; some may lie in the workspace. To ask is safe: it only reads."""
         told = _split(self._ask("config", "--list", "--show-origin", "--name-only", "-z") or "")
         names = [name.removeprefix("file:") for name in told if name.startswith("file:")]
         return {Path(os.path.normpath(self._directory / name)) for name in names}

@@ -65,6 +65,12 @@ class Output:
             self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         return self._console
 
+    @property
+    def is_live(self) -> bool:
+        """Whether what was printed can be printed over: it is for a person who looks at a terminal that can do that."""
+        console = None if self.as_json or not sys.stdout.isatty() else self.console
+        return console is not None and not console.is_dumb_terminal
+
     def document(self, value: object) -> None:
         """Print the one JSON document of a verb."""
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
