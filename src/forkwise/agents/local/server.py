@@ -121,7 +121,11 @@ def _start() -> Server:
         if not address:
             process.kill()
             process.wait()
-            raise LocalModelError("the server of the local model did not start", reason=_last_line(said))
+            raise LocalModelError(
+                "the server of the local model did not start",
+                reason=_last_line(said),
+                remedy="to have its weights checked, run: forkwise model fetch",
+            )
     return Server(process, address, key)
 
 
