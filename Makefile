@@ -27,7 +27,7 @@ system:
 weights: $(STAMP)
 	-@$(BIN)/forkwise model fetch --quiet
 
-demo: $(STAMP)  ## fork a sample project three ways, commit one, undo it
+demo: $(STAMP)  ## try four fixes side by side, commit the one that passes the tests, undo it
 	@$(BIN)/python -m forkwise.app.demo
 
 test: system weights  ## all tests (PYTEST_ARGS='-k name' for some)
