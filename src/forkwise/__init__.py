@@ -14,25 +14,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forkwise.agents.module import Module
+    from forkwise.agents.partial import Partial
+    from forkwise.agents.service import Service
+    from forkwise.agents.step import Step, ToolCall, ToolResult
+    from forkwise.agents.stream import StreamChunk
+    from forkwise.agents.template import Template
+    from forkwise.agents.tool import Tool, tool
+    from forkwise.agents.xml import pydantic_to_xml, xml_to_pydantic
+    from forkwise.conversation.adoption import adopted
+    from forkwise.conversation.branch_self import BranchSelf, branch_self
+    from forkwise.conversation.conversation import Conversation
+    from forkwise.conversation.saving import export_conversation, import_conversation
+    from forkwise.conversation.talk import Talk
     from forkwise.errors import (
         AbortError,
         BranchError,
+        BranchesFailed,
         BranchingError,
         BranchNotFoundError,
         BranchStaleError,
         CommitError,
         ConflictError,
+        ConversationError,
         ForkError,
         ForkNotFoundError,
         ForkResolvedError,
         ForkwiseError,
         ForkwiseWarning,
         LedgerError,
+        LimitError,
         LocalModelError,
         MemoryBranchError,
+        ModuleError,
         MountError,
         NamespaceError,
+        ParseError,
         ProcessBranchError,
+        ServiceError,
+        ToolConflictError,
     )
     from forkwise.explore.beam_search import BeamSearch
     from forkwise.explore.best_of_n import BestOfN
@@ -78,7 +98,9 @@ __all__ = [
     "BranchContext",
     "BranchError",
     "BranchNotFoundError",
+    "BranchSelf",
     "BranchStaleError",
+    "BranchesFailed",
     "BranchingError",
     "Cascaded",
     "Change",
@@ -88,6 +110,8 @@ __all__ = [
     "Confinement",
     "Conflict",
     "ConflictError",
+    "Conversation",
+    "ConversationError",
     "Delta",
     "Evaluation",
     "Evaluator",
@@ -100,31 +124,53 @@ __all__ = [
     "ForkwiseWarning",
     "InProcessRunner",
     "LedgerError",
+    "LimitError",
     "Limits",
     "LocalModelError",
     "MemoryBranchError",
+    "Module",
+    "ModuleError",
     "MountError",
     "NamespaceError",
+    "ParseError",
+    "Partial",
     "Pattern",
     "ProcessBranchError",
     "Rebase",
     "Reflexion",
     "Runner",
     "SandboxRunner",
+    "Service",
+    "ServiceError",
     "SmallerDiff",
     "Speculate",
     "SpeculationOutcome",
     "SpeculationResult",
+    "Step",
+    "StreamChunk",
+    "Talk",
+    "Template",
     "TestReport",
     "Tests",
+    "Tool",
+    "ToolCall",
+    "ToolConflictError",
+    "ToolResult",
     "Tournament",
     "TreeOfThoughts",
     "TreeSearch",
     "Workspace",
     "__version__",
+    "adopted",
     "arun_in_branch",
+    "branch_self",
+    "export_conversation",
+    "import_conversation",
+    "pydantic_to_xml",
     "run_in_branch",
     "shell_in_branch",
+    "tool",
+    "xml_to_pydantic",
 ]
 
 _HOMES = {
@@ -133,12 +179,14 @@ _HOMES = {
     "BestOfN": "forkwise.explore.best_of_n",
     "Branch": "forkwise.files.branch",
     "BranchContext": "forkwise.sandbox.context",
+    "BranchSelf": "forkwise.conversation.branch_self",
     "Cascaded": "forkwise.explore.cascaded",
     "Change": "forkwise.files.delta",
     "Collected": "forkwise.files.collect",
     "Commit": "forkwise.files.commit",
     "Confinement": "forkwise.sandbox.confinement",
     "Conflict": "forkwise.files.conflict",
+    "Conversation": "forkwise.conversation.conversation",
     "Delta": "forkwise.files.delta",
     "Evaluation": "forkwise.fork.evaluation",
     "Evaluator": "forkwise.fork.evaluation",
@@ -146,31 +194,54 @@ _HOMES = {
     "Fork": "forkwise.fork.fork",
     "InProcessRunner": "forkwise.runners.in_process",
     "Limits": "forkwise.sandbox.limits",
+    "Module": "forkwise.agents.module",
+    "Partial": "forkwise.agents.partial",
     "Pattern": "forkwise.explore.pattern",
     "Rebase": "forkwise.files.rebase",
     "Reflexion": "forkwise.explore.reflexion",
     "Runner": "forkwise.runners.protocol",
     "SandboxRunner": "forkwise.runners.sandboxed",
+    "Service": "forkwise.agents.service",
     "SmallerDiff": "forkwise.fork.evaluation",
     "Speculate": "forkwise.explore.speculate",
     "SpeculationOutcome": "forkwise.explore.outcome",
     "SpeculationResult": "forkwise.explore.outcome",
+    "Step": "forkwise.agents.step",
+    "StreamChunk": "forkwise.agents.stream",
+    "Talk": "forkwise.conversation.talk",
+    "Template": "forkwise.agents.template",
     "TestReport": "forkwise.fork.testing.report",
     "Tests": "forkwise.fork.tests",
+    "Tool": "forkwise.agents.tool",
+    "ToolCall": "forkwise.agents.step",
+    "ToolResult": "forkwise.agents.step",
     "Tournament": "forkwise.explore.tournament",
     "TreeOfThoughts": "forkwise.explore.tree_of_thoughts",
     "TreeSearch": "forkwise.explore.tree_search",
     "Workspace": "forkwise.files.workspace",
+    "adopted": "forkwise.conversation.adoption",
     "arun_in_branch": "forkwise.sandbox.running",
+    "branch_self": "forkwise.conversation.branch_self",
+    "export_conversation": "forkwise.conversation.saving",
+    "import_conversation": "forkwise.conversation.saving",
+    "pydantic_to_xml": "forkwise.agents.xml",
     "run_in_branch": "forkwise.sandbox.running",
     "shell_in_branch": "forkwise.sandbox.running",
+    "tool": "forkwise.agents.tool",
+    "xml_to_pydantic": "forkwise.agents.xml",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES.get(name, "forkwise.errors")), name.removesuffix("_in_branch"))
+    home = _HOMES.get(name, "forkwise.errors")
+    try:
+        value: object = getattr(import_module(home), name.removesuffix("_in_branch"))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pydantic_ai":
+            raise
+        raise ImportError(f"{name} needs pydantic-ai: pip install 'forkwise[agents]'", name=error.name) from error
     globals()[name] = value
     return value
 
