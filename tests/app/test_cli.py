@@ -39,7 +39,11 @@ VERBS = dict(verbs(forkwise_command))
 
 def test_the_verbs_there_are() -> None:
     branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "run", "shell")
-    assert set(VERBS) == {("doctor",), ("log",), ("undo",), ("gc",), *(("branch", name) for name in branch)}
+    exploring = ("run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade")
+    plain = ("doctor", "log", "undo", "gc", "walk", *exploring)
+    models = ("fetch", "path", "rm", "ask")
+    grouped = {("branch", name) for name in branch} | {("model", name) for name in models}
+    assert set(VERBS) == {(name,) for name in plain} | grouped
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
