@@ -9,6 +9,7 @@ from bench.line import Line
 from bench.rows.abort import measure_abort
 from bench.rows.branch import measure_branch
 from bench.rows.commit import measure_commit
+from bench.rows.conversation import measure_conversation
 from bench.rows.explore import measure_explore
 from bench.rows.git_status import measure_git_status
 from bench.rows.ledger import measure_ledger
@@ -27,6 +28,7 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "sandbox": measure_sandbox,
     "explore": measure_explore,
     "ledger": measure_ledger,
+    "conversation": measure_conversation,
     "abort": measure_abort,
     "live": measure_live,
 }
