@@ -157,6 +157,7 @@ def test_summaries_count_attempts_and_know_the_best_score(ledger: Ledger) -> Non
     assert (first.fork, second.fork) == (full, empty)
     assert first.attempts == {"succeeded": 2, "failed": 1, "running": 1, "pending": 1}
     assert (first.best, second.attempts, second.best) == (-1.5, {}, None)
+    assert (first.label, second.label) == ("label of a", None)
     assert ledger.summaries(1) == [first]
 
 

@@ -127,8 +127,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A fork as a list shows it: how many of its attempts are in which state, and the best score of any."""
+    """A fork as a list shows it: how many of its attempts are in which state, the best score of any, and what the first
+    of them tries."""
 
     fork: ForkRecord
     attempts: dict[AttemptState, int] = field(default_factory=dict)
     best: float | None = None
+    label: str | None = None

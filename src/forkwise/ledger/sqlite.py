@@ -32,7 +32,8 @@ _PUT_ATTEMPT = """
 """
 _ATTEMPTS = "SELECT attempts.data, progress.data FROM attempts LEFT JOIN progress ON progress.attempt = attempts.id"
 _SUMMARIES = f"""
-    SELECT newest.data, {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score)
+    SELECT newest.data, {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score),
+        (SELECT data FROM attempts WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
     FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
     LEFT JOIN attempts ON attempts.fork = newest.id
     GROUP BY newest.seq ORDER BY newest.seq DESC
@@ -90,8 +91,9 @@ class SqliteLedger(Ledger):
                 ForkRecord.load(json.loads(data)),
                 {state: count for state, count in zip(_STATES, counts, strict=True) if count},
                 best,
+                json.loads(first)["label"] if first else None,
             )
-            for data, *counts, best in self._database.rows(_SUMMARIES, (outermost, _limit(limit)))
+            for data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _limit(limit)))
         ]
 
     def rebuild(self) -> None:

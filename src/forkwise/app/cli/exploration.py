@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -19,15 +20,18 @@ from forkwise.app.cli.output import command_line, commit_record, totals
 from forkwise.app.cli.private import enter_to_create
 from forkwise.errors import BranchingError
 from forkwise.explore.outcome import SpeculationOutcome
-from forkwise.explore.pattern import Pattern
 from forkwise.explore.recipe import Recipe
+from forkwise.explore.search import Witness
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.fork.testing.report import TestReport
 from forkwise.ledger.reading import Reading
 
-__all__ = ["explore"]
+__all__ = ["Exploring", "attend", "explore"]
+
+#: What explores, once it has somebody to tell of it.
+Exploring = Callable[[Witness], Coroutine[Any, Any, SpeculationOutcome]]
 
 _LINES = 20  # of what an attempt printed last
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,8 +43,14 @@ def explore(recipe: Recipe, asked: Asked) -> int:
     workspace = Workspace(asked.directory)
     repository = None if asked.git is None else Repository(workspace.path, asked.git or None)
     _check(recipe, asked, workspace)
+    pattern = recipe.pattern(workspace)
+    return attend(lambda witness: pattern.run(workspace, witness=witness), workspace, asked, repository)
+
+
+def attend(exploring: Exploring, workspace: Workspace, asked: Asked, repository: Repository | None = None) -> int:
+    """Show an exploration while it runs, and what comes of it; gives the exit code."""
     with open_ledger(workspace) as ledger, _Onlooker(ledger, asked) as onlooker:
-        outcome = _run(recipe.pattern(workspace), workspace, onlooker)
+        outcome = _run(exploring, onlooker)
         failure: click.ClickException | OSError | None = None
         git: GitCommit | None = None
         try:
@@ -51,7 +61,7 @@ def explore(recipe: Recipe, asked: Asked) -> int:
         _tell(outcome, asked, onlooker, git)
     if failure is not None:  # told last, because what was committed stands
         raise failure
-    return Exit.NOBODY_WON if outcome.winner is None else Exit.OK
+    return Exit.NOBODY_WON if outcome.winner is None and outcome.commit is None else Exit.OK
 
 
 def _check(recipe: Recipe, asked: Asked, workspace: Workspace) -> None:
@@ -108,11 +118,11 @@ class _Onlooker:
             self.board.summary()
 
 
-def _run(pattern: Pattern, workspace: Workspace, onlooker: _Onlooker) -> SpeculationOutcome:
+def _run(exploring: Exploring, onlooker: _Onlooker) -> SpeculationOutcome:
     """Explore until there is an outcome, or until a signal comes: then all that runs is ended, and all branches go."""
     stopped: list[signal.Signals] = []
     try:
-        outcome = asyncio.run(_attend(pattern, workspace, onlooker, stopped))
+        outcome = asyncio.run(_attend(exploring, onlooker, stopped))
     except asyncio.CancelledError:
         onlooker.finish(summary=False)
         name = "" if onlooker.fork is None else f"fork {onlooker.fork} was given up, and "
@@ -124,11 +134,9 @@ def _run(pattern: Pattern, workspace: Workspace, onlooker: _Onlooker) -> Specula
     return outcome
 
 
-async def _attend(
-    pattern: Pattern, workspace: Workspace, onlooker: _Onlooker, stopped: list[signal.Signals]
-) -> SpeculationOutcome:
+async def _attend(explore: Exploring, onlooker: _Onlooker, stopped: list[signal.Signals]) -> SpeculationOutcome:
     loop = asyncio.get_running_loop()
-    exploring = asyncio.ensure_future(pattern.run(workspace, witness=onlooker))
+    exploring = asyncio.ensure_future(explore(onlooker))
     looking = asyncio.ensure_future(onlooker.look())
 
     def stop(number: signal.Signals) -> None:
@@ -209,12 +217,16 @@ def _tell_why(onlooker: _Onlooker) -> None:
 
 def _tell_commit(outcome: SpeculationOutcome, asked: Asked) -> None:
     output, commit, winner = asked.output, outcome.commit, outcome.winner
-    if winner is None:
-        output.line("No attempt succeeded; nothing was changed.", "bold red")
-    elif commit is None:
-        output.line(f"{winner.attempt} is the best; nothing was committed.", "bold")
+    if commit is None:
+        if winner is None:
+            output.line("No attempt succeeded; nothing was changed.", "bold red")
+        else:
+            output.line(f"{winner.attempt} is the best; nothing was committed.", "bold")
     else:
-        output.line(f"Committed {winner.attempt} as {commit.id}: {totals(commit)}.", "bold green")
+        output.line(
+            f"Committed {winner.attempt if winner else 'the combination'} as {commit.id}: {totals(commit)}.",
+            "bold green",
+        )
         output.conflicts(commit.conflicts)
         for skipped in commit.skipped:
             output.line(f"  skipped {skipped}", "yellow")

@@ -15,6 +15,8 @@ from forkwise.errors import (
     BranchNotFoundError,
     BranchStaleError,
     ConflictError,
+    ForkNotFoundError,
+    ForkResolvedError,
     MountError,
     NamespaceError,
 )
@@ -39,7 +41,7 @@ class Exit(IntEnum):
 
 
 EXIT_CODES = (
-    "0 ok, 1 error, 2 usage, 3 conflict, 4 stale branch, 5 branch not found, "
+    "0 ok, 1 error, 2 usage, 3 conflict, 4 stale branch or decided fork, 5 not found, "
     "6 view or mount unavailable, 7 no attempt succeeded, 130 interrupted, 143 terminated"
 )
 
@@ -60,7 +62,9 @@ class Stopped(click.Abort):
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (ConflictError, Exit.CONFLICT),
     (BranchStaleError, Exit.STALE),
+    (ForkResolvedError, Exit.STALE),
     (BranchNotFoundError, Exit.NOT_FOUND),
+    (ForkNotFoundError, Exit.NOT_FOUND),
     (MountError, Exit.UNAVAILABLE),
     (NamespaceError, Exit.UNAVAILABLE),
     (click.Abort, Exit.INTERRUPTED),
@@ -70,6 +74,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
     (BranchStaleError, "forkwise branch rebase brings it onto what is there now; forkwise branch abort drops it"),
     (BranchNotFoundError, "forkwise branch ls lists the branches there are"),
+    (ForkNotFoundError, "forkwise ls lists the forks there are"),
 )
 
 
@@ -91,8 +96,10 @@ def failure_line(error: BaseException) -> str:
 
 def hint(error: BaseException, words: Sequence[str]) -> str:
     """What the reader can type next, or nothing; ``words`` are what they typed."""
-    if isinstance(error, ConflictError) and "commit" in words:
+    if isinstance(error, ConflictError) and {"commit", "pick", "resume"} & set(words):
         return "--on-conflict ours|theirs|merge decides who wins"
+    if isinstance(error, ConflictError) and "combine" in words and error.branch is not None:
+        return f"forkwise branch rebase {error.branch} brings it onto what is there now"
     if isinstance(error, ConflictError) and error.branch is not None and "undo" not in words:
         return f"what won is kept: forkwise branch commit {error.branch} --on-conflict ours|theirs|merge"
     if isinstance(error, click.UsageError) and error.ctx is not None:

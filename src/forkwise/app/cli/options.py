@@ -50,26 +50,26 @@ class ExploringVerb(Verb):
 class Asked:
     """What somebody asked an exploring verb for."""
 
-    words: tuple[str, ...]
-    command: tuple[str, ...]
-    lines: tuple[str, ...]
-    agents: tuple[str, ...]
-    tests: str | None
-    test_timeout: float | None
-    repeat: int
-    timeout: float | None
-    max_parallel: int | None
-    confinement: str
-    network: Network | None
-    writable: tuple[str, ...]
-    variables: tuple[str, ...]
-    on_conflict: OnConflict
-    no_commit: bool
-    keep: bool
-    patch: Path | None
-    git: str | None
-    message: str | None
-    quiet: bool
+    words: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    tests: str | None = None
+    test_timeout: float | None = None
+    repeat: int = 1
+    timeout: float | None = None
+    max_parallel: int | None = None
+    confinement: str = "standard"
+    network: Network | None = None
+    writable: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    on_conflict: OnConflict = "refuse"
+    no_commit: bool = False
+    keep: bool = False
+    patch: Path | None = None
+    git: str | None = None
+    message: str | None = None
+    quiet: bool = False
     directory: Path
     output: Output
 
@@ -96,7 +96,7 @@ class Asked:
             max_parallel=self.max_parallel,
             confinement=self.confinement,
             network=self.network,
-            writable=self.writable,
+            writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             environment=(*self._given_to(agents), *self._variables()),
             allowance=self._allowance(agents),
             commit=not self.no_commit,
