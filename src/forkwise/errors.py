@@ -28,11 +28,16 @@ __all__ = [
     "ForkwiseError",
     "ForkwiseWarning",
     "LedgerError",
+    "LimitError",
     "LocalModelError",
     "MemoryBranchError",
+    "ModuleError",
     "MountError",
     "NamespaceError",
+    "ParseError",
     "ProcessBranchError",
+    "ServiceError",
+    "ToolConflictError",
 ]
 
 
@@ -163,3 +168,39 @@ class BranchesFailed(BranchingError):  # noqa: N818 - it says which, and holds w
         super().__init__(f"{len(failures)} of {len(failures) + len(done)} branches failed: {told}")
         self.done = tuple(done)
         self.failures = dict(failures)
+
+
+class ModuleError(BranchingError):
+    """A module could not do what it was called for."""
+
+
+class ParseError(ModuleError):
+    """What a model gave is not what was asked of it; ``raw_output`` is what it gave."""
+
+    def __init__(self, message: str, raw_output: str | None = None) -> None:
+        super().__init__(message)
+        self.raw_output = raw_output
+
+
+class ServiceError(ModuleError):
+    """A service that a module needs could not be set up."""
+
+    def __init__(self, message: str, *, service: str | None = None) -> None:
+        super().__init__(message)
+        self.service = service
+
+
+class ToolConflictError(ModuleError):
+    """Two tools of one module have the same name."""
+
+    def __init__(self, message: str, *, tool: str | None = None) -> None:
+        super().__init__(message)
+        self.tool = tool
+
+
+class LimitError(ModuleError):
+    """A tree of branches reached one of its limits; ``limit`` names it."""
+
+    def __init__(self, message: str, *, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit

@@ -1,0 +1,185 @@
+"""Models: what a module names as its model, as one that can be asked, with what is set for it alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, cast
+
+from pydantic_ai.models import Model, infer_model
+from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
+from pydantic_ai.settings import ModelSettings
+
+from forkwise.agents.local import is_local, local_model
+from forkwise.errors import ModuleError
+from forkwise.sandbox.threads import in_thread
+
+__all__ = ["Contact", "Models", "cached_entries", "check_cache", "check_model", "merged", "model_named", "settings_of"]
+
+_KEYS = {"id", "vertex_location", "vertex_credentials", "reasoning", "api_key", "api_base", "litellm_params"}
+_REASONING = (None, True, False, "low", "medium", "high")
+#: Providers that others call by another name.
+_ALIASES = {"vertex_ai": "google-cloud", "gemini": "google", "together_ai": "together", "fireworks_ai": "fireworks"}
+
+
+class Contact(NamedTuple):
+    """A model that can be asked, and the settings that are its own."""
+
+    model: Model
+    settings: ModelSettings
+
+
+class Models:
+    """The models of one tree of calls. Each is opened when it is first needed; all are closed together."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | int, tuple[object, Contact]] = {}
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Models:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def get(self, spec: object) -> Contact:
+        """What to ask where a module names this as its model."""
+        key = spec if isinstance(spec, str) else id(spec)
+        async with self._opening:
+            if key not in self._known:
+                check_model(spec)
+                contact = await in_thread(_contact, spec)
+                await self._stack.enter_async_context(contact.model)
+                self._known[key] = spec, contact  # with the object itself, whose id is no other's meanwhile
+            return self._known[key][1]
+
+
+def check_model(spec: object) -> None:
+    """Raise ValueError unless it names a model."""
+    match spec:
+        case Model():
+            return
+        case str() if spec.strip():
+            return
+        case Mapping():
+            if unknown := sorted(set(map(str, spec)) - _KEYS):
+                raise ValueError(f"a model knows {', '.join(sorted(_KEYS))}; not {', '.join(unknown)}")
+            if not isinstance(spec.get("id"), str) or not spec["id"].strip():
+                raise ValueError("a model that is given as a dict needs its name as 'id'")
+            if spec.get("reasoning") not in _REASONING:
+                raise ValueError(f"reasoning is True, 'low', 'medium' or 'high', not {spec['reasoning']!r}")
+            return
+    raise ValueError(f"a module needs a model: 'provider/name', a dict with 'id', or a model object; not {spec!r}")
+
+
+def check_cache(cache: object) -> None:
+    """Raise ValueError unless it says what a provider is to remember."""
+    if cache is None or isinstance(cache, bool):
+        return
+    if not isinstance(cache, list) or not cache:
+        raise ValueError("cache is True, False, None, or a list of points that is not empty")
+    for point in cache:
+        if not isinstance(point, Mapping) or point.get("location") != "message":
+            raise ValueError(f"a point to cache at has location='message': {point!r}")
+        if set(point) - {"location", "role", "index"}:
+            raise ValueError(f"a point to cache at has a location, a role and an index: {point!r}")
+        if not isinstance(point.get("role", ""), str) or not isinstance(point.get("index", 0), int):
+            raise ValueError(f"of a point to cache at, the role is text and the index a number: {point!r}")
+
+
+def settings_of(module: Any, temperature: float | None, max_tokens: int | None) -> ModelSettings:
+    """What a module sets for all its models; what it leaves open is not sent."""
+    limit = module.max_completion_tokens if module.max_completion_tokens is not None else max_tokens
+    stop = [module.stop] if isinstance(module.stop, str) else module.stop
+    found = {
+        "temperature": temperature,
+        "max_tokens": limit,
+        "top_p": module.top_p,
+        "presence_penalty": module.presence_penalty,
+        "stop_sequences": stop,
+    }
+    return cast(ModelSettings, {name: value for name, value in found.items() if value is not None})
+
+
+def merged(common: ModelSettings, contact: Contact) -> ModelSettings:
+    """Common settings and a model's own. A model that is told to think takes no temperature."""
+    settings = dict(common)
+    if contact.settings.get("thinking"):
+        for name in ("temperature", "top_p", "presence_penalty"):
+            settings.pop(name, None)
+    return cast(ModelSettings, {**settings, **contact.settings})
+
+
+def model_named(name: str, **credentials: Any) -> Model:
+    """A model by its name: ``provider:name``, ``provider/name``, or ``local``. The provider takes the credentials; it
+    finds them in the environment where there are none."""
+    if is_local(name):
+        return local_model()
+
+    def provider(kind: str) -> Provider[Any]:
+        return infer_provider_class(kind)(**credentials) if credentials else infer_provider(kind)
+
+    return infer_model(_canonical(name), provider)
+
+
+def _contact(spec: object) -> Contact:
+    if isinstance(spec, Model):
+        return Contact(spec, {})
+    options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {"id": spec}
+    name = str(options["id"])
+    model = model_named(name, **_credentials(options))
+    settings = _own_settings(options.get("litellm_params") or {})
+    if options.get("reasoning"):
+        if not model.profile.get("supports_thinking"):
+            raise ModuleError(f"reasoning was asked for, and {name} does not reason")
+        settings["thinking"] = options["reasoning"]
+    return Contact(model, settings)
+
+
+def _canonical(name: str) -> str:
+    """A model's name as pydantic-ai has it: ``provider:name``."""
+    if name.startswith("gateway/"):
+        return name
+    slash, colon = name.find("/"), name.find(":")
+    if slash == -1 or -1 < colon < slash:
+        return name
+    provider, model = name[:slash], name[slash + 1 :]
+    return f"{_ALIASES.get(provider, provider)}:{model}"
+
+
+def _credentials(options: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        "api_key": "api_key",
+        "api_base": "base_url",
+        "vertex_location": "location",
+        "vertex_credentials": "credentials",
+    }
+    return {ours: options[theirs] for theirs, ours in names.items() if options.get(theirs) is not None}
+
+
+def _own_settings(parameters: Mapping[str, Any]) -> ModelSettings:
+    known = ModelSettings.__annotations__
+    settings: dict[str, Any] = {name: value for name, value in parameters.items() if name in known}
+    others = {name: value for name, value in parameters.items() if name not in known}
+    if others:
+        settings["extra_body"] = {**settings.get("extra_body", {}), **others}
+    return cast(ModelSettings, settings)
+
+
+def cached_entries(cache: object, history: Sequence[Mapping[str, Any]]) -> tuple[bool, list[int]]:
+    """Whether a provider is asked to remember the system prompt, and after which entries of a history."""
+    if not isinstance(cache, list):
+        return False, []
+    entries: list[int] = []
+    is_system = False
+    for point in cache:
+        role, index = point.get("role"), point.get("index")
+        if role == "system":
+            is_system = True
+        elif index is not None:
+            entries.append(index)
+        elif role is not None:
+            entries += [n for n, entry in enumerate(history) if entry.get("role") == role][-1:]
+    return is_system, entries
