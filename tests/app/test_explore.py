@@ -408,6 +408,21 @@ def test_a_signal_ends_all_of_it(project: Path, tmp_path: Path, number: int, cod
     assert [m.point for m in mounts() if m.point.startswith(f"{tmp_path}/")] == []
 
 
+def test_somebody_else_decides(project: Path, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    with start(project, "run", "--writable", "../room", *sh(f"touch {room}/begun; sleep 600")) as process:
+        wait_until((room / "begun").exists, process)
+        with open_ledger(Workspace(project)) as ledger:
+            [fork] = ledger.forks()
+            assert fork.spec["writable"] == [str(room)]  # wherever it is gone on with
+            ledger.abort_fork(fork.id, "by hand")
+        _, said = process.communicate()
+    assert process.returncode != 0
+    assert said.startswith(f"forkwise: error: fork {fork.id} was decided elsewhere")
+    assert Workspace(project).branches() == []
+
+
 def test_output_that_is_not_text(run: Run, lines: Lines) -> None:
     said = run("run", *sh("printf '\\377\\033[2Jred\\n'; exit 1"), code=7).stdout
     assert "\x1b" not in said

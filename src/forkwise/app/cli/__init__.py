@@ -6,8 +6,10 @@ import click
 
 import forkwise
 from forkwise.app.cli.branch import branch
+from forkwise.app.cli.decisions import abort, combine, pick, resume
 from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
+from forkwise.app.cli.forks import diff, ls, show, watch
 from forkwise.app.cli.history import gc, log, undo
 from forkwise.app.cli.model import model
 from forkwise.app.cli.verb import Commands
@@ -20,7 +22,7 @@ __all__ = ["forkwise_command", "main"]
     "forkwise",
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: forkwise doctor, then forkwise branch create NAME.",
+    epilog="Start with: forkwise doctor, then forkwise run -- COMMAND.",
 )
 @click.version_option(forkwise.__version__, prog_name="forkwise")
 def forkwise_command() -> None:
@@ -30,7 +32,24 @@ def forkwise_command() -> None:
     """
 
 
-for _verb in (doctor, *EXPLORING, branch, log, undo, gc, walk, model):
+for _verb in (
+    doctor,
+    *EXPLORING,
+    branch,
+    ls,
+    show,
+    watch,
+    diff,
+    pick,
+    combine,
+    resume,
+    abort,
+    log,
+    undo,
+    gc,
+    walk,
+    model,
+):
     forkwise_command.add_command(_verb)
 
 
