@@ -28,6 +28,8 @@ from typing import Any
 import pytest
 
 from forkwise import Workspace
+from forkwise.agents.local.weights import weights_path
+from tests.agents.local_model import need_local_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])
@@ -90,6 +92,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FORKWISE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(weights_path().parents[2]))  # with what is fetched once for all tests
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SHELL", "/bin/sh")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -113,11 +116,13 @@ def play_console(block: Block, place: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_do_what_they_say(page: Path, project: Path) -> None:
+    if page.name == "local-model.md":
+        need_local_model()
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
         place = f"{page.relative_to(ROOT)}:{block.line}"
         if block.language == "python":
-            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            exec(compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names)
         elif block.language == "console":
             play_console(block, place)
         elif block.language == "shell":

