@@ -32,7 +32,7 @@ from forkwise.files.trash import discard
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
 
-__all__ = ["KEPT", "commit_branch"]
+__all__ = ["KEPT", "check_trust", "commit_branch"]
 
 #: How many commits can be undone: what older ones replaced is let go.
 KEPT = 100
@@ -53,7 +53,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
         try:
             scan = branch.scan()
             if not trust:
-                _check_trust(branch, birth, scan)
+                check_trust(branch, birth, scan)
             _check_mounts(branch, scan)
             decision = _Decision(branch, birth, scan, on_conflict)
             is_still = branch.view_kind.hide(branch.home) and is_still
@@ -120,7 +120,7 @@ def _still(branch: Branch) -> bool:
     return True
 
 
-def _check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
+def check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
     """A layer is written without syncs: after the machine went down, what was not synced may be torn."""
     if birth.boot == boot_id():
         return
