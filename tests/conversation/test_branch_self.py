@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, RunContext, UsageLimits
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -22,7 +22,9 @@ from forkwise import Workspace
 from forkwise.conversation.branch_self import BranchSelf, Limits, branch_self, read_prompts
 from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node
+from forkwise.conversation.saving import Saved
 from forkwise.conversation.talk import Talk, text_of
+from forkwise.ledger.sqlite import SqliteLedger
 
 pytestmark = pytest.mark.anyio
 
@@ -279,3 +281,57 @@ def test_prompts_in_every_form() -> None:
     for bad in ("[]", "['it's']", [], [" "], "[1]"):
         with pytest.raises(Exception, match="self_prompts"):
             read_prompts(bad)  # type: ignore[arg-type]
+
+
+async def test_after_a_restart_every_branch_can_be_gone_on_with(tmp_path: Path) -> None:
+    made, _ = agent(Mind(go=branching("task 1", "task 2")))
+    with SqliteLedger(tmp_path) as ledger:
+        saved = Saved(Conversation(), ledger.conversations)
+        await Talk(made, saved=saved).prompt("go")
+    with SqliteLedger(tmp_path) as ledger:
+        again = Saved.load(ledger.conversations, saved.id)
+        leaf = again.conversation.node(2).replies[1].replies[0]
+        assert text_of(leaf) == "answer to task 2"
+        assert text_of(await Talk(made, saved=again).prompt("and?", at=leaf)) == "answer to and?"
+        assert len(Saved.load(ledger.conversations, saved.id).conversation) == len(again.conversation)
+
+
+async def test_work_that_never_ends_is_ended() -> None:
+    mind = Mind(go=branching("use it", allow_work=True), **{"use it": [("note", {"text": "y"})]})
+    made, _ = agent(mind)
+
+    @made.tool_plain
+    def again() -> str:
+        return "again"
+
+    async def restless(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        mind.serial += 1
+        return ModelResponse(parts=[TextPart("more"), ToolCallPart("again", {}, f"call_{mind.serial}")])
+
+    talk = Talk(Agent(FunctionModel(restless), tools=[again]), usage_limits=UsageLimits(request_limit=20))
+    done = await branch_self(talk, ["go"], allow_work=True)
+    assert done.ways[0].error is not None
+    assert "request_limit of 20" in done.ways[0].error
+    assert mind.serial == 20
+
+
+async def test_a_prompt_above_a_tool_s_use_is_one_that_providers_take() -> None:
+    mind = Mind(**{"use it": [("note", {"text": "y"})]})
+    made, _ = agent(mind)
+    talk = Talk(made)
+    await talk.prompt("use it")
+    caller = talk.conversation.node(2)
+    assert [c.tool_name for c in caller.calls] == ["note"]
+    told = await talk.prompt("rather this", at=caller)
+    assert text_of(told) == "answer to rather this"
+    assert results(talk.conversation, caller.replies[1]) == ["noted y"]
+
+
+async def test_branches_off_a_long_conversation() -> None:
+    made, _ = agent(Mind(go=branching("one", "two", "three", "four", "five")))
+    talk = Talk(made)
+    for number in range(500):
+        talk.conversation.say(f"q {number}")
+        talk.conversation.reply(f"a {number}")
+    await talk.prompt("go")
+    assert len(talk.conversation) == 1000 + 4 + 10

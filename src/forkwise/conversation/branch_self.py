@@ -27,7 +27,6 @@ from forkwise.conversation.talk import Talk, Turn, current_turn, text_of
 __all__ = ["BranchSelf", "Branched", "Limits", "Way", "branch_self", "read_prompts"]
 
 _PREFIX = "(self-prompt): "
-_GO_ON = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,12 @@ class Branched:
 
 @dataclass(slots=True)
 class Limits:
-    """How far branching may go: how deep, how many branches in all and at once, how often one that works goes on, and
-    how many seconds each may take."""
+    """How far branching may go: how deep, how many branches in all and at once, and how many seconds each may take. How
+    often one asks its model is bounded by the agent's own usage limits."""
 
     max_depth: int = 3
     max_branches: int = 50
     max_parallel: int = 8
-    max_work: int = 10
     timeout: float | None = None
     made: int = field(default=0, init=False)
 
@@ -119,14 +117,9 @@ async def _go(
     talk: Talk, prompt: str, node: Node, allow_work: bool, limits: Limits, depth: int, options: dict[str, Any]
 ) -> Way:
     """One branch; it fails by itself."""
-    last = node
     try:
         async with asyncio.timeout(limits.timeout):
             last = await talk.go_on(node, single=not allow_work, depth=depth + 1, **options)
-            for _ in range(limits.max_work if allow_work else 0):
-                if not last.calls:
-                    break
-                last = await talk.go_on(talk.conversation.say(_GO_ON, last), depth=depth + 1, **options)
     except TimeoutError:
         return Way(prompt, _leaf(node), error=f"it took longer than {limits.timeout:g} s")
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this branch's, and the others count
@@ -155,13 +148,12 @@ class BranchSelf(FunctionToolset[Any]):
         max_depth: int = 3,
         max_branches: int = 50,
         max_parallel: int = 8,
-        max_work: int = 10,
         timeout: float | None = None,
         judge: Model | str | None = None,
         workspace: FilesOf = None,
     ) -> None:
         super().__init__()
-        self.limits = Limits(max_depth, max_branches, max_parallel, max_work, timeout)
+        self.limits = Limits(max_depth, max_branches, max_parallel, timeout)
         self.conversation: Conversation | None = None
         self._judge = judge
         self._workspace = workspace
