@@ -112,15 +112,14 @@ def _start() -> Server:
             stderr=said,
             start_new_session=True,  # the terminal's Ctrl-C is for its users
         )
+        address = ""
         try:
             address = _address(process, json.dumps(settings).encode())
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+        finally:
+            if not address:
+                process.kill()
+                process.wait()
         if not address:
-            process.kill()
-            process.wait()
             raise LocalModelError(
                 "the server of the local model did not start",
                 reason=_last_line(said),
