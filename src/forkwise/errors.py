@@ -22,6 +22,8 @@ __all__ = [
     "CommitError",
     "ConflictError",
     "ConversationError",
+    "ForkBranchLimitError",
+    "ForkDepthLimitError",
     "ForkError",
     "ForkNotFoundError",
     "ForkResolvedError",
@@ -203,4 +205,22 @@ class LimitError(ModuleError):
 
     def __init__(self, message: str, *, limit: str = "") -> None:
         super().__init__(message)
+        self.limit = limit
+
+
+class ForkBranchLimitError(BranchingError):
+    """A fork was asked for more branches than are allowed."""
+
+    def __init__(self, message: str, *, asked: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.asked = asked
+        self.limit = limit
+
+
+class ForkDepthLimitError(BranchingError):
+    """A fork was asked for inside a branch that is nested as deep as is allowed."""
+
+    def __init__(self, message: str, *, depth: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.depth = depth
         self.limit = limit
