@@ -1,5 +1,6 @@
 """Every example of the specification, run with only the import changed, plain and async."""
 
+# ruff: noqa: RUF012
 from __future__ import annotations
 
 import asyncio

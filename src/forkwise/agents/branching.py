@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from forkwise.agents.history import inherited
-from forkwise.agents.isolation import ISOLATED, own_files
+from forkwise.agents.isolation import own_files
 from forkwise.agents.merging import STRATEGIES, merged_text
 from forkwise.agents.tool import Tool, explained
 from forkwise.agents.xml import pydantic_to_xml
@@ -201,7 +201,7 @@ async def _run(parent: Call, module: Module, merge: str, inputs: Mapping[str, An
     try:
         await call.place.take()
         async with AsyncExitStack() as stack:
-            if ISOLATED in (parent.module.isolation, module.isolation):
+            if parent.module.isolates_files or module.isolates_files:
                 name = type(module).__name__
                 call.files = await stack.enter_async_context(own_files(parent.files, name, parent.committing))
             async with call.opened():

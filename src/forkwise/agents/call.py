@@ -17,7 +17,7 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
 from forkwise.agents.asking import Question, ask
-from forkwise.agents.discovery import Discovery
+from forkwise.agents.discovery import SEARCH, Discovery
 from forkwise.agents.embedded import with_embedded_calls
 from forkwise.agents.finish import FINISH, finish_definition, finished
 from forkwise.agents.history import History, Said
@@ -94,7 +94,7 @@ class Call:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.branches_by_hand: set[asyncio.Task[Any]] = set()
         self._answers: dict[str, tuple[dict[str, Any], str]] = {}
-        self._discovery = Discovery() if module.tool_discovery == "search" else None
+        self._discovery = Discovery(lambda: list(self.tools.values())) if module.tool_discovery == "search" else None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Call]:
@@ -144,8 +144,7 @@ class Call:
     def _at_hand(self) -> dict[str, Tool]:
         specials = {tool.name: tool for tool in self.specials}
         if self._discovery is not None:
-            search = self._discovery.tool(self.tools.values())
-            specials[search.name] = search
+            specials[SEARCH] = self._discovery.tool
         return {**self.tools, **specials}
 
     def _offered(self) -> list[ToolDefinition]:
@@ -203,6 +202,7 @@ class Call:
                 self.step = returned
             elif returned is not None:
                 raise ModuleError(f"on_step returns the step, not {returned!r}")
+        self.step.tools = [Tool.of(tool) for tool in self.step.tools]
         self.settle()
         if self.step.finishing is not None:
             return Done(finished(self.module.final_output, self.step.finishing))

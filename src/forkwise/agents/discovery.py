@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from forkwise.agents.tool import Tool
 
@@ -16,19 +16,20 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 class Discovery:
-    """Which tools a model has found; it is told of those, and of the one by which it searches."""
+    """Which of some tools a model has found; it is told of those, and of the one by which it searches.
 
-    def __init__(self) -> None:
+    ``tools`` gives those there are at the moment.
+    """
+
+    def __init__(self, tools: Callable[[], Iterable[Tool]]) -> None:
         self.found: set[str] = set()
+        self.tool = self._searching(tools)
 
     def hidden(self, names: Iterable[str]) -> frozenset[str]:
         """The names of tools that it was not told of yet."""
         return frozenset(names) - self.found
 
-    def tool(self, tools: Iterable[Tool]) -> Tool:
-        """The tool that searches among others."""
-        known = list(tools)
-
+    def _searching(self, tools: Callable[[], Iterable[Tool]]) -> Tool:
         async def search_tools(query: str, limit: int = 5) -> str:
             """Find tools by what they do. Those that are found can be called from then on.
 
@@ -37,7 +38,7 @@ class Discovery:
                 limit: how many to find at most
             """
             words = set(_WORD.findall(query.lower()))
-            ranked = sorted(known, key=lambda tool: -_score(words, tool))
+            ranked = sorted(tools(), key=lambda tool: -_score(words, tool))
             best = [tool for tool in ranked if _score(words, tool)][:limit]
             self.found |= {tool.name for tool in best}
             return json.dumps([tool.schema for tool in best], indent=2)

@@ -25,10 +25,8 @@ def finish_definition(output: type[BaseModel] | None) -> ToolDefinition:
     """The tool, as a model is told of it."""
     if output is None:
         schema: dict[str, Any] = {"type": "object", "properties": {}}
-        return ToolDefinition(name=FINISH, description=_WITHOUT, parameters_json_schema=schema, strict=False)
-    return ToolDefinition(
-        name=FINISH, description=_WITH_OUTPUT, parameters_json_schema=schema_of_model(output), strict=False
-    )
+        return ToolDefinition(name=FINISH, description=_WITHOUT, parameters_json_schema=schema)
+    return ToolDefinition(name=FINISH, description=_WITH_OUTPUT, parameters_json_schema=schema_of_model(output))
 
 
 def finished(output: type[BaseModel] | None, arguments: Mapping[str, Any]) -> BaseModel | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,10 +95,9 @@ def messages_of(history: History, cached: Iterable[int] = ()) -> list[ModelMessa
             case "system":
                 pass
             case "user":
-                content = _prompt(entry.get("content"))
-                messages.append(
-                    ModelRequest(parts=[UserPromptPart([*content, CachePoint()] if number in marks else content)])
-                )
+                prompt = _prompt(entry.get("content"))
+                content = _marked(prompt) if number in marks else prompt
+                messages.append(ModelRequest(parts=[UserPromptPart(content)]))
             case "assistant":
                 message = entry.as_message() if isinstance(entry, Said) else ModelResponse(parts=_spoken(entry))
                 names |= {p.tool_call_id: p.tool_name for p in message.parts if isinstance(p, ToolCallPart)}
@@ -169,10 +168,14 @@ def _answer(entry: Mapping[str, Any], names: Mapping[str, str]) -> ToolReturnPar
     return ToolReturnPart(names.get(id_, "tool"), content, id_, outcome=outcome)  # type: ignore[arg-type]
 
 
-def _prompt(content: object) -> Sequence[UserContent]:
-    if not isinstance(content, list):
-        return [str(content if content is not None else "")]
-    return [_piece(piece) for piece in content]
+def _prompt(content: object) -> str | list[UserContent]:
+    if isinstance(content, list):
+        return [_piece(piece) for piece in content]
+    return str(content if content is not None else "")
+
+
+def _marked(prompt: str | list[UserContent]) -> list[UserContent]:
+    return [*([prompt] if isinstance(prompt, str) else prompt), CachePoint()]
 
 
 def _piece(piece: Any) -> UserContent:

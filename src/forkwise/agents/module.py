@@ -39,6 +39,9 @@ class _FilesOfCall:
     def __get__(self, module: Module | None, cls: type[Module]) -> Any:
         return self if module is None else module._files()
 
+    def __set__(self, module: Module, workspace: Any) -> None:
+        module._workspace = workspace
+
 
 class Module:
     """An agent, declared by the attributes of its class, and called with its inputs.
@@ -84,12 +87,12 @@ class Module:
 
     #: The files it works on: a directory, a Workspace, a Branch. ``"branch"`` gives each branch files of its own.
     workspace: Any = _FilesOfCall()
-    isolation: ClassVar[Any] = None
+    _declared_workspace: ClassVar[Any] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "workspace" in vars(cls):
-            cls.isolation = vars(cls)["workspace"]
+            cls._declared_workspace = vars(cls)["workspace"]
             del cls.workspace
 
     def __init__(self, *, workspace: Any = None) -> None:
@@ -146,14 +149,18 @@ class Module:
 
     # What a call needs of it
 
+    @property
+    def isolates_files(self) -> bool:
+        """Whether branches of it, and itself as a branch, have files of their own."""
+        return bool(self._declared_workspace == ISOLATED)
+
     def begin(self, parent: Call | None = None) -> Call:
         """A call that is not open yet; of a branch, where it has a parent."""
         tools = {tool.name: tool for tool in self._tools}
         if parent is not None:
             tools = {**parent.tools, **tools}
-        files = files_named(self._workspace if self._workspace is not None else self.isolation)
-        if parent is not None and (self.isolation is None or self.isolation == ISOLATED):
-            files = parent.files
+        named = self._workspace if self._workspace is not None else self._declared_workspace
+        files = parent.files if parent is not None and named in (None, ISOLATED) else files_named(named)
         call = Call(self, list(tools.values()), parent, files)
         call.specials = special_tools(call)
         self._latest = call

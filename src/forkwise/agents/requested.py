@@ -26,7 +26,7 @@ class Requested:
         raw = part.args if isinstance(part.args, str) else json.dumps(part.args or {})
         try:
             arguments = json.loads(raw or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return cls(ToolCall(part.tool_call_id, part.tool_name, {}), raw, f"the arguments are no JSON: {error}")
         if not isinstance(arguments, dict):
             return cls(ToolCall(part.tool_call_id, part.tool_name, {}), raw, "the arguments are no JSON object")

@@ -79,9 +79,7 @@ class Tool:
     @property
     def definition(self) -> ToolDefinition:
         """What a model is told, as pydantic-ai takes it."""
-        return ToolDefinition(
-            name=self.name, description=self.description, parameters_json_schema=self.parameters, strict=False
-        )
+        return ToolDefinition(name=self.name, description=self.description, parameters_json_schema=self.parameters)
 
 
 async def _use(function: Callable[..., Any], adapter: Any, arguments: Mapping[str, Any]) -> Any:
