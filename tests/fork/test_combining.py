@@ -52,6 +52,7 @@ def test_a_clash_is_told_and_nothing_is_changed(scene: Scene, fork: str) -> None
     assert done.commit is None
     [clash] = done.conflicts
     assert (clash.path, clash.kind, clash.branches) == ("a.txt", "content", (f"{fork}.1", f"{fork}.2", f"{fork}.3"))
+    assert clash.detail.startswith(f"{fork}.1, {fork}.2, {fork}.3 changed the same lines")
     assert scene.text("one.txt") is None
     assert (scene.fork.state, scene.branches) == ("open", ["0", "1", "2"])
     abort_fork(scene.workspace, fork)

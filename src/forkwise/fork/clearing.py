@@ -48,11 +48,11 @@ def _abandon(fork: Remains, reason: str) -> tuple[str, ...]:
     """Give up what was decided for and not committed. A branch is either committed or dropped, whoever is quicker."""
     dropped = tuple(fork.drop()) if fork.record.commit is None else ()
     reconcile(fork.ledger, fork.workspace)
-    commit = fork.record.commit
-    if commit is not None:
+    record = fork.record
+    if record.commit is not None:
+        undone = f"; it was undone by {record.undone}" if record.undone else f": undo {record.commit} takes it back"
         raise ForkResolvedError(
-            f"fork {fork.id} was committed as {commit}, and cannot be aborted: undo {commit} takes it back",
-            fork=fork.id,
+            f"fork {fork.id} was committed as {record.commit}, and cannot be aborted{undone}", fork=fork.id
         )
     fork.ledger.abandon_fork(fork.id, reason)
     return dropped

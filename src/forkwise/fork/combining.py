@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -56,14 +57,15 @@ async def combine_attempts(
 
     Changes of different lines and paths go together. Where attempts clash, ``prefer`` says by path whose version it is
     to be, and ``favour`` names attempts that win any clash they are part of, the first first. What is left is among the
-    ``conflicts``, and nothing is committed then. Nor is it where ``tests``, which run on the combination, do not pass.
-    ``force`` commits all the same: in a clash the first of ``attempts`` wins. Unless it is committed, the fork is as
-    undecided as before.
+    ``conflicts``, and nothing is committed then. Nor is it where ``tests``, which run on the combination, do not pass;
+    without tests only attempts that succeeded are combined. ``force`` commits all the same: in a clash the first of
+    ``attempts`` wins. Unless it is committed, the fork is as undecided as before.
     """
     where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
         records = {record.id: record for record in map(ledger.attempt, attempts)}
         fork = _fork_of(ledger, where, records)
+        _check(records, is_judged=force or tests is not None)
         names = {record.branch: record.id for record in records.values()}
         decided = {path: ledger.attempt(name).branch for path, name in (prefer or {}).items()}
         favourites = [ledger.attempt(name).branch for name in [*favour, *(records if force else ())]]
@@ -86,10 +88,17 @@ async def combine_attempts(
         tuple(records),
         made.merged,
         {path: names[name] for path, name in made.taken.items()},
-        tuple(replace(clash, branches=tuple(names[name] for name in clash.branches)) for clash in made.conflicts),
+        tuple(_told(clash, names) for clash in made.conflicts),
         report,
         commit,
     )
+
+
+def _told(clash: Clash, names: Mapping[str, str]) -> Clash:
+    """A clash of branches as one of the attempts they are."""
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    detail = re.sub(pattern, lambda found: names[found[0]], clash.detail)
+    return replace(clash, branches=tuple(names[name] for name in clash.branches), detail=detail)
 
 
 def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, AttemptRecord]) -> Remains:
@@ -103,9 +112,19 @@ def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, Attemp
     record = fork.record
     if record.is_over:
         raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
-    if going := [a.id for a in attempts.values() if not a.is_over]:
-        raise LedgerError(f"{', '.join(going)} did not come to an end, and cannot be combined", subject=going[0])
     return fork
+
+
+def _check(attempts: Mapping[str, AttemptRecord], *, is_judged: bool) -> None:
+    """Raise LedgerError unless attempts are worth combining. What failed alone may pass together, if tests say so."""
+    if going := [name for name, attempt in attempts.items() if not attempt.is_over]:
+        raise LedgerError(f"{', '.join(going)} did not come to an end, and cannot be combined", subject=going[0])
+    if not is_judged and (bad := [name for name, attempt in attempts.items() if attempt.state != "succeeded"]):
+        raise LedgerError(
+            f"{', '.join(bad)} did not succeed, and there are no tests to judge the combination by: name some, or use "
+            "force=True (--test, --force)",
+            subject=bad[0],
+        )
 
 
 def _branch(fork: Remains, attempt: AttemptRecord) -> Branch:
