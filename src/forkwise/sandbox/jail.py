@@ -15,6 +15,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,7 @@ __all__ = [
     "write_maps",
 ]
 
+_CLONE_PARENT = 0x00008000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
@@ -109,7 +111,51 @@ def _fields(thing: Jail | Mount) -> dict[str, Any]:
 
 
 def clone(flags: int) -> int:
-    """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork."""
+    """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork.
+
+    A program with threads has that done by a fork of itself, in which there are none, and which is gone at once. For
+    between the system call and Python's being told, the child's interpreter may want to hand its lock to a thread that
+    it does not have, and would wait for ever; and the C library's locks may be held by such a thread.
+    """
+    if len(os.listdir("/proc/self/task")) == 1:
+        return _clone(flags)
+    reader, writer = os.pipe()
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the one between
+    try:
+        between = os.fork()
+        if between == 0:
+            return _clone_from_between(flags, writer)
+        with suppress(ChildProcessError):  # somebody else in this process reaped it
+            os.waitpid(between, 0)
+        os.set_blocking(reader, False)
+        try:
+            said = int(os.read(reader, 32))
+        except BlockingIOError:
+            said = -errno.EAGAIN  # it was killed
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        os.close(reader)
+        os.close(writer)
+    if said < 0:
+        raise OSError(-said, os.strerror(-said))
+    return said
+
+
+def _clone_from_between(flags: int, writer: int) -> int:
+    """Make the child, of which the parent of this process is the parent; only the child comes back from here."""
+    said = -errno.EAGAIN
+    try:
+        said = _clone(flags | _CLONE_PARENT)
+    except OSError as error:
+        said = -(error.errno or errno.EAGAIN)
+    finally:
+        if said != 0:
+            os.write(writer, str(said).encode())
+            os._exit(0)
+    return said
+
+
+def _clone(flags: int) -> int:
     _python.PyOS_BeforeFork()
     pid = int(_syscall_locked(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
     number = ctypes.get_errno()

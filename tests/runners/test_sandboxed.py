@@ -1,0 +1,199 @@
+"""The sandbox runner: what crosses, how things end, and programs with threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
+from forkwise.runners.protocol import Ended, Job
+from tests.leftovers import children
+
+
+@pytest.fixture
+def branch(workspace: Workspace) -> Iterator[Branch]:
+    """A branch to run things in."""
+    made = workspace.branch("attempt", None, None)
+    yield made
+    made.abort()
+
+
+RUNNERS = [InProcessRunner(), SandboxRunner(), SandboxRunner("strict"), SandboxRunner("open")]
+by_runner = pytest.mark.parametrize("runner", RUNNERS, ids=["in-process", "standard", "strict", "open"])
+
+
+def run(runner: Runner, branch: Branch, **job: Any) -> Ended:
+    return asyncio.run(runner.run(Job(branch, **job)))
+
+
+@by_runner
+def test_a_function_returns(runner: Runner, branch: Branch) -> None:
+    def work(path: Path) -> list[Any]:
+        (path / "made").write_text("made")
+        return [True, 0.5]
+
+    ended = run(runner, branch, function=work)
+    assert (ended.ending, ended.value) == ("returned", [True, 0.5])
+    assert ended.wall > 0
+    assert (branch.path / "made").read_text() == "made"
+
+
+@by_runner
+def test_a_function_raises(runner: Runner, branch: Branch) -> None:
+    def work(_: Path) -> None:
+        raise ValueError("wrong")
+
+    ended = run(runner, branch, function=work)
+    assert ended.ending == "raised"
+    assert "wrong" in str(ended.error)
+
+
+@by_runner
+def test_what_a_function_gives_is_awaited(runner: Runner, branch: Branch) -> None:
+    async def inner(path: Path) -> str:
+        await asyncio.sleep(0)
+        return path.name
+
+    class Callable:
+        async def __call__(self, path: Path) -> str:
+            return await inner(path)
+
+    def plain(path: Path) -> Any:
+        return inner(path)
+
+    for function in (inner, plain, Callable()):
+        ended = run(runner, branch, function=function)
+        assert (ended.ending, ended.error) == ("returned", None)
+        assert isinstance(ended.value, str)
+
+
+@by_runner
+def test_a_command_ends(runner: Runner, branch: Branch) -> None:
+    printed: list[tuple[str, bytes]] = []
+    argv = ["sh", "-c", 'echo "$GIVEN"; echo wrong >&2; exit 3']
+    ended = run(
+        runner, branch, argv=argv, environment={"GIVEN": "given"}, on_output=lambda *piece: printed.append(piece)
+    )
+    assert (ended.ending, ended.exit_code, ended.limit) == ("exit", 3, None)
+    assert sorted(printed) == [("stderr", b"wrong\n"), ("stdout", b"given\n")]
+    assert ended.cpu is not None
+    assert ended.memory is not None
+
+
+@by_runner
+@pytest.mark.parametrize("is_command", [True, False])
+def test_too_slow(runner: Runner, branch: Branch, is_command: bool) -> None:
+    gate = threading.Event()
+    job: dict[str, Any] = {"argv": ["sleep", "1000"]} if is_command else {"function": lambda _: gate.wait()}
+    ended = run(runner, branch, timeout=0.1, **job)
+    gate.set()
+    assert (ended.ending, ended.limit) == ("timeout", "wall")
+
+
+@pytest.mark.parametrize(
+    ("confinement", "is_command"), [("open", False), ("standard", False), ("standard", True), ("strict", True)]
+)
+def test_who_is_cancelled_has_killed_it(confinement: str, is_command: bool, branch: Branch) -> None:
+    """The process is gone, and reaped, when the cancellation is raised."""
+    reader, writer = os.pipe()
+    before = children()
+
+    def work(_: Path) -> None:
+        os.write(writer, b"1")
+        threading.Event().wait()
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        asyncio.get_running_loop().add_reader(reader, begun.set)
+        argv = ["sh", "-c", "echo begun; sleep 1000"]
+        job = Job(branch, None if is_command else work, argv if is_command else None, on_output=lambda *_: _tell())
+        task = asyncio.create_task(SandboxRunner(Confinement.preset(confinement)).run(job))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    def _tell() -> None:
+        os.write(writer, b"1")
+
+    try:
+        asyncio.run(main())
+        assert children() <= before
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_cancellation_at_any_moment_leaves_nothing(branch: Branch) -> None:
+    """At every turn of the event loop from the first, until the function is done before it is cancelled."""
+
+    async def main() -> int:
+        for turns in range(200):
+            task = asyncio.create_task(SandboxRunner().run(Job(branch, lambda _: True)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if task.done():
+                return turns
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return 200
+
+    before = children()
+    assert asyncio.run(main()) > 1
+    assert children() <= before
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Threads that want the interpreter, all the time."""
+    stop = threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def burn() -> None:
+        while not stop.is_set():
+            pass
+
+    threads = [threading.Thread(target=burn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("busy")
+def test_functions_of_a_program_with_busy_threads_come_to_run(branch: Branch) -> None:
+    """A fork has only the thread that forked; what others held or wanted then must not keep it waiting."""
+    for _ in range(40):
+        ended = run(SandboxRunner(), branch, function=lambda _: True, timeout=60)
+        assert (ended.ending, ended.value) == ("returned", True)
+
+
+def test_in_a_sandbox_a_workspace_keeps_its_state_in_the_sandbox(branch: Branch) -> None:
+    def work(path: Path) -> str:
+        return str(Workspace(path).state)
+
+    ended = run(SandboxRunner(), branch, function=work)
+    assert ended.error is None
+    assert ended.value.startswith("/tmp/.forkwise/")
+    assert not Path("/tmp/.forkwise").exists()
+    told: list[bytes] = []
+    run(SandboxRunner(), branch, argv=["printenv", "FORKWISE_STATE"], on_output=lambda _, piece: told.append(piece))
+    assert b"".join(told) == b"/tmp/.forkwise\n"
+
+
+def test_a_state_that_was_given_is_kept(branch: Branch) -> None:
+    given = Confinement.standard(given={"FORKWISE_STATE": "/tmp/elsewhere"})
+    assert run(SandboxRunner(given), branch, function=lambda _: os.environ["FORKWISE_STATE"]).value == "/tmp/elsewhere"
+    assert run(SandboxRunner("open"), branch, function=lambda _: os.environ.get("FORKWISE_STATE")).value is None
