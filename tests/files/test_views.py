@@ -543,6 +543,22 @@ def test_a_parent_is_frozen_while_its_children_live(
     assert (project / "a").read_text() == "4"
 
 
+def test_a_nested_branch_deletes_beside_what_its_parent_changed(
+    project: Path, workspace: Callable[[], Workspace]
+) -> None:
+    write(project / "d/a", "a")
+    write(project / "d/b", "b")
+    ws = workspace()
+    outer = ws.branch("outer", on_success=None)
+    write(outer.path / "d/b", "changed")
+    with outer.branch("inner") as inner:
+        (inner.path / "d/a").unlink()
+    assert sorted(p.name for p in (outer.path / "d").iterdir()) == ["b"]
+    outer.commit()
+    assert sorted(p.name for p in (project / "d").iterdir()) == ["b"]
+    assert (project / "d/b").read_text() == "changed"
+
+
 def test_siblings_of_a_nested_level_turn_stale_and_can_be_rebased(
     project: Path, workspace: Callable[[], Workspace]
 ) -> None:

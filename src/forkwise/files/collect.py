@@ -91,19 +91,26 @@ def _has_changes(branch: Branch) -> bool:
 
 
 def _unfinished(workspace: Workspace) -> Iterator[str]:
-    """Homes whose makers were killed: whoever makes one holds the lock, and now we do."""
+    """Homes whose makers were killed: whoever makes one holds the lock, and now we do; spares are made without it."""
     parents: list[Parent] = [workspace, *workspace.settled_branches()]
     for parent in parents:
         branches = f"{parent.place.path}/branches"
-        if os.path.isdir(branches):
-            yield from (f"{branches}/{n}" for n in os.listdir(branches) if n.startswith((".new-", ".spare-")))
+        names = os.listdir(branches) if os.path.isdir(branches) else []
+        yield from (
+            f"{branches}/{n}" for n in names if n.startswith(".new-") or (n.startswith(".spare-") and _is_dead(n))
+        )
 
 
 def _trials(state: str) -> Iterator[str]:
     """Where a process tried out a view, and was killed meanwhile. One that runs cleans up by itself."""
     for name in os.listdir(state):
-        if name.startswith(".probe-") and not os.path.exists(f"/proc/{name.split('-')[1]}"):
+        if name.startswith(".probe-") and _is_dead(name):
             yield f"{state}/{name}"
+
+
+def _is_dead(name: str) -> bool:
+    """Whether the process is gone whose number a name has."""
+    return not os.path.exists(f"/proc/{name.split('-')[1]}")
 
 
 def _size(path: str) -> int:

@@ -195,7 +195,12 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
     parent, scan = branch.parent, decision.scan
     with Transaction(parent.place, parent.target, branch.branch_path) as transaction:
         if branch.commits_into_layer:
-            plan = plan_layer(branch.target, parent.target, decision.dropped)
+            plan = plan_layer(
+                branch.target,
+                parent.target,
+                decision.dropped,
+                marks_origins=not branch.view_kind.mark_files,
+            )
             plan.left = decision.dropped
             foreign = [*plan.foreign, *scan.moved]
             marked = list_marks(branch.target, [*plan.opaque, *foreign, *plan.heirs])

@@ -358,6 +358,8 @@ def _is_own(beneath: str, mark: str, path: str) -> bool:
 def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
     if not stat.S_ISLNK(old.st_mode) or old.st_mtime_ns != new.st_mtime_ns:
         return False
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        return False
     holder = parent.holder(name)
     return holder is not None and os.readlink(name, dir_fd=fd) == os.readlink(name, dir_fd=holder)
 

@@ -154,7 +154,8 @@ class Parent(ABC):
 
     def _drop(self, home: str, view: View) -> None:
         if os.path.isdir(home):
-            view.release(home)
+            with suppress(FileNotFoundError):  # it was not yet far enough to have anything to release
+                view.release(home)
             discard(self.place, home)
 
     def spares(self, view: View) -> Spares | None:

@@ -214,9 +214,12 @@ def _last_changes(scan: Scan) -> dict[str, int]:
     return changed
 
 
-def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = ()) -> Plan:
+def plan_layer(
+    child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = (), *, marks_origins: bool = True
+) -> Plan:
     """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all. ``moved`` are
-    files whose marks speak of another name."""
+    files whose marks speak of another name. ``marks_origins`` says whether a layer tells directories that have
+    something below from those that have not; where it does not, its view shows no whiteout anywhere."""
     plan = Plan(foreign=list(moved))
     roots = open_root(child), open_root(parent)
     try:
@@ -225,7 +228,7 @@ def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Co
             path = pending.pop()
             fds = [open_directory(root, path) for root in roots]
             try:
-                _fold(plan, path, fds[0], fds[1], pending, dropped)
+                _fold(plan, path, fds[0], fds[1], pending, dropped, marks_origins)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -235,13 +238,15 @@ def plan_layer(child: str, parent: str, dropped: Collection[str] = (), moved: Co
     return plan
 
 
-def _fold(plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dropped: Collection[str]) -> None:
+def _fold(
+    plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dropped: Collection[str], marks_origins: bool
+) -> None:
     if (path or ".") not in dropped:
         plan.metas.append(
             Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
         )
     # In a directory that is only the layer's own, overlayfs would show a whiteout by its name.
-    has_nothing_below = path != "" and not any(map(is_origin, _marks(theirs, ".")))
+    has_nothing_below = marks_origins and path != "" and not any(map(is_origin, _marks(theirs, ".")))
     with os.scandir(ours) as found:
         for item in found:
             name = item.name
