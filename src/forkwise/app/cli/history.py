@@ -37,18 +37,18 @@ def log(limit: int | None, directory: Path, output: Output) -> None:
     elif not commits:
         output.line("Nothing was committed here yet.")
     else:
-        rows = [_row(commit, forks.get(commit.id, "")) for commit in commits]
-        output.table(("id", "kind", "fork", "branch", "when", "paths", ""), rows)
+        columns = ["id", "kind", "branch", "when", "paths", "", *(["fork"] if forks else [])]
+        output.table(columns, [[*_row(commit), forks.get(commit.id, "")][: len(columns)] for commit in commits])
 
 
-def _row(commit: Commit, fork: str) -> tuple[str, ...]:
+def _row(commit: Commit) -> tuple[str, ...]:
     note = ""
     if commit.undone_by is not None:
         note = f"undone by {commit.undone_by}"
     elif commit.undoes is not None:
         note = f"undoes {commit.undoes}"
     when = commit.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return str(commit.id), commit.kind, fork, commit.branch, when, totals(commit), note
+    return str(commit.id), commit.kind, commit.branch, when, totals(commit), note
 
 
 @click.command("undo", cls=Verb, example=("forkwise undo", "forkwise undo 3"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -98,6 +97,8 @@ def rm(output: Output) -> None:
 @json_option
 def ask(prompt: str, schema: Path | None, max_tokens: int, output: Output) -> None:
     """Ask the local model something, and print the answer as it comes."""
+    import asyncio
+
     from forkwise.agents.local import local_model
 
     asked = _read(schema) if schema is not None else None

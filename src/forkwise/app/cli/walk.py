@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import shlex
 import sys
@@ -191,6 +190,8 @@ class _Session:
             self.output.diff(text)
 
     def _do_combine(self, how: Recombination, *numbers: str) -> None:
+        import asyncio
+
         from forkwise.conversation.flows import leaves
         from forkwise.conversation.recombination import WAYS, Answer, recombine
         from forkwise.conversation.talk import text_of
@@ -207,6 +208,8 @@ class _Session:
         self._tell(self.walker.go(combined(self.talk, nodes, made.text)))
 
     def _do_prompt(self, *words: str) -> None:
+        import asyncio
+
         from pydantic_ai import Agent
 
         from forkwise.conversation.talk import Talk
