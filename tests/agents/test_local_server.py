@@ -28,9 +28,10 @@ BRIEF = ModelSettings(max_tokens=2)
 
 
 @pytest.fixture(autouse=True)
-def model() -> None:
-    """These need it."""
+def alone() -> None:
+    """No model that another test left to the garbage collector is still a user."""
     need_local_model()
+    gc.collect()
 
 
 @contextmanager
@@ -58,6 +59,7 @@ def test_users_share_one_and_the_last_stops_it() -> None:
     for user in users[1:]:
         leave(user)
     assert server.is_alive
+    assert server.key not in repr(server)
     leave(users[0])
     assert is_gone(server.process.pid)
 

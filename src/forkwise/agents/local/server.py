@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -39,7 +39,7 @@ class Server:
 
     process: subprocess.Popen[bytes]
     address: str
-    key: str
+    key: str = field(repr=False)
 
     @property
     def is_alive(self) -> bool:
