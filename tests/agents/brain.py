@@ -68,6 +68,10 @@ class Asked:
         """How often the model has spoken."""
         return sum(isinstance(message, ModelResponse) for message in self.messages)
 
+    @property
+    def temperature(self) -> float | None:
+        return (self.info.model_settings or {}).get("temperature")
+
 
 class Brain(FunctionModel):
     """Answers in order what it is given, or what a function decides. Every request is checked by the rules."""
@@ -93,6 +97,11 @@ class Brain(FunctionModel):
             return ModelResponse(parts=_parts(said))
 
         super().__init__(think, model_name=name)
+
+    @property
+    def model(self) -> FunctionModel:
+        """Who thinks with it."""
+        return self
 
 
 def _parts(said: Said) -> list[ModelResponsePart]:

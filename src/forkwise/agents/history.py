@@ -31,12 +31,9 @@ from pydantic_ai.messages import (
 from forkwise.conversation.adoption import adopted
 from forkwise.errors import ModuleError
 
-__all__ = ["ERROR", "History", "Said", "inherited", "instructions_of", "messages_of", "shown_lines"]
+__all__ = ["History", "Said", "inherited", "instructions_of", "messages_of", "shown_lines"]
 
 History = list[dict[str, Any]]
-
-#: How the result of a call that failed begins.
-ERROR = "Error: "
 
 _GO_ON = "Go on."
 
@@ -164,8 +161,7 @@ def _spoken(entry: Mapping[str, Any]) -> list[ModelResponsePart]:
 
 def _answer(entry: Mapping[str, Any], names: Mapping[str, str]) -> ToolReturnPart:
     id_, content = str(entry.get("tool_call_id")), str(entry.get("content") or "")
-    outcome = "failed" if content.startswith(ERROR) else "success"
-    return ToolReturnPart(names.get(id_, "tool"), content, id_, outcome=outcome)  # type: ignore[arg-type]
+    return ToolReturnPart(names.get(id_, "tool"), content, id_)
 
 
 def _prompt(content: object) -> str | list[UserContent]:

@@ -19,8 +19,16 @@ __all__ = ["Contact", "Models", "cached_entries", "check_cache", "check_model", 
 
 _KEYS = {"id", "vertex_location", "vertex_credentials", "reasoning", "api_key", "api_base", "litellm_params"}
 _REASONING = (None, True, False, "low", "medium", "high")
-#: Providers that others call by another name.
-_ALIASES = {"vertex_ai": "google-cloud", "gemini": "google", "together_ai": "together", "fireworks_ai": "fireworks"}
+#: What a provider is called before a slash, and before a colon. OpenAI's is the interface that all its likes have too.
+_ALIASES = {
+    "openai": "openai-chat",
+    "vertex_ai": "google-cloud",
+    "gemini": "google",
+    "together_ai": "together",
+    "fireworks_ai": "fireworks",
+}
+#: How the names of settings begin that only one provider has.
+_PREFIXES = ("anthropic_", "bedrock_", "cohere_", "google_", "groq_", "mistral_", "openai_", "openrouter_", "xai_")
 
 
 class Contact(NamedTuple):
@@ -106,7 +114,7 @@ def settings_of(module: Any, temperature: float | None, max_tokens: int | None) 
 def merged(common: ModelSettings, contact: Contact) -> ModelSettings:
     """Common settings and a model's own. A model that is told to think takes no temperature."""
     settings = dict(common)
-    if contact.settings.get("thinking"):
+    if contact.settings.get("thinking") or contact.settings.get("anthropic_thinking"):
         for name in ("temperature", "top_p", "presence_penalty"):
             settings.pop(name, None)
     return cast(ModelSettings, {**settings, **contact.settings})
@@ -160,9 +168,13 @@ def _credentials(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_settings(parameters: Mapping[str, Any]) -> ModelSettings:
-    known = ModelSettings.__annotations__
-    settings: dict[str, Any] = {name: value for name, value in parameters.items() if name in known}
-    others = {name: value for name, value in parameters.items() if name not in known}
+    """What is set for one model: settings that pydantic-ai has, its providers' own among them, and else what is sent
+    to the provider as it is."""
+    settings: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in parameters.items():
+        is_known = name in ModelSettings.__annotations__ or name.startswith(_PREFIXES)
+        (settings if is_known else others)[name] = value
     if others:
         settings["extra_body"] = {**settings.get("extra_body", {}), **others}
     return cast(ModelSettings, settings)
