@@ -146,7 +146,7 @@ class Fork:
                 if not self._is_over and isinstance(error, asyncio.CancelledError):
                     await self.abort(str(error) or "it was interrupted", keep=False)
                 elif not self._is_over:
-                    await self.abort("it was left unresolved" if error is None else said(error))
+                    await self.abort(_why_left(error))
             finally:
                 if self._heeding is not None:
                     self._heeding.cancel()
@@ -190,6 +190,8 @@ class Fork:
         key = str(index) if key is None else key
         record = self._known.get(key)
         left = None if record is None else self._left_of(record)
+        if self._is_decided():
+            raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
         if record is None or (record.is_over and left is None):
             record = self.ledger.add_attempt(
                 self.id,
@@ -337,6 +339,12 @@ def _parallel(asked: int | None) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"at least one attempt has to run at a time, not {asked}")
     return asked or default_parallel()
+
+
+def _why_left(error: BaseException | None) -> str:
+    if error is None:
+        return "it was left unresolved"
+    return str(error) if isinstance(error, ForkResolvedError) else said(error)
 
 
 def _keep(winner: Attempt) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forkwise.errors import BranchNotFoundError, LedgerError
+from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch
 from forkwise.files.parent import Parent
 from forkwise.fork.attempt import Attempt
@@ -199,6 +199,7 @@ def _glance(branch: Branch) -> int | None:
 
 
 def _files(branch: Branch) -> int | None:
-    with suppress(BranchNotFoundError):
+    """How many files a branch changed; None where that cannot be told now, which is no reason to drop it."""
+    with suppress(BranchingError, OSError):
         return sum(1 for change in branch.delta() if change.type != "directory")
     return None
