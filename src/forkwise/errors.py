@@ -98,7 +98,11 @@ class AbortError(BranchError):
 
 
 class ProcessBranchError(BranchingError):
-    """A sandboxed process failed."""
+    """A sandboxed process failed. ``errno`` says why a command could not be started."""
+
+    def __init__(self, message: str = "", *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class ForkError(ProcessBranchError):

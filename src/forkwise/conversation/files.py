@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from pydantic_ai.workspaces import LocalWorkspaceBackend
-from pydantic_ai.workspaces import Workspace as AgentWorkspace
-
 from forkwise.errors import BranchingError
 from forkwise.files.branch import Branch
 from forkwise.files.combine import combine
 from forkwise.files.workspace import Workspace
+from forkwise.fork.agent_workspace import agent_workspace
 from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Files", "FilesOf"]
@@ -34,16 +32,13 @@ class Files:
         self._parent = parent
         self._number = number
         self._branches: list[Branch] = []
-        self._paths: list[str] = []
         self._kept = False
 
     async def __aenter__(self) -> Files:
         if self._parent is not None:
             for number in range(self._number):
                 name = f"self-{secrets.token_hex(3)}-{number + 1}"
-                branch = await in_thread(self._parent.branch, name, None, None)
-                self._branches.append(branch)
-                self._paths.append(str(await in_thread(lambda b=branch: b.path)))  # type: ignore[misc]
+                self._branches.append(await in_thread(self._parent.branch, name, None, None))
         return self
 
     async def __aexit__(
@@ -57,7 +52,7 @@ class Files:
         """What a branch's run of the agent is given."""
         if not self._branches:
             return {}
-        return {"workspace": AgentWorkspace(LocalWorkspaceBackend(self._paths[number]))}
+        return {"workspace": agent_workspace(self._branches[number])}
 
     async def conclude(self, done: Sequence[int], chosen: int | None, *, keep: bool) -> str:
         """Commit what is to be committed; gives what is to be said of it."""

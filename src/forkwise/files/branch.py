@@ -238,16 +238,17 @@ class Branch(Parent):
             raise AbortError(f"{self.branch_path} could not be aborted: {error}", branch=self.name) from error
         self._ended = "aborted"
 
-    def rebase(self) -> Rebase:
+    def rebase(self, *, merge: bool = True) -> Rebase:
         """Bring a stale branch onto what its parent is now.
 
-        Text that both changed is merged three ways. What cannot be merged stays as the branch has it, comes back as
-        ``Conflict`` values, and is refused by ``commit`` until the file is changed or ``on_conflict`` decides.
+        Text that both changed is merged three ways, unless ``merge=False``. What is not merged stays as the branch has
+        it, comes back as ``Conflict`` values, and is refused by ``commit`` until the file is changed or
+        ``on_conflict`` decides.
         """
         from forkwise.files.rebase import rebase_branch  # noqa: PLC0415
 
         self._must_be_open()
-        return rebase_branch(self)
+        return rebase_branch(self, merge=merge)
 
     def freeze(self) -> None:
         """Make it read-only, and its content safe on the disk, until ``thaw``."""

@@ -221,7 +221,7 @@ class MountedBranch(Branch):
     def diff(self) -> NoReturn:
         _cannot(self.view, "tell what a branch changed")
 
-    def rebase(self) -> NoReturn:
+    def rebase(self, *, merge: bool = True) -> NoReturn:
         _cannot(self.view, "rebase a branch")
 
     def freeze(self) -> NoReturn:

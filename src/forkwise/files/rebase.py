@@ -42,8 +42,8 @@ class Rebase:
     conflicts: tuple[Conflict, ...] = ()
 
 
-def rebase_branch(branch: Branch) -> Rebase:
-    """Bring a branch onto its parent's present state."""
+def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
+    """Bring a branch onto its parent's present state; without ``merge`` whatever both changed is left to decide."""
     parent = branch.parent
     with locked(branch.place.state) as lock:
         branch.settle()
@@ -66,7 +66,7 @@ def rebase_branch(branch: Branch) -> Rebase:
             if branch.commits_into_layer:
                 found = _of_commits(found, standing(parent.place, birth.generation))
             found, settled = _settle_directories(found, scan, parent, birth.generation)
-            contents, left = merge_conflicts(found, entries, versions, parent, birth)
+            contents, left = merge_conflicts(found, entries, versions, parent, birth) if merge else ({}, found)
             left += old  # what it was forked from is no longer known of those
         merged = {p: _Merged(c, _merged_mode(entries[p], parent, birth.generation)) for p, c in contents.items()}
         birth.generation = parent.place.head

@@ -118,7 +118,9 @@ class SandboxProcess:
         lines = [json.loads(line) for line in self._told.splitlines(keepends=True) if line.endswith(b"\n")]
         failed = next((line for line in lines if "failed" in line), None)
         if failed is not None and failed.get("is_command"):
-            raise ProcessBranchError(f"the command {failed['at']!r} could not be started: {failed['failed']}")
+            raise ProcessBranchError(
+                f"the command {failed['at']!r} could not be started: {failed['failed']}", errno=failed["errno"]
+            )
         if failed is not None:
             at = f" at {failed['at']}" if failed["at"] else ""
             raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["call", "in_thread", "to_its_end"]
+__all__ = ["before_leaving", "call", "in_thread", "to_its_end"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +66,16 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
         with suppress(asyncio.CancelledError):
             await asyncio.wait([work])
     return work.result()
+
+
+async def before_leaving(work: asyncio.Future[T]) -> T:
+    """Wait for what must not be left halfway. Who is cancelled while waiting leaves when it is done."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(BaseException):  # whatever becomes of it, being cancelled is what is told
+            await to_its_end(work)
+        raise
 
 
 def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *what: object) -> None:
