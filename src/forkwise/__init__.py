@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from forkwise.explore.outcome import SpeculationOutcome, SpeculationResult
     from forkwise.explore.pattern import Pattern
     from forkwise.explore.reflexion import Reflexion
+    from forkwise.explore.resuming import resume
     from forkwise.explore.speculate import Speculate
     from forkwise.explore.tournament import Tournament
     from forkwise.explore.tree_of_thoughts import TreeOfThoughts
@@ -87,10 +88,15 @@ if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
     from forkwise.files.workspace import Workspace
     from forkwise.fork.attempt import Attempt
+    from forkwise.fork.clearing import abort_fork
+    from forkwise.fork.combining import Combined, combine_attempts
     from forkwise.fork.evaluation import Evaluation, Evaluator, SmallerDiff
     from forkwise.fork.fork import Fork
+    from forkwise.fork.picking import pick
     from forkwise.fork.testing.report import TestReport
     from forkwise.fork.tests import Tests
+    from forkwise.ledger.opening import open_ledger
+    from forkwise.ledger.protocol import Ledger
     from forkwise.runners.in_process import InProcessRunner
     from forkwise.runners.protocol import Runner
     from forkwise.runners.sandboxed import SandboxRunner
@@ -131,6 +137,7 @@ __all__ = [
     "Cascaded",
     "Change",
     "Collected",
+    "Combined",
     "Commit",
     "CommitError",
     "ConfidenceSignals",
@@ -159,6 +166,7 @@ __all__ = [
     "ForkwiseWarning",
     "InProcessRunner",
     "JudgeVerdict",
+    "Ledger",
     "LedgerError",
     "LimitError",
     "Limits",
@@ -202,12 +210,17 @@ __all__ = [
     "TreeSearch",
     "Workspace",
     "__version__",
+    "abort_fork",
     "adopted",
     "arun_in_branch",
     "branch_self",
+    "combine_attempts",
     "export_conversation",
     "import_conversation",
+    "open_ledger",
+    "pick",
     "pydantic_to_xml",
+    "resume",
     "run_in_branch",
     "shell_in_branch",
     "tool",
@@ -235,6 +248,7 @@ _HOMES = {
     "Cascaded": "forkwise.explore.cascaded",
     "Change": "forkwise.files.delta",
     "Collected": "forkwise.files.collect",
+    "Combined": "forkwise.fork.combining",
     "Commit": "forkwise.files.commit",
     "ConfidenceSignals": "forkwise.agents.live.verdict",
     "Confinement": "forkwise.sandbox.confinement",
@@ -253,6 +267,7 @@ _HOMES = {
     "ForkHandle": "forkwise.agents.live.status",
     "InProcessRunner": "forkwise.runners.in_process",
     "JudgeVerdict": "forkwise.agents.live.verdict",
+    "Ledger": "forkwise.ledger.protocol",
     "Limits": "forkwise.sandbox.limits",
     "MergeResult": "forkwise.agents.live.merging",
     "MergeStrategy": "forkwise.agents.live.specs",
@@ -284,12 +299,17 @@ _HOMES = {
     "TreeOfThoughts": "forkwise.explore.tree_of_thoughts",
     "TreeSearch": "forkwise.explore.tree_search",
     "Workspace": "forkwise.files.workspace",
+    "abort_fork": "forkwise.fork.clearing",
     "adopted": "forkwise.conversation.adoption",
     "arun_in_branch": "forkwise.sandbox.running",
     "branch_self": "forkwise.conversation.branch_self",
+    "combine_attempts": "forkwise.fork.combining",
     "export_conversation": "forkwise.conversation.saving",
     "import_conversation": "forkwise.conversation.saving",
+    "open_ledger": "forkwise.ledger.opening",
+    "pick": "forkwise.fork.picking",
     "pydantic_to_xml": "forkwise.agents.xml",
+    "resume": "forkwise.explore.resuming",
     "run_in_branch": "forkwise.sandbox.running",
     "shell_in_branch": "forkwise.sandbox.running",
     "tool": "forkwise.agents.tool",

@@ -294,7 +294,9 @@ def test_abort(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
 def test_resume(run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path) -> None:
     waits = f"echo again >> {tmp_path}/second; test -e {tmp_path}/go || sleep 1000; {TWO}; echo 2 > $FORKWISE_SCORE"
     fork = kill(f"echo again >> {tmp_path}/first; {ONE}", waits, once=("first", "second"))
-    assert f"{fork} was interrupted: forkwise resume {fork} goes on with it" in run("ls").stdout
+    said = run("ls").stdout
+    assert "interrupted  1 cut short, 1 succeeded" in said
+    assert f"{fork} was interrupted: forkwise resume {fork} goes on with it" in said
     assert ask("ls")["forks"][0]["state"] == "interrupted"
     (tmp_path / "go").touch()
     said = run("resume", fork).stdout

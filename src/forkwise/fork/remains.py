@@ -68,8 +68,10 @@ class Remains:
         return []
 
     def branch(self, name: str) -> Branch | None:
-        """One of them."""
-        return next((branch for branch in self.branches() if branch.name == name), None)
+        """One of them, if it is still there."""
+        with suppress(BranchNotFoundError):
+            return Branch.open(self.origin, name)
+        return None
 
     def outcome(self) -> str | None:
         """The name of the branch that it was resolved for: an attempt's, or a combination's."""

@@ -56,7 +56,8 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
 
 def _row(summary: Summary) -> tuple[str, ...]:
     fork = summary.fork
-    counts = ", ".join(f"{count} {state}" for state, count in summary.attempts.items())
+    cut = {"running": "cut short"} if fork.state == "interrupted" else {}
+    counts = ", ".join(f"{count} {cut.get(state, state)}" for state, count in summary.attempts.items())
     best = "" if summary.best is None else f"{summary.best:g}"
     label = " ".join((summary.label or "").split())
     what = label if len(label) <= _WIDEST else f"{label[: _WIDEST - 1]}…"
