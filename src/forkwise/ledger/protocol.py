@@ -201,11 +201,10 @@ class Ledger(Reading):
         """Write down an attempt that is about to be made in a fork that still runs."""
         with self._transaction():
             record = self.fork(fork)
-            places = self._places(record.id)
-            if record.stored != "running" or (key, round) in places:
+            if record.stored != "running" or self._has_place(record.id, key, round):
                 why = f"it has {key!r} of round {round}" if record.stored == "running" else f"it is {record.stored}"
                 raise LedgerError(f"fork {record.id} takes no such attempt: {why} already", subject=record.id)
-            name = f"{record.id}.{len(places) + 1}"
+            name = f"{record.id}.{self._number_of_attempts(record.id) + 1}"
             self._append(
                 record.id,
                 name,
@@ -344,8 +343,12 @@ class Ledger(Reading):
         """The forks, of whatever workspace, that have a commit or an undo of that number, the newest first."""
 
     @abstractmethod
-    def _places(self, fork: str) -> list[tuple[str, int]]:
-        """Key and round of every attempt of a fork."""
+    def _has_place(self, fork: str, key: str, round: int) -> bool:  # noqa: A002 - the word for it
+        """Whether an attempt of a fork has that key and round."""
+
+    @abstractmethod
+    def _number_of_attempts(self, fork: str) -> int:
+        """How many attempts a fork has."""
 
     @abstractmethod
     def _forget(self, forks: Sequence[str]) -> None:

@@ -148,9 +148,13 @@ class SqliteLedger(Ledger):
     def _forks_about(self, commit: int) -> list[ForkRecord]:
         return self._forks('WHERE "commit" = ? OR undone = ? ORDER BY seq DESC', commit, commit)
 
-    def _places(self, fork: str) -> list[tuple[str, int]]:
-        rows = self._database.rows("SELECT key, round FROM attempts WHERE fork = ?", (fork,))
-        return [(key, number) for key, number in rows]
+    def _has_place(self, fork: str, key: str, round: int) -> bool:  # noqa: A002
+        which = "SELECT 1 FROM attempts WHERE fork = ? AND key = ? AND round = ?"
+        return bool(self._database.rows(which, (fork, key, round)))
+
+    def _number_of_attempts(self, fork: str) -> int:
+        [(number,)] = self._database.rows("SELECT count(*) FROM attempts WHERE fork = ?", (fork,))
+        return int(number)
 
     def _forget(self, forks: Sequence[str]) -> None:
         with self._transaction():
