@@ -291,7 +291,15 @@ class Fork:
         finally:
             await self._drop(others)
         self.ledger.record_commit(self.id, self.commit.id, self.commit.paths)
+        await self._show_parent()
         return self.commit
+
+    async def _show_parent(self) -> None:
+        """Bring the parent's view up again, which a commit takes down, for whoever works there and goes on."""
+        parent = self.parent
+        if isinstance(parent, Branch) and not self._shares:
+            with suppress(BranchingError):  # it is gone: its attempt is over
+                await in_thread(lambda: parent.path)
 
     async def hold(self, favourite: Attempt | None, how: str) -> None:
         """Wait for a person's pick: all attempts are over, and their branches are kept until then."""
