@@ -1,0 +1,246 @@
+"""Building a diff report: every path that any branch touched, what each made of it, and how they relate.
+
+Nothing is compared with everything: a version that several branches share is diffed once, renames are found through
+lines, and the text itself by an algorithm that costs little where little changed.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+from forkwise.agents.live.agreement import changed_lines, classify, content_agreement
+from forkwise.agents.live.branch_files import BranchFiles, BranchModes
+from forkwise.agents.live.diff_report import (
+    BranchChange,
+    BranchDiffOperation,
+    BranchDiffReport,
+    DiffSummary,
+    PathDiff,
+)
+from forkwise.agents.live.likeness import origins
+from forkwise.files.diff import FileDiff, Side, unified
+
+__all__ = ["BranchLike", "build_diff_report"]
+
+_SNIFFED = 8192  # where a NUL makes content binary
+_MOST_LINES = 500
+_SHOWN = 200  # lines at each end of a diff that has more
+_FILE = stat.S_IFREG | 0o644
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+class _Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+class BranchLike(Protocol):
+    """What a report needs of a branch: its id, its label, and its files, or None where those are gone."""
+
+    @property
+    def status(self) -> _Named:
+        """That with the id."""
+        ...
+
+    @property
+    def spec(self) -> _Labelled:
+        """That with the label."""
+        ...
+
+    @property
+    def overlay(self) -> BranchFiles | None:
+        """The files."""
+        ...
+
+
+class _Version(NamedTuple):
+    """A path before and after in one branch. Equal versions are diffed once."""
+
+    old: bytes | None
+    new: bytes | None
+    old_mode: int
+    new_mode: int
+
+    @property
+    def operation(self) -> BranchDiffOperation:
+        if self.new is None:
+            return "untouched" if self.old is None else "deleted"
+        if self.old is None:
+            return "created"
+        return "untouched" if self.old == self.new and self.old_mode == self.new_mode else "modified"
+
+
+class _Shown(NamedTuple):
+    """A version as a report has it, and its pieces of work."""
+
+    change: BranchChange
+    pieces: frozenset[str]
+
+
+@dataclass
+class _Branch:
+    id: str
+    label: str
+    files: BranchFiles | None
+    untouched: BranchChange = field(init=False)
+    versions: dict[str, _Version] = field(default_factory=dict)
+    pieces: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.untouched = BranchChange(self.id, self.label, "untouched", None, "", 0, is_binary=False)
+
+    def read(self) -> None:
+        """All versions that differ from the parent's."""
+        if self.files is None:
+            return
+        modes = self.files if isinstance(self.files, BranchModes) else None
+        for path in self.files.touched():
+            old_mode = new_mode = _FILE
+            if modes:
+                old_mode, new_mode = modes.old_mode(path) or _FILE, modes.new_mode(path) or _FILE
+            version = _Version(self.files.old(path), self.files.new(path), old_mode, new_mode)
+            if version.operation != "untouched":
+                self.versions[path] = version
+
+
+def build_diff_report(
+    fork_id: str, runtimes: Sequence[BranchLike], *, paths_filter: Sequence[str] | None = None
+) -> BranchDiffReport:
+    """What branches made of their files, compared with the parent and with each other.
+
+    With ``paths_filter`` only those paths are listed, also those that no branch touched; the summary is over all that
+    any branch touched. Diffs are in git's format and can be applied, unless a text is not UTF-8 (its odd bytes are
+    shown as U+FFFD) or a diff has more than 500 lines (its middle is left out).
+    """
+    branches = [_Branch(runtime.status.id, runtime.spec.label, runtime.overlay) for runtime in runtimes]
+    if len({branch.id for branch in branches}) < len(branches):
+        raise ValueError(f"several branches have the same id: {', '.join(branch.id for branch in branches)}")
+    for branch in branches:
+        branch.read()
+    touched = sorted({path for branch in branches for path in branch.versions})
+    diffs = {path: _path_diff(path, branches) for path in touched}
+    _tell_origins(diffs, branches)
+    summary = _summary(diffs.values(), branches)
+    if paths_filter is not None:
+        diffs = {path: diffs.get(path) or _quiet(path, branches) for path in sorted(set(paths_filter))}
+    return BranchDiffReport(fork_id, list(diffs.values()), summary)
+
+
+def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
+    shown: dict[_Version, _Shown] = {}
+    changes = {}
+    first: _Version | None = None
+    states: list[tuple[bytes | None, int]] = []
+    for branch in branches:
+        version = branch.versions.get(path)
+        if version is None:
+            changes[branch.id] = branch.untouched
+            continue
+        first = first or version
+        states.append((version.new, 0 if version.new is None else version.new_mode))
+        one = shown.get(version)
+        if one is None:
+            one = shown[version] = _show(path, version, branch)
+            changes[branch.id] = one.change
+        else:
+            changes[branch.id] = _for_branch(one.change, branch)
+        branch.pieces |= one.pieces
+    return PathDiff(path, _text(first and first.old), changes, classify(states))
+
+
+def _for_branch(change: BranchChange, branch: _Branch) -> BranchChange:
+    return replace(change, branch_id=branch.id, branch_label=branch.label)
+
+
+def _quiet(path: str, branches: Sequence[_Branch]) -> PathDiff:
+    """A path that was asked for and that no branch changed."""
+    files = next((branch.files for branch in branches if branch.files is not None), None)
+    content = None if files is None else files.old(path)
+    return PathDiff(path, _text(content), {branch.id: branch.untouched for branch in branches}, classify([]))
+
+
+def _show(path: str, version: _Version, branch: _Branch) -> _Shown:
+    new = version.new
+    size = 0 if new is None else len(new)
+    if new is not None and _is_binary(new):
+        digest = sha256(new).hexdigest()
+        diff = f"[binary · {size} bytes · sha256:{digest[:12]}]"
+        change = BranchChange(branch.id, branch.label, version.operation, None, diff, size, True, digest)
+        return _Shown(change, frozenset([digest]))
+    diff = _diff(path, version)
+    change = BranchChange(branch.id, branch.label, version.operation, _text(new), _preview(diff), size, is_binary=False)
+    # Where no line says what changed (a mode, a binary file that went), the change as a whole is the piece.
+    return _Shown(change, frozenset(changed_lines(diff)) or frozenset([diff]))
+
+
+def _diff(path: str, version: _Version) -> str:
+    old = None if version.old is None else Side(version.old_mode, version.old)
+    new = None if version.new is None else Side(version.new_mode, version.new)
+    text = unified([FileDiff(path.lstrip("/"), old, new)])
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _preview(diff: str) -> str:
+    if diff.count("\n") <= _MOST_LINES:
+        return diff
+    lines = diff.splitlines(keepends=True)
+    if len(lines) <= _MOST_LINES:
+        return diff
+    left_out = f"... [{len(lines) - 2 * _SHOWN} lines truncated] ...\n"
+    return "".join([*lines[:_SHOWN], left_out, *lines[-_SHOWN:]])
+
+
+def _is_binary(content: bytes) -> bool:
+    return b"\0" in content[:_SNIFFED]
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None or _is_binary(content) else content.decode("utf-8", "replace")
+
+
+def _tell_origins(diffs: dict[str, PathDiff], branches: Sequence[_Branch]) -> None:
+    """Write into the changes of each branch what its new files came from."""
+    parent = {path: v.old for branch in branches for path, v in branch.versions.items() if v.old is not None}
+    for branch in branches:
+        created = {path: v.new for path, v in branch.versions.items() if v.old is None and v.new is not None}
+        if not created:
+            continue
+        deleted = {path: v.old for path, v in branch.versions.items() if v.new is None and v.old is not None}
+        kept = {path: content for path, content in parent.items() if path not in deleted}
+        for path, origin in origins(created, deleted, kept).items():
+            changes = diffs[path].branches
+            if origin.is_rename:
+                changes[branch.id] = replace(changes[branch.id], renamed_from=origin.path, similarity=origin.similarity)
+                left = diffs[origin.path].branches
+                left[branch.id] = replace(left[branch.id], renamed_to=path, similarity=origin.similarity)
+            else:
+                changes[branch.id] = replace(changes[branch.id], copied_from=origin.path, similarity=origin.similarity)
+
+
+def _summary(diffs: Iterable[PathDiff], branches: Sequence[_Branch]) -> DiffSummary:
+    counted: dict[str, int] = defaultdict(int)
+    unique = dict.fromkeys((branch.id for branch in branches), 0)
+    for diff in diffs:
+        counted[diff.agreement] += 1
+        if diff.agreement == "unique":
+            unique[next(b.id for b in branches if diff.path in b.versions)] += 1
+    total, split = sum(counted.values()), counted["split"]
+    return DiffSummary(
+        total,
+        counted["unanimous_change"],
+        split,
+        unique,
+        1.0 - split / max(total, 1),
+        content_agreement({branch.id: branch.pieces for branch in branches}),
+    )

@@ -1,0 +1,177 @@
+"""JudgeAgent: a model that picks the branch to keep.
+
+What a judge may answer is limited to the branches there are: a name that is none of them goes back to it, and if it
+insists, the verdict says so with no confidence at all. A judge never ends a run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator, Field, create_model
+from pydantic_ai import Agent, AgentRunResultEvent, UnexpectedModelBehavior
+from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, ToolCallPart, ToolCallPartDelta
+from pydantic_ai.models import Model
+from pydantic_ai.usage import RunUsage
+from pydantic_core import from_json
+
+from forkwise.agents.live.diff_report import BranchDiffReport
+from forkwise.agents.live.judge_prompt import JUDGE_PROMPTS, build_judge_prompt
+from forkwise.agents.live.specs import JudgeDomain
+from forkwise.agents.live.verdict import BranchOutcome, JudgeVerdict
+
+__all__ = ["Judge", "JudgeAgent", "VerdictDraft", "evidence_first"]
+
+_TRIES = 3
+
+
+class Judge(Protocol):
+    """Whatever judges a fork: one model, pairs of branches on one, or what somebody else wrote."""
+
+    async def evaluate(
+        self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+    ) -> tuple[JudgeVerdict, RunUsage]:
+        """The verdict, and what it took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictDraft:
+    """As much of a verdict as a judge has said so far; the last has the ``verdict`` itself, and what it cost."""
+
+    winner_branch_id: str | None = None
+    confidence: float | None = None
+    reasoning: str = ""
+    verdict: JudgeVerdict | None = None
+    usage: RunUsage | None = None
+
+
+class JudgeAgent:
+    """A judge on one model. ``domain`` chooses what it is told to look at.
+
+    >>> JudgeAgent("test", domain="code").agent.output_type
+    <class 'forkwise.agents.live.verdict.JudgeVerdict'>
+    """
+
+    def __init__(self, model: Model | str, *, domain: JudgeDomain = "general", instructions: str | None = None) -> None:
+        self.agent: Agent[None, JudgeVerdict] = Agent(
+            model, output_type=JudgeVerdict, instructions=instructions or JUDGE_PROMPTS[domain], retries=_TRIES
+        )
+
+    @property
+    def name(self) -> str:
+        """The model that judges, as records of its verdicts name it."""
+        model = self.agent.model
+        return model.model_id if isinstance(model, Model) else str(model)
+
+    async def evaluate(
+        self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+    ) -> tuple[JudgeVerdict, RunUsage]:
+        """The verdict, and what it took. Errors of the provider are raised; what a judge says never is one."""
+        usage = RunUsage()
+        prompt = build_judge_prompt(goal, diff_report, outcomes)
+        try:
+            result = await self.agent.run(prompt, output_type=_verdict_among(outcomes), usage=usage)
+        except UnexpectedModelBehavior as error:
+            return _no_verdict(outcomes, error), usage
+        return _plain(result.output), usage
+
+    async def stream(
+        self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+    ) -> AsyncIterator[VerdictDraft]:
+        """The verdict while it is being said; a judge that is sent back begins anew. The last draft has all of it."""
+        usage = RunUsage()
+        prompt = build_judge_prompt(goal, diff_report, outcomes)
+        said = ""
+        try:
+            async with self.agent.run_stream_events(
+                prompt, output_type=_verdict_among(outcomes), usage=usage
+            ) as events:
+                async for event in events:
+                    if isinstance(event, AgentRunResultEvent):
+                        yield _finished(_plain(event.result.output), usage)
+                    elif isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart):
+                        said = event.part.args_as_json_str() if event.part.args else ""
+                    elif piece := _piece(event):
+                        said += piece
+                        yield _draft(said)
+        except UnexpectedModelBehavior as error:
+            yield _finished(_no_verdict(outcomes, error), usage)
+
+
+def evidence_first(outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
+    """Branches by what is known of them without a judge: tests, errors, stuck loops and retries, then as given."""
+    return sorted(
+        outcomes,
+        key=lambda o: (o.error_count, -(o.test_pass_ratio or 0.0), o.stuck_loop_hits, o.retry_count),
+    )
+
+
+def _verdict_among(outcomes: Sequence[BranchOutcome]) -> type[JudgeVerdict]:
+    """The type of a verdict on these branches: no other can be named, and a label that only one has is its id."""
+    if not outcomes:
+        raise ValueError("there is no branch to judge")
+    ids = tuple(outcome.branch_id for outcome in outcomes)
+    labels = Counter(outcome.branch_label for outcome in outcomes)
+    known = {o.branch_label: o.branch_id for o in outcomes if labels[o.branch_label] == 1} | {i: i for i in ids}
+
+    def named(value: object) -> object:
+        return known.get(value.strip(), value) if isinstance(value, str) else value
+
+    def rejected(value: object) -> object:
+        return {named(key): reason for key, reason in value.items()} if isinstance(value, dict) else value
+
+    fields: dict[str, Any] = {
+        "winner_branch_id": (
+            Annotated[Literal[ids], BeforeValidator(named)],
+            Field(description=JudgeVerdict.model_fields["winner_branch_id"].description),
+        ),
+        "rejected_with_reasons": (
+            Annotated[dict[str, str], BeforeValidator(rejected)],
+            JudgeVerdict.model_fields["rejected_with_reasons"],
+        ),
+    }
+    return create_model("JudgeVerdict", __base__=JudgeVerdict, **fields)
+
+
+def _plain(verdict: JudgeVerdict) -> JudgeVerdict:
+    return JudgeVerdict(**verdict.model_dump())
+
+
+def _no_verdict(outcomes: Sequence[BranchOutcome], error: UnexpectedModelBehavior) -> JudgeVerdict:
+    best = evidence_first(outcomes)[0]
+    return JudgeVerdict(
+        winner_branch_id=best.branch_id,
+        confidence=0.0,
+        reasoning=f"The judge named no branch of this fork ({error}); this one has the best tests and fewest errors.",
+        caveats=["no judge stands behind this pick"],
+    )
+
+
+def _finished(verdict: JudgeVerdict, usage: RunUsage) -> VerdictDraft:
+    return VerdictDraft(verdict.winner_branch_id, verdict.confidence, verdict.reasoning, verdict, usage)
+
+
+def _piece(event: object) -> str:
+    """What an event adds to the arguments that a judge is giving."""
+    if isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta):
+        return event.delta.args_delta if isinstance(event.delta.args_delta, str) else ""
+    return ""
+
+
+def _draft(said: str) -> VerdictDraft:
+    try:
+        fields = from_json(said, allow_partial="trailing-strings")
+    except ValueError:
+        return VerdictDraft()
+    if not isinstance(fields, dict):
+        return VerdictDraft()
+    winner, confidence, reasoning = (fields.get(n) for n in ("winner_branch_id", "confidence", "reasoning"))
+    return VerdictDraft(
+        winner if isinstance(winner, str) else None,
+        float(confidence) if isinstance(confidence, int | float) else None,
+        reasoning if isinstance(reasoning, str) else "",
+    )

@@ -1,0 +1,107 @@
+"""Likeness: which new files of a branch came from which others, renamed or copied.
+
+Two files are as alike as the share of bytes in lines that both have, as git reckons it. Pairs are found through their
+lines and not by comparing every file with every other, so that the time grows with the text alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from forkwise.files.lines import is_text, lines_of
+
+__all__ = ["ALIKE", "Origin", "origins"]
+
+#: How alike two files must be for one to have come from the other.
+ALIKE = 0.5
+
+# A line that more files have than this says nothing of where a file came from.
+_COMMON = 16
+# Of the files that share lines with a new one, so many are compared with it as a whole.
+_COMPARED = 4
+
+
+class Origin(NamedTuple):
+    """Where a file came from: the path, how alike they are, and whether it left that path."""
+
+    path: str
+    similarity: float
+    is_rename: bool
+
+
+def origins(created: Mapping[str, bytes], deleted: Mapping[str, bytes], kept: Mapping[str, bytes]) -> dict[str, Origin]:
+    r"""What created files came from: a deleted file each was renamed from, or else a kept one it was copied from.
+
+    A deleted file becomes one new file at most, of several the one most like it.
+
+    >>> origins({"new.py": b"a\nb\nc\n"}, {"old.py": b"a\nb\n"}, {"b.py": b"x\n"})
+    {'new.py': Origin(path='old.py', similarity=0.6666666666666666, is_rename=True)}
+    """
+    found: dict[str, Origin] = {}
+    left = dict(deleted)
+    for similarity, new, old in _pairs(created, deleted):
+        if new not in found and old in left:
+            found[new] = Origin(old, similarity, is_rename=True)
+            del left[old]
+    rest = {path: content for path, content in created.items() if path not in found}
+    for similarity, new, old in _pairs(rest, {**kept, **deleted}):
+        if new not in found:
+            found[new] = Origin(old, similarity, is_rename=False)
+    return found
+
+
+def _pairs(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> list[tuple[float, str, str]]:
+    """Pairs of a new and an old file that are alike, the most alike first, and then those of the same name."""
+    if not news or not olds:
+        return []
+    pairs = list(_same(news, olds))
+    settled = {new for _, new, _ in pairs}
+    pairs += _similar({path: content for path, content in news.items() if path not in settled}, olds)
+    return sorted(pairs, key=lambda pair: (-pair[0], _name(pair[1]) != _name(pair[2]), pair[1], pair[2]))
+
+
+def _same(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> Iterable[tuple[float, str, str]]:
+    by_content: dict[bytes, list[str]] = defaultdict(list)
+    for path, content in olds.items():
+        if content:  # empty files are all the same, and come from nowhere
+            by_content[content].append(path)
+    # Of many that are the same, the nth new one goes with the nth old one: each finds one, and nothing is quadratic.
+    taken: Counter[bytes] = Counter()
+    for path, content in sorted(news.items()):
+        if same := by_content.get(content):
+            named_alike = [old for old in same[:_COMMON] if _name(old) == _name(path)]
+            for old in {same[taken[content] % len(same)], *named_alike}:
+                yield 1.0, path, old
+            taken[content] += 1
+
+
+def _similar(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> Iterable[tuple[float, str, str]]:
+    lines = {path: Counter(lines_of(content)) for path, content in olds.items() if is_text(content)}
+    having: dict[bytes, list[str]] = defaultdict(list)
+    for path, counted in lines.items():
+        for line in counted:
+            having[line].append(path)
+    for new, content in news.items():
+        if not is_text(content):
+            continue
+        mine = Counter(lines_of(content))
+        shared: Counter[str] = Counter()
+        for line in mine:
+            holders = having.get(line, ())
+            if len(holders) <= _COMMON:
+                for old in holders:
+                    shared[old] += len(line)
+        for old, _ in shared.most_common(_COMPARED):
+            similarity = _similarity(mine, lines[old], max(len(content), len(olds[old])))
+            if similarity >= ALIKE:
+                yield similarity, new, old
+
+
+def _similarity(mine: Counter[bytes], its: Counter[bytes], size: int) -> float:
+    return sum(len(line) * count for line, count in (mine & its).items()) / size
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
