@@ -106,6 +106,18 @@ def test_work_that_was_cut_short_can_be_had_by_force(scene: Scene) -> None:
     assert scene.text("one.txt") == "1\n"
 
 
+def test_one_that_was_cut_short_while_its_tests_ran(scene: Scene) -> None:
+    """What they ran in goes."""
+    recipe = scene.recipe(ONE, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
+    with scene.start(recipe) as process:
+        assert becomes_so(lambda: (scene.outside / "ran").exists() and 7 in scene.ran)
+        process.kill()
+    assert becomes_so(lambda: not scene.is_busy())
+    assert len(scene.branches) == 2
+    pick(scene.workspace, f"{scene.fork.id}.1", force=True)
+    assert scene.text("a.txt") == "uno\n"
+
+
 def test_a_fork_that_still_runs(scene: Scene) -> None:
     """Its process sees that it was decided, ends what it runs, and leaves the winner alone."""
     with scene.start(scene.recipe(ONE, STUCK)) as process:
