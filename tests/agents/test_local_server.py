@@ -24,7 +24,7 @@ from forkwise.agents.local.server import Server, leave, take
 from forkwise.agents.local.weights import SIZE, weights_path
 from tests.agents.local_model import need_local_model
 
-BRIEF = ModelSettings(max_tokens=2)
+BRIEF = ModelSettings(max_tokens=4, temperature=0)
 
 
 @pytest.fixture(autouse=True)
