@@ -19,6 +19,7 @@ __all__ = [
     "BranchStaleError",
     "BranchesFailed",
     "BranchingError",
+    "BudgetExceededError",
     "CommitError",
     "ConflictError",
     "ConversationError",
@@ -228,3 +229,11 @@ class ForkDepthLimitError(BranchingError):
         super().__init__(message)
         self.depth = depth
         self.limit = limit
+
+
+class BudgetExceededError(BranchingError):
+    """A branch was stopped because nothing was left for it to spend; ``state`` says of which budget."""
+
+    def __init__(self, message: str, *, state: str = "budget_exhausted") -> None:
+        super().__init__(f"{state}: {message}")
+        self.state = state

@@ -22,7 +22,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluation import Evaluator
-from forkwise.fork.landing import commit_winner
+from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
 from forkwise.fork.performance import perform
 from forkwise.fork.telling import said
 from forkwise.fork.tracing import failed, span
@@ -58,7 +58,9 @@ def parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace |
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How the attempts of a fork run and what becomes of them. ``timeout`` is each one's own, ``evaluator`` is asked
-    about those that end well. ``keep`` keeps the branches of all, for somebody to look at."""
+    about those that end well. ``keep`` keeps the branches of all, for somebody to look at. With a ``policy`` conflicts
+    are decided and none of the versions is lost (see ``land``), whatever ``on_conflict`` says. ``reopens`` lets an
+    attempt that was not over when its process was killed go on in the branch it had, instead of afresh."""
 
     runner: Runner = field(default_factory=InProcessRunner)
     evaluator: Evaluator | None = None
@@ -66,6 +68,8 @@ class Settings:
     max_parallel: int | None = None
     keep: bool = False
     on_conflict: OnConflict = "refuse"
+    policy: ConflictPolicy | None = None
+    reopens: bool = False
 
 
 class Fork:
@@ -90,6 +94,7 @@ class Fork:
         self.settings = settings or Settings()
         self.attempts: list[Attempt] = []
         self.commit: Commit | None = None
+        self.landed: Landed | None = None
         self._spec = spec or {}
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
@@ -227,7 +232,7 @@ class Fork:
 
     def _left_of(self, record: AttemptRecord) -> Branch | None:
         """The branch of an attempt that was over when its process was killed, if nothing was built upon it yet."""
-        if record.state not in ("succeeded", "failed"):
+        if record.state not in ("succeeded", "failed", *(["cancelled"] if self.settings.reopens else [])):
             return None
         inner = self.ledger.children(record.id)
         if any(child.commit is not None and child.started >= (record.ended or 0.0) for child in inner):
@@ -284,7 +289,7 @@ class Fork:
         try:
             with span("commit", fork=self.id, attempt=winner.id):
                 await self.cancel(others, "another attempt won")
-                self.commit = await in_thread(commit_winner, winner.place, self.settings.on_conflict)
+                self.commit = await in_thread(self._commit, winner.place)
         except BranchingError as error:
             error.add_note(await in_thread(_keep, winner))
             raise
@@ -300,6 +305,12 @@ class Fork:
         if isinstance(parent, Branch) and not self._shares:
             with suppress(BranchingError):  # it is gone: its attempt is over
                 await in_thread(lambda: parent.path)
+
+    def _commit(self, branch: Branch) -> Commit:
+        if self.settings.policy is None:
+            return commit_winner(branch, self.settings.on_conflict)
+        self.landed = land(branch, self.settings.policy)
+        return self.landed.commit
 
     async def hold(self, favourite: Attempt | None, how: str) -> None:
         """Wait for a person's pick: all attempts are over, and their branches are kept until then."""

@@ -55,13 +55,21 @@ async def perform(attempt: Attempt, name: str) -> None:
 
 
 async def _make_branch(attempt: Attempt, name: str) -> None:
-    work = in_thread(_fresh_branch, attempt.fork.parent, name)
+    make = _left_branch if attempt.fork.settings.reopens else _fresh_branch
+    work = in_thread(make, attempt.fork.parent, name)
     try:
         attempt.branch = await asyncio.shield(work)
     except asyncio.CancelledError:
         with suppress(Exception):
             attempt.branch = await to_its_end(work)  # else it would be nobody's, and stay
         raise
+
+
+def _left_branch(parent: Parent, name: str) -> Branch:
+    """The branch that a killed process left under the name, or a new one."""
+    with suppress(BranchNotFoundError):
+        return Branch.open(parent, name)
+    return parent.branch(name, None, None)
 
 
 def _fresh_branch(parent: Parent, name: str) -> Branch:
