@@ -9,15 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError, ForkwiseWarning, LedgerError
+from forkwise.errors import (
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    ForkResolvedError,
+    ForkwiseWarning,
+    LedgerError,
+)
+from forkwise.files import trash
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
+from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
@@ -45,7 +54,20 @@ def default_parallel() -> int:
 
 
 def parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
-    """What a fork is made from. An attempt that forks its own directory forks its branch."""
+    """What a fork is made from. An attempt that forks its own directory forks its branch.
+
+    BranchError for a BranchFS or DaxFS mount, whose own branches cannot be compared, tested apart or undone.
+    """
+    found = _parent_of(place)
+    if isinstance(found.workspace, MountedWorkspace):
+        raise BranchError(
+            f"{found.workspace.path} is a {found.workspace.fstype} mount, which has branches of its own that cannot be "
+            "judged or undone: open the directory it was mounted from"
+        )
+    return found
+
+
+def _parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
     if isinstance(place, Branch):
         return place
     path = place.path if isinstance(place, Workspace) else place
@@ -295,9 +317,10 @@ class Fork:
             raise
         finally:
             await self._drop(others)
-        self.ledger.record_commit(self.id, self.commit.id, self.commit.paths)
+        commit = self.commit
+        await self._write(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths))
         await self._show_parent()
-        return self.commit
+        return commit
 
     async def _show_parent(self) -> None:
         """Bring the parent's view up again, which a commit takes down, for whoever works there and goes on."""
@@ -331,12 +354,12 @@ class Fork:
 
     async def _give_up(self, reason: str, *, keep: bool) -> None:
         winner = None
-        with suppress(LedgerError):  # of a full disk, on which there is room once the branches are gone
+        with suppress(LedgerError):  # of a full disk: there is room once the branches are gone
             self.ledger.abort_fork(self.id, reason)
             winner = self.ledger.fork(self.id).winner
         await self.cancel(self.attempts, reason)
         await self._drop([a for a in self.attempts if a.id != winner], keep=keep)
-        self.ledger.abort_fork(self.id, reason)
+        await self._write(lambda: self.ledger.abort_fork(self.id, reason))
 
     async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
         """Have the branches of attempts vanish, or kept if that was asked for; none of them goes on any more."""
@@ -349,9 +372,21 @@ class Fork:
                 pass
             except BranchingError as error:  # the others go all the same
                 warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
-        for attempt in attempts:
+        await self._write(self._write_ends)
+
+    def _write_ends(self) -> None:
+        """What could not be written when an attempt ended."""
+        for attempt in self.attempts:
             if not self.ledger.attempt(attempt.id).is_over:
-                attempt.write_end()  # on a full disk that could not be done before
+                attempt.write_end()
+
+    async def _write(self, write: Callable[[], object]) -> None:
+        """Write to the ledger; where the disk is full, as soon as what was dropped is really gone."""
+        try:
+            write()
+        except LedgerError:
+            await in_thread(trash.wait)
+            write()
 
 
 def _parallel(asked: int | None) -> int:
