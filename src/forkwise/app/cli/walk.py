@@ -47,9 +47,7 @@ COMMANDS = {
     "walk",
     cls=Verb,
     example=(
-        "forkwise walk talk.json",
         "forkwise walk talk.json leaf 2",
-        "forkwise walk talk.json --json show",
         "forkwise walk talk.json --model local prompt 'And the other way?'",
     ),
 )
