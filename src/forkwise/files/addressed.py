@@ -21,6 +21,7 @@ from forkwise.files.removing import remove_tree
 __all__ = ["AddressedTree"]
 
 _LINKS = 40  # as many as the kernel follows
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -217,13 +218,43 @@ class AddressedTree:
         """The names in a directory, sorted, each with what it leads to; a link that leads nowhere, or out of the tree,
         is told of itself."""
         inside = self.resolve(path)
+        return [(os.path.basename(below), self._led(below, entry)) for below, entry in self.list_entries(inside)]
+
+    def list_entries(self, path: str) -> list[tuple[str, os.stat_result]]:
+        """The paths in a directory, itself one with no link in it, and what each of them is itself."""
         with self._rooted() as root:
-            fd = open_directory(root, inside)
+            fd = open_directory(root, path)
+        found = []
         try:
-            found = [(name, os.stat(name, dir_fd=fd, follow_symlinks=False)) for name in sorted(os.listdir(fd))]
+            for name in sorted(os.listdir(fd)):
+                with suppress(FileNotFoundError):  # a command has removed it since
+                    found.append((join(path, name), os.stat(name, dir_fd=fd, follow_symlinks=False)))
         finally:
             os.close(fd)
-        return [(name, self._led(join(inside, name), entry)) for name, entry in found]
+        return found
+
+    def entry(self, path: str) -> os.stat_result | None:
+        """What a path, which has no link in it, is itself; None where there is nothing."""
+        try:
+            with self._directory_of(path) as (directory, name):
+                return os.stat(name or ".", dir_fd=directory, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def content(self, path: str) -> bytes | None:
+        """What a path, which has no link in it, holds itself: a file's content or a link's target; None for anything
+        else, and where there is nothing."""
+        try:
+            with self._content, self._directory_of(path) as (directory, name):
+                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                if stat.S_ISLNK(mode):
+                    return os.fsencode(os.readlink(name, dir_fd=directory))
+                if not stat.S_ISREG(mode):
+                    return None
+                with open(os.open(name, _READ, dir_fd=directory), "rb") as file:
+                    return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def _led(self, path: str, entry: os.stat_result) -> os.stat_result:
         if not stat.S_ISLNK(entry.st_mode):

@@ -35,7 +35,7 @@ class FlushReport:
 
     ``applied_changes`` counts operations, of which a path may have seen several. ``conflicts`` are paths that somebody
     else changed meanwhile; ``conflict_contents`` has the branch's version of each that was left alone (None: deleted
-    there), so that nothing is lost.
+    there), so that nothing is lost; of a directory's files ``kept_branch`` names the branch that has those versions.
     """
 
     applied_paths: list[str]
@@ -44,6 +44,7 @@ class FlushReport:
     errors: list[FlushError]
     deleted_paths: list[str] = field(default_factory=list)
     conflict_contents: dict[str, bytes | None] = field(default_factory=dict)
+    kept_branch: str | None = None
 
 
 @dataclass
@@ -66,5 +67,6 @@ class MergeResult:
     deleted_paths: list[str] = field(default_factory=list)
     blocked_commands: list[str] = field(default_factory=list)
     conflict_contents: dict[str, bytes | None] = field(default_factory=dict)
+    kept_branch: str | None = None
     combined_branches: list[str] = field(default_factory=list)
     commit_id: str | None = None

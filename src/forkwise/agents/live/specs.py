@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from forkwise.fork.landing import ConflictPolicy
+
 __all__ = [
     "BranchIsolation",
     "BranchSpec",
@@ -18,9 +20,6 @@ __all__ = [
 ]
 
 MergeKind = Literal["manual", "auto", "auto_with_fallback", "vote"]
-
-#: What a path becomes that both the winner and somebody else in the parent changed: left as it is there, or replaced.
-ConflictPolicy = Literal["keep_newer", "last_write_wins"]
 
 #: What the branches worked on, and so what a judge is told to look at.
 JudgeDomain = Literal["general", "code", "research", "prose"]
