@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
+from forkwise.agents.call import Call
+from forkwise.agents.declaration import BRANCH, PARENT_TOOL
 from forkwise.agents.history import inherited
-from forkwise.agents.isolation import own_files
 from forkwise.agents.merging import STRATEGIES, merged_text
 from forkwise.agents.tool import Tool, explained
 from forkwise.agents.xml import pydantic_to_xml
 from forkwise.errors import BranchError
 
 if TYPE_CHECKING:
-    from forkwise.agents.call import Call
     from forkwise.agents.module import Module
 
-__all__ = ["BRANCH", "PARENT_TOOL", "Merged", "branch_by_hand", "parents_model", "special_tools"]
-
-BRANCH = "branch"
-PARENT_TOOL = "call_parent_tool"
+__all__ = ["Merged", "begin", "branch_by_hand", "parents_model", "spawn"]
 
 #: The model of whoever spawns a branch, for a branch that names none.
 parents_model: ContextVar[Any] = ContextVar("forkwise_parents_model", default="")
@@ -69,14 +66,18 @@ class Merged(NamedTuple):
     text: str
 
 
-def special_tools(call: Call) -> list[Tool]:
-    """The tools that a call has because it may branch, or is a branch."""
-    tools = []
-    if call.module.branches:
-        tools.append(_branch_tool(call))
-    if call.parent is not None:
-        tools.append(_parent_tool(call.parent))
-    return tools
+def begin(module: Module, parent: Call | None = None) -> Call:
+    """A call of a module that is not open yet: a branch, where it has a parent."""
+    declared = module._declared
+    tools = {tool.name: tool for tool in declared.tools}
+    if parent is None:
+        call = Call(module, declared, list(tools.values()), None, declared.files(None))
+    else:
+        call = Call(module, declared, list({**parent.tools, **tools}.values()), parent, declared.files(parent.files))
+        call.specials.append(_parent_tool(parent))
+    if module.branches:
+        call.specials.append(_branch_tool(call))
+    return call
 
 
 def _branch_tool(call: Call) -> Tool:
@@ -192,20 +193,21 @@ def _instance(parent: Call, cls: type[Module]) -> Module:
 
 async def _run(parent: Call, module: Module, merge: str, inputs: Mapping[str, Any]) -> Merged:
     parent.settle()
-    call = module.begin(parent)
+    call = begin(module, parent)
+    module._latest = call
     call.history = inherited(parent.history)
     call.inherited = len(call.history)
     if parent.module.cache is True:
         call.cache = [{"location": "message", "role": "system"}, {"location": "message", "index": call.inherited}]
     parent.place.lend()
     try:
-        await call.place.take()
         async with AsyncExitStack() as stack:
-            if parent.module.isolates_files or module.isolates_files:
-                name = type(module).__name__
-                call.files = await stack.enter_async_context(own_files(parent.files, name, parent.committing))
+            if parent.declared.isolates_files or call.declared.isolates_files:
+                files = parent.forks.branch(parent.files, type(module).__name__)
+                call.files = await stack.enter_async_context(files)
+            await call.place.take()
             async with call.opened():
-                await module.tell(call, inputs)
+                await call.tell(inputs)
                 output = await call.run()
                 text = await merged_text(call, output, merge)
     finally:

@@ -17,16 +17,18 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
 from forkwise.agents.asking import Question, ask
+from forkwise.agents.declaration import Declaration
 from forkwise.agents.discovery import SEARCH, Discovery
 from forkwise.agents.embedded import with_embedded_calls
 from forkwise.agents.finish import FINISH, finish_definition, finished
 from forkwise.agents.history import History, Said
+from forkwise.agents.isolation import Forks
 from forkwise.agents.limits import Bounds
 from forkwise.agents.models import Models, settings_of
 from forkwise.agents.requested import Requested
 from forkwise.agents.step import Step, ToolResult
 from forkwise.agents.tool import Tool, explained
-from forkwise.agents.xml import xml_to_pydantic
+from forkwise.agents.xml import pydantic_to_xml, xml_to_pydantic
 from forkwise.errors import LimitError, ModuleError, ParseError
 from forkwise.files.parent import Parent
 from forkwise.sandbox.threads import call as call_any
@@ -34,7 +36,7 @@ from forkwise.sandbox.threads import call as call_any
 if TYPE_CHECKING:
     from forkwise.agents.module import Module
 
-__all__ = ["Call", "Done", "call_of"]
+__all__ = ["Call", "Done", "call_of", "innermost"]
 
 _current: ContextVar[Call | None] = ContextVar("forkwise_call", default=None)
 
@@ -69,8 +71,16 @@ class Call:
     ``step`` has what holds for the next turn: the model, its settings, the tools. ``files`` is what it works on.
     """
 
-    def __init__(self, module: Module, tools: Sequence[Tool], parent: Call | None, files: Parent | None) -> None:
+    def __init__(
+        self,
+        module: Module,
+        declared: Declaration,
+        tools: Sequence[Tool],
+        parent: Call | None,
+        files: Parent | None,
+    ) -> None:
         self.module = module
+        self.declared = declared
         self.parent = parent
         self.around = _current.get()
         self.files = files
@@ -87,7 +97,7 @@ class Call:
             module.budget,
         )
         self.place = self.bounds.place()
-        self.committing = asyncio.Lock()  # branches of this call commit their files one after the other
+        self.forks = Forks()
         self.models: Models = Models() if parent is None else parent.models
         self.cache = module.cache
         self.is_open = False
@@ -105,7 +115,7 @@ class Call:
             async with AsyncExitStack() as stack:
                 if self.parent is None:
                     await stack.enter_async_context(self.models)
-                for service in self.module.services:
+                for service in self.declared.services:
                     await stack.enter_async_context(service)
                 stack.push_async_callback(self._end_branches)
                 self.is_open = True
@@ -153,6 +163,15 @@ class Call:
         return [*offered, finish_definition(self.module.final_output)]
 
     # The way from the input to the output
+
+    async def tell(self, inputs: Mapping[str, Any]) -> None:
+        """Put the system prompt before the history, and the inputs behind it."""
+        self.history.insert(0, {"role": "system", "content": await self.declared.prompt()})
+        self.inherited += 1
+        if self.module.initial_input is None:
+            self.say(str(dict(inputs)))
+        else:
+            self.say(pydantic_to_xml(self.module.initial_input(**inputs), self.module.xml_input_root))
 
     async def run(self) -> BaseModel | None:
         """Go on from the history until there is an output."""

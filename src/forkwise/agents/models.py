@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, cast
 
 from pydantic_ai.models import Model, infer_model
-from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
+from pydantic_ai.providers import infer_provider_class
 from pydantic_ai.settings import ModelSettings
 
 from forkwise.agents.local import is_local, local_model
@@ -125,11 +125,9 @@ def model_named(name: str, **credentials: Any) -> Model:
     finds them in the environment where there are none."""
     if is_local(name):
         return local_model()
-
-    def provider(kind: str) -> Provider[Any]:
-        return infer_provider_class(kind)(**credentials) if credentials else infer_provider(kind)
-
-    return infer_model(_canonical(name), provider)
+    if not credentials:
+        return infer_model(_canonical(name))
+    return infer_model(_canonical(name), lambda kind: infer_provider_class(kind)(**credentials))
 
 
 def _contact(spec: object) -> Contact:

@@ -56,16 +56,15 @@ def adapter_of(function: Callable[..., Any]) -> TypeAdapter[Any]:
 
 def parameters_of(function: Callable[..., Any], adapter: TypeAdapter[Any]) -> dict[str, Any]:
     """The JSON schema of what a function takes by name."""
-    try:
-        schema = adapter.json_schema(schema_generator=_Lenient)
-    except PydanticUserError as error:
-        name = getattr(function, "__name__", repr(function))
-        raise ModuleError(f"the tool {name!r} takes what no model can give by name: {error}") from error
-    schema = _plain(schema)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            name = getattr(function, "__name__", repr(function))
+            raise ModuleError(f"the tool {name!r} takes {parameter} by its place, and a model gives all by name")
+    schema = _plain(adapter.json_schema(schema_generator=_Lenient))
     said = _descriptions(inspect.getdoc(function) or "")
-    for name, parameter in schema.setdefault("properties", {}).items():
+    for name, described in schema.setdefault("properties", {}).items():
         if name in said:
-            parameter.setdefault("description", said[name])
+            described.setdefault("description", said[name])
     schema["type"] = "object"
     return schema
 

@@ -27,7 +27,7 @@ from xml.etree.ElementTree import Element, SubElement
 from defusedxml import DefusedXmlException  # type: ignore[import-untyped]
 from defusedxml.ElementTree import ParseError as MalformedError  # type: ignore[import-untyped]
 from defusedxml.ElementTree import fromstring
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, RootModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from forkwise.agents.annotation import OPEN, Shape, shape_of
@@ -73,7 +73,7 @@ def xml_to_pydantic(xml: str, model: type[M]) -> M:
         return model.model_validate(value, by_name=True, by_alias=False)
     except (MalformedError, DefusedXmlException) as error:
         raise ParseError(f"that is no XML: {error}", raw_output=xml) from error
-    except ValidationError as error:
+    except ValueError as error:  # a ValidationError too
         raise ParseError(f"that is no {model.__name__}: {error}", raw_output=xml) from error
 
 
