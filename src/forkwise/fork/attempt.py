@@ -48,6 +48,7 @@ class Attempt:
         self.value: Any = None
         self.error: BaseException | None = None
         self.wall: float | None = None
+        self.told: dict[str, Any] = {}  # what else the ledger is told of its end
         self.within = Within()
         self._process = os.getpid()
 
@@ -85,12 +86,12 @@ class Attempt:
         """Make it the attempt that whatever runs from here is part of."""
         _current.set(self)
 
-    def write_end(self, **told: Any) -> None:
-        """Write down what came of it, with what else is ``told``; what never came to run was cancelled."""
+    def write_end(self) -> None:
+        """Write down what came of it; what never came to run was cancelled."""
         if self.state == "pending" or self.state == "running":
             self.state, self.reason = "cancelled", self.reason or "it was not run to its end"
         error = None if self.error is None else error_as_data(self.error)
-        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **told)
+        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **self.told)
 
 
 def current_attempt() -> Attempt | None:

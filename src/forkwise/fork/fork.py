@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,8 @@ from forkwise.errors import (
     BranchingError,
     BranchNotFoundError,
     ForkResolvedError,
-    ForkwiseWarning,
     LedgerError,
 )
-from forkwise.files import trash
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -30,6 +27,7 @@ from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
+from forkwise.fork.dropping import drop, keep_winner, write_ends, write_surely
 from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
 from forkwise.fork.performance import perform
@@ -313,12 +311,12 @@ class Fork:
                 await self.cancel(others, "another attempt won")
                 self.commit = await in_thread(self._commit, winner.place)
         except BranchingError as error:
-            error.add_note(await in_thread(_keep, winner))
+            error.add_note(await in_thread(keep_winner, winner))
             raise
         finally:
             await self._drop(others)
         commit = self.commit
-        await self._write(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths))
+        await write_surely(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
         await self._show_parent()
         return commit
 
@@ -359,34 +357,12 @@ class Fork:
             winner = self.ledger.fork(self.id).winner
         await self.cancel(self.attempts, reason)
         await self._drop([a for a in self.attempts if a.id != winner], keep=keep)
-        await self._write(lambda: self.ledger.abort_fork(self.id, reason))
+        await write_surely(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
 
     async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
         """Have the branches of attempts vanish, or kept if that was asked for; none of them goes on any more."""
-        for attempt in attempts:
-            if attempt.branch is None:
-                continue
-            try:
-                await in_thread(attempt.branch.keep if keep and self.settings.keep else attempt.branch.abort)
-            except BranchNotFoundError:
-                pass
-            except BranchingError as error:  # the others go all the same
-                warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
-        await self._write(self._write_ends)
-
-    def _write_ends(self) -> None:
-        """What could not be written when an attempt ended."""
-        for attempt in self.attempts:
-            if not self.ledger.attempt(attempt.id).is_over:
-                attempt.write_end()
-
-    async def _write(self, write: Callable[[], object]) -> None:
-        """Write to the ledger; where the disk is full, as soon as what was dropped is really gone."""
-        try:
-            write()
-        except LedgerError:
-            await in_thread(trash.wait)
-            write()
+        await drop(attempts, keep=keep and self.settings.keep)
+        await write_surely(lambda: write_ends(self.attempts), self.attempts)
 
 
 def _parallel(asked: int | None) -> int:
@@ -399,15 +375,6 @@ def _why_left(error: BaseException | None) -> str:
     if error is None:
         return "it was left unresolved"
     return str(error) if isinstance(error, ForkResolvedError) else said(error)
-
-
-def _keep(winner: Attempt) -> str:
-    """Keep the branch of a winner that was not committed; gives what to tell."""
-    try:
-        winner.place.keep()
-    except BranchingError as error:
-        return f"The winner, {winner.id}, could not be kept: {error}"
-    return f"The winner, {winner.id}, is kept as the branch {winner.place.branch_path}"
 
 
 def _attempt_in(parent: Workspace | Branch) -> Attempt | None:

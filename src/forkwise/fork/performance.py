@@ -32,15 +32,14 @@ _LONGEST_SCORE = 200
 async def perform(attempt: Attempt, name: str) -> None:
     """Run an attempt to its end in a new branch of that name. It fails, whatever its candidate does, and does not
     raise; cancelled, it is written down as that."""
-    ledger = attempt.fork.ledger
-    ledger.start_attempt(attempt.id)
-    attempt.state = "running"
-    told: dict[str, Any] = {}
+    ledger, told = attempt.fork.ledger, attempt.told
     try:
+        ledger.start_attempt(attempt.id)
+        attempt.state = "running"
         with Output(ledger.directory, attempt.id) as output:
             try:
                 await _make_branch(attempt, name)
-                await _evaluate(attempt, await _run(attempt, output, told))
+                await _evaluate(attempt, await _run(attempt, output))
                 told["files"] = await in_thread(_files, attempt.place)
             finally:
                 told |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
@@ -51,7 +50,8 @@ async def perform(attempt: Attempt, name: str) -> None:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
-        attempt.write_end(**told)
+        with suppress(LedgerError):  # of a full disk: it is written when the fork is resolved, or raised then
+            attempt.write_end()
 
 
 async def _make_branch(attempt: Attempt, name: str) -> None:
@@ -79,8 +79,8 @@ def _fresh_branch(parent: Parent, name: str) -> Branch:
     return parent.branch(name, None, None)
 
 
-async def _run(attempt: Attempt, output: Output, told: dict[str, Any]) -> Judgement:
-    settings = attempt.fork.settings
+async def _run(attempt: Attempt, output: Output) -> Judgement:
+    settings, told = attempt.fork.settings, attempt.told
     candidate, branch = attempt.candidate, attempt.place
     job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=output.write)
     if candidate.argv is not None:
