@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from forkwise.agents.live.backend import Backend, ExecuteResponse
 from forkwise.agents.live.local_backend import PlaceBackend
-from forkwise.agents.live.merging import FileOperation, FlushError, FlushReport
+from forkwise.agents.live.merging import FileChange, FileOperation, FlushError, FlushReport
 from forkwise.agents.live.overlay import BranchOverlay, Standing
 from forkwise.agents.live.replaying import content_of, replay
 from forkwise.errors import CommitError
@@ -23,7 +23,7 @@ from forkwise.fork.agent_files import AgentFiles
 from forkwise.fork.landing import ConflictPolicy, Landed, land
 from forkwise.sandbox.threads import before_leaving, in_thread
 
-__all__ = ["FilesOverlay"]
+__all__ = ["FilesOverlay", "flushed"]
 
 _OPERATIONS: dict[tuple[str, bool], FileOperation] = {
     ("added", True): "mkdir",
@@ -148,16 +148,7 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
                 [], 0, [], [FlushError(p, _operation(standing.get(p)), f"nothing was changed: {error}") for p in failed]
             )
         self.commit = landed.commit
-        done = set(landed.commit.paths)
-        return FlushReport(
-            applied_paths=[p for p, s in standing.items() if p in done and s.operation == "write"],
-            applied_changes=sum(change.path in done for change in changes),
-            conflicts=sorted(conflict.path for conflict in landed.conflicts),
-            errors=[],
-            deleted_paths=sorted(landed.commit.deleted),
-            conflict_contents=_contents(landed),
-            kept_branch=landed.kept.branch_path if landed.kept else None,
-        )
+        return flushed(landed, standing, changes)
 
     def _replay(self, parent: Backend, known: Mapping[str, bytes | None]) -> FlushReport:
         """Into files that this is no branch of: their content goes, whatever keeps it."""
@@ -183,6 +174,20 @@ def _name(label: str) -> str:
     """
     plain = re.sub(r"[^\w.]+", "-", label).strip("-.") or "branch"
     return f"{plain[:40]}-{secrets.token_hex(4)}"
+
+
+def flushed(landed: Landed, standing: Mapping[str, Standing], changes: Sequence[FileChange]) -> FlushReport:
+    """What became of a branch that was committed, from what it had changed before."""
+    done = set(landed.commit.paths)
+    return FlushReport(
+        applied_paths=[p for p, s in standing.items() if p in done and s.operation == "write"],
+        applied_changes=sum(change.path in done for change in changes),
+        conflicts=sorted(conflict.path for conflict in landed.conflicts),
+        errors=[],
+        deleted_paths=sorted(landed.commit.deleted),
+        conflict_contents=_contents(landed),
+        kept_branch=landed.kept.branch_path if landed.kept else None,
+    )
 
 
 def _operation(standing: Standing | None) -> FileOperation:
