@@ -62,11 +62,12 @@ def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
     """
     while True:
         try:
-            return Landed(branch.commit())
+            try:
+                return Landed(branch.commit())
+            except ConflictError as error:
+                return _land_over(branch, policy, error.conflicts)
         except BranchStaleError:
             branch.rebase(merge=False)
-        except ConflictError as error:
-            return _land_over(branch, policy, error.conflicts)
 
 
 def _land_over(branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict]) -> Landed:

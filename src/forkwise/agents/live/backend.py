@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
@@ -64,32 +63,32 @@ class ExecuteResponse:
     truncated: bool = False
 
 
-class Backend(ABC):
+class Backend:
     """Files, by paths relative to a top, or absolute ones that lie beneath it.
 
     A backend of one's own has five things to do; everything else comes from those. Wherever a ``name`` is taken it is
     one that ``name_of`` gave. What cannot be done is an OSError.
     """
 
-    @abstractmethod
     def name_of(self, path: str) -> str:
         """The one name of a path: relative to the top, which is empty itself. PermissionError for what lies outside."""
+        raise NotImplementedError
 
-    @abstractmethod
     def get(self, name: str) -> bytes:
         """The content of a file."""
+        raise NotImplementedError
 
-    @abstractmethod
     def put(self, name: str, content: bytes) -> None:
         """Give a file its content; what it lies in is made."""
+        raise NotImplementedError
 
-    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all it holds."""
+        raise NotImplementedError
 
-    @abstractmethod
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """What a directory holds, sorted by name."""
+        raise NotImplementedError
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
         """All files beneath a directory."""
@@ -117,7 +116,7 @@ class Backend(ABC):
         elif self.exists(name):
             self.remove(name)
 
-    def changed(self, name: str, operation: FileOperation) -> None:  # noqa: B027 - few want to know
+    def changed(self, name: str, operation: FileOperation) -> None:
         """Called after each write, edit and deletion that was asked for by path."""
 
     # What tools ask for

@@ -1,0 +1,110 @@
+"""Rewinding: going back to a checkpoint with the conversation and the files, and forth again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic_ai.messages import ModelMessage
+
+from forkwise.agents.live.backend import Backend
+from forkwise.agents.live.checkpoint import Checkpoint, CheckpointStore, FilesMark
+from forkwise.agents.live.local_backend import PlaceBackend
+from forkwise.agents.live.state_backend import StateBackend
+from forkwise.errors import BranchingError, CommitError
+from forkwise.files.commit import Commit
+from forkwise.files.workspace import Workspace
+from forkwise.sandbox.threads import before_leaving, in_thread
+
+__all__ = ["Rewound", "mark_files", "restore_files", "rewind"]
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """What a rewind went back to. ``messages`` is what to go on with; ``commits`` is what it did to a directory;
+    ``before`` is a checkpoint of what was there, to rewind to if this was not what was wanted."""
+
+    checkpoint: Checkpoint
+    messages: list[ModelMessage]
+    commits: tuple[Commit, ...]
+    before: Checkpoint
+
+
+async def rewind(
+    store: CheckpointStore, checkpoint: str, backend: Backend, messages: Sequence[ModelMessage] = ()
+) -> Rewound:
+    """Go back to a checkpoint, by its id or its label: its files are there again, its messages are given.
+
+    ``messages`` are those of now; with the files as they are they become the checkpoint ``before``. Where the files
+    cannot be had back (somebody changed them since, or too much was committed) nothing is changed and a CommitError
+    says why. LookupError where there is no such checkpoint.
+    """
+    found = await store.get_by_label(checkpoint) or (await store.get(checkpoint) if checkpoint.isalnum() else None)
+    if found is None:
+        raise LookupError(f"there is no checkpoint {checkpoint!r}")
+    before = Checkpoint(f"rewind:{found.label}", list(messages), files=await in_thread(mark_files, backend))
+    await store.save(before)
+    try:
+        commits = await before_leaving(in_thread(restore_files, backend, found.files))
+    except BranchingError:
+        await store.remove(before.id)
+        raise
+    return Rewound(found, list(found.messages), tuple(commits), before)
+
+
+def mark_files(backend: Backend) -> FilesMark | None:
+    """Where the files of a backend stand; None of a branch's, which go back when the branch is dropped."""
+    if isinstance(backend, PlaceBackend) and isinstance(backend.place, Workspace):
+        return FilesMark(os.fspath(backend.place.path), backend.place.place.head)
+    return FilesMark(contents=backend.files) if isinstance(backend, StateBackend) else None
+
+
+def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
+    """Have files stand where they stood; gives what was done to a directory for it, all of it or nothing."""
+    if mark is None:
+        return []
+    if isinstance(backend, StateBackend) and mark.contents is not None:
+        now = backend.files
+        gone: dict[str, bytes | None] = dict.fromkeys(now.keys() - mark.contents.keys())
+        backend.replace(gone | {p: c for p, c in mark.contents.items() if now.get(p) != c})
+        return []
+    if not isinstance(backend, PlaceBackend) or mark.workspace != backend.files.where:
+        raise CommitError(f"the checkpoint is of the files in {mark.workspace or 'memory'}, and not of these")
+    return _go_back(backend.place.workspace, mark.head)
+
+
+def _go_back(workspace: Workspace, head: int) -> list[Commit]:
+    done: list[Commit] = []
+    try:
+        for number in _to_be_undone(workspace.history(), head):
+            done.append(workspace.undo(number))
+    except BaseException:
+        for commit in reversed(done):
+            workspace.undo(commit.id)
+        raise
+    return done
+
+
+def _to_be_undone(history: Sequence[Commit], head: int) -> list[int]:
+    """Which commits, undos and redos have to be taken back, in order, for all to stand as it did at a number.
+
+    A commit with its undos and redos is a chain whose last link says whether it stands.
+    """
+    if history and head < history[-1].id - 1:
+        raise CommitError(f"commits after {head} were collected: the files cannot be had back as they were then")
+    chains: dict[int, list[Commit]] = {}
+    first_of: dict[int, int] = {}
+    for commit in reversed(history):
+        first = first_of.get(commit.undoes or 0, commit.id)
+        first_of[commit.id] = first
+        chains.setdefault(first, []).append(commit)
+    drop, bring_back = [], []
+    for chain in chains.values():
+        then = [commit for commit in chain if commit.id <= head]
+        is_standing, was_standing = chain[-1].kind != "undo", bool(then) and then[-1].kind != "undo"
+        if is_standing and not was_standing:
+            drop.append(chain[-1].id)
+        elif was_standing and not is_standing:
+            bring_back.append(chain[-1].id)
+    return sorted(drop, reverse=True) + sorted(bring_back, reverse=True)
