@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forkwise.agents.live.confidence import compute_confidence, count_retry_parts, count_stuck_loop_hits
     from forkwise.agents.live.cost import BranchCost, ForkCostSummary
     from forkwise.agents.live.diff_report import (
         BranchChange,
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
         DiffSummary,
         PathDiff,
     )
+    from forkwise.agents.live.diffing import build_diff_report
+    from forkwise.agents.live.editors import EditorDetector, EditorKind
+    from forkwise.agents.live.judge import JudgeAgent
+    from forkwise.agents.live.judge_prompt import JUDGE_SYSTEM_PROMPT
+    from forkwise.agents.live.materializer import ForkMaterializer
     from forkwise.agents.live.merging import FileChange, FlushError, FlushReport, MergeResult
     from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
     from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
@@ -112,6 +118,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "JUDGE_SYSTEM_PROMPT",
     "AbortError",
     "Attempt",
     "BeamSearch",
@@ -150,6 +157,8 @@ __all__ = [
     "ConversationError",
     "Delta",
     "DiffSummary",
+    "EditorDetector",
+    "EditorKind",
     "Evaluation",
     "Evaluator",
     "FileChange",
@@ -162,11 +171,13 @@ __all__ = [
     "ForkDepthLimitError",
     "ForkError",
     "ForkHandle",
+    "ForkMaterializer",
     "ForkNotFoundError",
     "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
     "InProcessRunner",
+    "JudgeAgent",
     "JudgeVerdict",
     "Ledger",
     "LedgerError",
@@ -216,7 +227,11 @@ __all__ = [
     "adopted",
     "arun_in_branch",
     "branch_self",
+    "build_diff_report",
     "combine_attempts",
+    "compute_confidence",
+    "count_retry_parts",
+    "count_stuck_loop_hits",
     "export_conversation",
     "import_conversation",
     "open_ledger",
@@ -230,6 +245,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "JUDGE_SYSTEM_PROMPT": "forkwise.agents.live.judge_prompt",
     "Attempt": "forkwise.fork.attempt",
     "BeamSearch": "forkwise.explore.beam_search",
     "BestOfN": "forkwise.explore.best_of_n",
@@ -258,6 +274,8 @@ _HOMES = {
     "Conversation": "forkwise.conversation.conversation",
     "Delta": "forkwise.files.delta",
     "DiffSummary": "forkwise.agents.live.diff_report",
+    "EditorDetector": "forkwise.agents.live.editors",
+    "EditorKind": "forkwise.agents.live.editors",
     "Evaluation": "forkwise.fork.evaluation",
     "Evaluator": "forkwise.fork.evaluation",
     "FileChange": "forkwise.agents.live.merging",
@@ -267,7 +285,9 @@ _HOMES = {
     "Fork": "forkwise.fork.fork",
     "ForkCostSummary": "forkwise.agents.live.cost",
     "ForkHandle": "forkwise.agents.live.status",
+    "ForkMaterializer": "forkwise.agents.live.materializer",
     "InProcessRunner": "forkwise.runners.in_process",
+    "JudgeAgent": "forkwise.agents.live.judge",
     "JudgeVerdict": "forkwise.agents.live.verdict",
     "Ledger": "forkwise.ledger.protocol",
     "Limits": "forkwise.sandbox.limits",
@@ -305,7 +325,11 @@ _HOMES = {
     "adopted": "forkwise.conversation.adoption",
     "arun_in_branch": "forkwise.sandbox.running",
     "branch_self": "forkwise.conversation.branch_self",
+    "build_diff_report": "forkwise.agents.live.diffing",
     "combine_attempts": "forkwise.fork.combining",
+    "compute_confidence": "forkwise.agents.live.confidence",
+    "count_retry_parts": "forkwise.agents.live.confidence",
+    "count_stuck_loop_hits": "forkwise.agents.live.confidence",
     "export_conversation": "forkwise.conversation.saving",
     "import_conversation": "forkwise.conversation.saving",
     "open_ledger": "forkwise.ledger.opening",

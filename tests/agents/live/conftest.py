@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.leftovers import workspace
+from tests.provider.fixtures import model_of, provider, provider_name
 
-__all__ = ["anyio_backend", "workspace"]
+__all__ = ["anyio_backend", "model_of", "provider", "provider_name", "workspace"]
 
 
 @pytest.fixture

@@ -72,14 +72,12 @@ def support(report: BranchDiffReport, branch_id: str) -> float:
     1.0
     """
     shares = []
-    for path in report.paths:
-        own = path.branches[branch_id]
-        others = [change for other, change in path.branches.items() if other != branch_id]
-        if own.operation == "untouched" or not others:
-            continue
+    for path, own in report.changes_of(branch_id):
         state = (own.operation, own.new_content, own.binary_sha256)
-        same = sum((c.operation, c.new_content, c.binary_sha256) == state for c in others)
-        shares.append(same / len(others))
+        others = [change for other, change in path.branches.items() if other != branch_id]
+        if not others:
+            return 1.0
+        shares.append(sum((c.operation, c.new_content, c.binary_sha256) == state for c in others) / len(others))
     if shares:
         return sum(shares) / len(shares)
     return 1.0 if all(c.operation == "untouched" for p in report.paths for c in p.branches.values()) else 0.0

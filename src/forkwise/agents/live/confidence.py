@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic_ai.messages import ModelMessage, RetryPromptPart
+from pydantic_ai.messages import ModelMessage
 
 from forkwise.agents.live.agreement import support
 from forkwise.agents.live.diff_report import BranchDiffReport
+from forkwise.agents.live.retries import retries_of
 from forkwise.agents.live.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict
 
 __all__ = [
@@ -60,12 +61,12 @@ def compute_confidence(signals: ConfidenceSignals, judge_confidence: float) -> f
 
 def count_retry_parts(messages: Sequence[ModelMessage]) -> int:
     """How often a model was told to try again, for whatever reason."""
-    return len(_retries(messages))
+    return len(retries_of(messages))
 
 
 def count_stuck_loop_hits(messages: Sequence[ModelMessage]) -> int:
     """How often a model was told that it runs in circles."""
-    told = [part.model_response().lower() for part in _retries(messages)]
+    told = [retry.text.lower() for retry in retries_of(messages)]
     return sum(any(marker in text for marker in STUCK_LOOP_MARKERS) for text in told)
 
 
@@ -155,10 +156,6 @@ MERGE_SIGNALS = (
     Signal("consistency", 0.2, _consistency),
     Signal("standing", 0.2, _standing),
 )
-
-
-def _retries(messages: Sequence[ModelMessage]) -> list[RetryPromptPart]:
-    return [part for message in messages for part in message.parts if isinstance(part, RetryPromptPart)]
 
 
 def _clamped(value: float) -> float:

@@ -76,3 +76,11 @@ class BranchDiffReport:
     fork_id: str
     paths: list[PathDiff]
     summary: DiffSummary
+
+    def changes_of(self, branch_id: str) -> list[tuple[PathDiff, BranchChange]]:
+        """The paths that one branch changed, each with what it made of it."""
+        return [
+            (path, change)
+            for path in self.paths
+            if (change := path.branches.get(branch_id)) is not None and change.operation != "untouched"
+        ]

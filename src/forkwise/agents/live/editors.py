@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import ClassVar, Literal
 __all__ = ["EditorDetector", "EditorKind", "git_difftool"]
 
 EditorKind = Literal["pycharm", "vscode", "tui", "custom"]
+
+_PLACEHOLDER = re.compile(r"\{parent\}|(\{branches\})")
 
 
 class EditorDetector:
@@ -93,8 +96,12 @@ def git_difftool(parent: Path, branch: Path, *, tool: str | None = None) -> list
 
 
 def _filled(command: str, parent: str, branches: Sequence[str]) -> list[str]:
-    words: list[str] = []
-    for word in shlex.split(command):
-        filled = [word.replace("{branches}", branch) for branch in branches] if "{branches}" in word else [word]
-        words += (each.replace("{parent}", parent) for each in filled)
-    return words
+    def filled(word: str, branch: str) -> str:
+        # In one pass: what stands in a path is no placeholder.
+        return _PLACEHOLDER.sub(lambda found: branch if found[1] else parent, word)
+
+    return [
+        filled(word, branch)
+        for word in shlex.split(command)
+        for branch in (branches if "{branches}" in word else branches[:1])
+    ]

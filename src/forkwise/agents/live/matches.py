@@ -87,15 +87,12 @@ async def _play(judge: Judge, goal: str, report: BranchDiffReport, pair: tuple[B
 
 def _between(report: BranchDiffReport, pair: Sequence[BranchOutcome]) -> BranchDiffReport:
     """The part of a report that two branches have to do with."""
-    ids = [outcome.branch_id for outcome in pair]
-    return replace(
-        report,
-        paths=[
-            replace(path, branches={branch_id: path.branches[branch_id] for branch_id in ids})
-            for path in report.paths
-            if any(path.branches[branch_id].operation != "untouched" for branch_id in ids)
-        ],
-    )
+    ids = {outcome.branch_id for outcome in pair}
+    paths = [
+        replace(path, branches={branch_id: change for branch_id, change in path.branches.items() if branch_id in ids})
+        for path in report.paths
+    ]
+    return replace(report, paths=[p for p in paths if any(c.operation != "untouched" for c in p.branches.values())])
 
 
 def _result(best: str, played: Sequence[_Match]) -> tuple[JudgeVerdict, RunUsage]:

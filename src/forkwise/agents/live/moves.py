@@ -38,11 +38,7 @@ class _Run(NamedTuple):
 def moved_blocks(report: BranchDiffReport, branch_id: str, *, least: int = 3) -> list[MovedBlock]:
     """The blocks of at least ``least`` lines that a branch moved; files that were renamed as a whole are left out."""
     removed, added = _runs(report, branch_id)
-    renamed = {
-        (change.renamed_from, path.path)
-        for path in report.paths
-        if (change := path.branches[branch_id]).renamed_from is not None
-    }
+    renamed = {(change.renamed_from, path.path) for path, change in report.changes_of(branch_id)}
     places: dict[tuple[bytes, ...], list[tuple[int, int]]] = defaultdict(list)
     for number, run in enumerate(added):
         for at in range(len(run.lines) - least + 1):
@@ -72,9 +68,8 @@ def moved_blocks(report: BranchDiffReport, branch_id: str, *, least: int = 3) ->
 def _runs(report: BranchDiffReport, branch_id: str) -> tuple[list[_Run], list[_Run]]:
     removed: list[_Run] = []
     added: list[_Run] = []
-    for path in report.paths:
-        change = path.branches[branch_id]
-        if change.operation == "untouched" or change.is_binary:
+    for path, change in report.changes_of(branch_id):
+        if change.is_binary:
             continue
         old, new = _lines(path.parent_content), _lines(change.new_content)
         for edit in edits(old, new):

@@ -83,10 +83,9 @@ def language_of(path: str) -> str | None:
 def branch_symbols(report: BranchDiffReport, branch_id: str) -> list[SymbolChange]:
     """The definitions that a branch changed, added or removed, in the files whose language is known."""
     found: list[SymbolChange] = []
-    for path in report.paths:
-        change = path.branches[branch_id]
+    for path, change in report.changes_of(branch_id):
         language = language_of(path.path)
-        if language and change.operation != "untouched" and not change.is_binary:
+        if language and not change.is_binary:
             found += _compared(path.path, language, path.parent_content or "", change.new_content or "")
     return found
 

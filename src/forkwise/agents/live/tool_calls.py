@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from pydantic_ai.messages import ModelMessage, ModelResponse, RetryPromptPart, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 
+from forkwise.agents.live.retries import retries_of
 from forkwise.files.lines import edits
 
 __all__ = ["CallStep", "MadeCall", "StepKind", "diff_tool_calls", "tool_calls_of"]
@@ -38,8 +39,7 @@ class CallStep:
 
 def tool_calls_of(messages: Sequence[ModelMessage]) -> list[MadeCall]:
     """The calls in a conversation, in their order."""
-    parts = [part for message in messages for part in message.parts]
-    retried = {part.tool_call_id for part in parts if isinstance(part, RetryPromptPart) and part.tool_name}
+    retried = {retry.tool_call_id for retry in retries_of(messages)}
     return [
         MadeCall(part.tool_name, _arguments(part), part.tool_call_id in retried)
         for message in messages

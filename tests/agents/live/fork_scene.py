@@ -1,0 +1,73 @@
+"""A fork to look at: branches whose files are held in memory, and what is told of them to a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from forkwise import BranchDiffReport, BranchOutcome, build_diff_report
+from forkwise.agents.live.diffing import BranchLike
+
+__all__ = ["Files", "Scene", "outcome", "report_of"]
+
+
+class Files:
+    """A branch's files: what the parent has, and what the branch wrote (None: deleted)."""
+
+    def __init__(self, parent: Mapping[str, bytes], written: Mapping[str, bytes | None]) -> None:
+        self.parent = parent
+        self.written = written
+
+    def touched(self) -> list[str]:
+        return list(self.written)
+
+    def old(self, path: str) -> bytes | None:
+        return self.parent.get(path)
+
+    def new(self, path: str) -> bytes | None:
+        return self.written[path] if path in self.written else self.parent.get(path)
+
+
+@dataclass
+class Scene:
+    """A fork of branches ``a``, ``b``, … over a parent; labels are ``the a``, ``the b``."""
+
+    parent: Mapping[str, bytes] = field(default_factory=dict)
+    branches: Mapping[str, Mapping[str, bytes | None] | None] = field(default_factory=dict)
+
+    @property
+    def runtimes(self) -> list[BranchLike]:
+        return [
+            SimpleNamespace(
+                status=SimpleNamespace(id=name),
+                spec=SimpleNamespace(label=f"the {name}"),
+                overlay=None if written is None else Files(self.parent, written),
+            )
+            for name, written in self.branches.items()
+        ]
+
+    def report(self, paths: list[str] | None = None) -> BranchDiffReport:
+        return build_diff_report("fork", self.runtimes, paths_filter=paths)
+
+
+def report_of(parent: Mapping[str, bytes], **branches: Mapping[str, bytes | None] | None) -> BranchDiffReport:
+    """The report on branches over a parent."""
+    return Scene(parent, branches).report()
+
+
+def outcome(name: str, **options: Any) -> BranchOutcome:
+    """How a branch ended."""
+    settings: dict[str, Any] = {
+        "branch_id": name,
+        "branch_label": f"the {name}",
+        "steer": f"do it the {name} way",
+        "final_assistant_message": f"{name} is done",
+        "cost_usd": 0.01,
+        "turns": 4,
+        "error_count": 0,
+        "retry_count": 0,
+        "stuck_loop_hits": 0,
+    }
+    return BranchOutcome(**(settings | options))
