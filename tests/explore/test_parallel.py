@@ -31,6 +31,8 @@ from forkwise import (
 from forkwise.fork.fork import default_parallel
 from tests.leftovers import children, processes_about
 
+_MOMENT = 0.03  # seconds
+
 
 class Gauge:
     """Counts who is inside, across processes: each holds one of many files locked while it is there."""
@@ -41,12 +43,11 @@ class Gauge:
         self._most = most
 
     def work(self, _path: Path, *_: Any) -> bool:
-        """Come in and stay for a while, in which one too many would come in, too."""
+        """Come in and stay for a moment, in which one too many would come in, too."""
         with self._inside() as number:
             if number >= self._most:
                 (self._room / "too many").touch()
-            for _ in range(100):
-                (self._room / f"slot-{number}").stat()
+            threading.Event().wait(_MOMENT)
         return True
 
     @contextmanager
@@ -67,10 +68,10 @@ class Gauge:
 
 def patterns(work: Any, **options: Any) -> dict[str, Pattern]:
     return {
-        "speculate": Speculate([work] * 9, first_wins=False, **options),
-        "best-of": BestOfN(work, 9, **options),
-        "tournament": Tournament(work, 9, judge=lambda *_: 0, **options),
-        "tree": TreeOfThoughts([work] * 5, expand=lambda *_: [work] * 5, max_depth=2, **options),
+        "speculate": Speculate([work] * 5, first_wins=False, **options),
+        "best-of": BestOfN(work, 5, **options),
+        "tournament": Tournament(work, 5, judge=lambda *_: 0, **options),
+        "tree": TreeOfThoughts([work] * 2, expand=lambda *_: [work] * 5, max_depth=2, **options),
         "beam": BeamSearch([work] * 4, expand=lambda *_: [work] * 3, beam_width=3, **options),
         "cascade": Cascaded(lambda path, told: work(path) and len(told) > 3, fan_out=(4, 5), **options),
         "tree-search": TreeSearch([work] * 3, budget=12, **options),

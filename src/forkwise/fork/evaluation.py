@@ -60,12 +60,22 @@ class OwnScore(Evaluator):
 
 
 class SmallerDiff(Evaluator):
-    """The fewer lines an attempt added and removed, the better."""
+    """The fewer lines an attempt added and removed, the better. What is not text counts as one line."""
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         diff = await in_thread(attempt.place.diff)
-        lines = sum(1 for line in diff.splitlines() if line[:1] in "+-" and line[:4] not in ("+++ ", "--- "))
-        return Evaluation((-float(lines),))
+        return Evaluation((-float(_lines_changed(diff)),))
+
+
+def _lines_changed(diff: str) -> int:
+    """Lines of hunks: the head of a file looks like some. A file that is not shown counts as one."""
+    changed, in_hunk = 0, False
+    for line in diff.split("\n"):
+        if line.startswith(("diff ", "@@ ")):
+            in_hunk = line.startswith("@@ ")
+        elif line.startswith(("+", "-") if in_hunk else ("Binary files ", "Files ")):
+            changed += 1
+    return changed
 
 
 class _ByFunction(Evaluator):

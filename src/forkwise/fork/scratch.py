@@ -5,6 +5,7 @@ Apart, because what is left of one after a kill is known by its name, and goes a
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from forkwise.files.branch import Branch
 from forkwise.files.parent import Parent
-from forkwise.sandbox.threads import in_thread
+from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["is_scratch", "scratch"]
 
@@ -22,11 +23,12 @@ _NAME = re.compile(r"scratch-[0-9a-f]{12}")
 @asynccontextmanager
 async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     """A new branch, dropped when the block ends."""
-    branch = await in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
+    making = in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
     try:
-        yield branch
+        yield await asyncio.shield(making)
     finally:
-        await in_thread(branch.abort)
+        branch = await to_its_end(making)  # cancelled or not: else it would be nobody's
+        await to_its_end(in_thread(branch.abort))
 
 
 def is_scratch(branch: Branch) -> bool:

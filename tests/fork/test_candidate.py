@@ -1,0 +1,121 @@
+"""Candidates: what can be one, how it is called, and what its end means."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise.errors import ProcessBranchError
+from forkwise.fork.candidate import Candidate, judge, read_score
+from forkwise.fork.telling import as_data, error_as_data, said, shown
+from forkwise.runners.protocol import Ended
+
+
+class _Callable:
+    def __call__(self, path: Path) -> bool:
+        return True
+
+
+def _named(path: Path) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("what", "label"),
+    [
+        (_named, "_named"),
+        (partial(_named), "_named"),
+        (_Callable(), "_Callable"),
+        (lambda path: True, "a function"),
+        (["make", "test"], "make test"),
+        (("sh", "-c", "make && make test"), "make && make test"),
+    ],
+)
+def test_labels(what: Any, label: str) -> None:
+    assert Candidate.of(what).label == label
+    assert Candidate.of(Candidate.of(what)).label == label
+    assert Candidate.of(what, label="mine").label == "mine"
+
+
+def test_more_than_the_directory_is_passed_on() -> None:
+    plain = Candidate.of(lambda *given: given, 1, "two").function
+    assert plain is not None
+    assert plain(Path("/x")) == (Path("/x"), 1, "two")
+
+    async def task(*given: Any) -> Any:
+        return given
+
+    awaited = Candidate.of(task, 3).function
+    assert awaited is not None
+    assert inspect.iscoroutinefunction(awaited)
+    assert asyncio.run(awaited(Path("/x"))) == (Path("/x"), 3)
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        (Ended("exit", exit_code=0), None),
+        (Ended("exit", exit_code=2), "exit code 2"),
+        (Ended("signal", exit_code=-11), "killed by SIGSEGV"),
+        (Ended("signal", exit_code=-35), "killed by signal 35"),
+        (Ended("timeout", limit="wall"), "timed out after 3 s"),
+        (Ended("out of memory", limit="memory"), "out of memory"),
+        (Ended("killed", limit="disk"), "stopped by its limit disk"),
+        (Ended("killed"), "killed"),
+        (Ended("raised", error=KeyError("x")), "KeyError: 'x'"),
+        (Ended("raised", error=KeyError()), "KeyError: no message"),
+        (Ended("raised", error=ProcessBranchError("it says why")), "it says why"),
+        (Ended("returned", value=(False, "because")), "because"),
+        (Ended("returned", value=(False, "")), "it returned False"),
+        (Ended("returned", value=(True, "well")), None),
+    ],
+)
+def test_what_an_end_means(ended: Ended, reason: str | None) -> None:
+    found = judge(ended, timeout=3)
+    assert (found.success, found.reason) == (reason is None, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [(b"0.75\n", 0.75), (b" -3 ", -3.0), (b"", None), (None, None), (b"\n", None)]
+)
+def test_scores(text: bytes | None, score: float | None) -> None:
+    assert read_score(text) == score
+
+
+@pytest.mark.parametrize("text", [b"nan", b"inf", b"-inf", b"high", b"1 2", b"\xff", b"1e999"])
+def test_what_is_no_score(text: bytes) -> None:
+    with pytest.raises(ValueError, match="its score is no number"):
+        read_score(text)
+
+
+# What strangers' values are, as text and as data
+
+
+class _Mute(Exception):  # noqa: N818
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+def test_what_cannot_be_shown() -> None:
+    assert said(_Mute()) == "_Mute: (its text could not be had)"
+    assert shown(_Mute()) == "something (_Mute)"
+    assert error_as_data(_Mute())["type"] == "_Mute"
+
+
+def test_values_as_data() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    assert as_data((True, 0.5, None, "x")) == [True, 0.5, None, "x"]
+    assert as_data({1: {2}, "k": b"b"}) == {"1 (int)": "{2} (set)", "k": "b'b' (bytes)"}
+    assert as_data(10**30) == f"{10**30} (int)"
+    assert isinstance(as_data(10**5000), str)
+    assert "[[...]] (list)" in str(as_data(circle))
+    assert len(as_data(list(range(1000)))) == 100
+    assert len(as_data("x" * 10**6)) == 100_000
