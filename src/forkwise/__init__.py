@@ -13,9 +13,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from forkwise.homes import HOMES
+
 if TYPE_CHECKING:
+    from forkwise.agents.live.checkpoint import (
+        Checkpoint,
+        CheckpointStore,
+        InMemoryCheckpointStore,
+        fork_from_checkpoint,
+    )
+    from forkwise.agents.live.checkpoint_files import FileCheckpointStore
+    from forkwise.agents.live.checkpointing import CheckpointCapability
     from forkwise.agents.live.confidence import compute_confidence, count_retry_parts, count_stuck_loop_hits
     from forkwise.agents.live.cost import BranchCost, ForkCostSummary
+    from forkwise.agents.live.deep_agent import create_deep_agent
+    from forkwise.agents.live.deps import DeepAgentDeps, Todo, clone_for_branch
     from forkwise.agents.live.diff_report import (
         BranchChange,
         BranchDiffAgreement,
@@ -28,9 +40,14 @@ if TYPE_CHECKING:
     from forkwise.agents.live.editors import EditorDetector, EditorKind
     from forkwise.agents.live.judge import JudgeAgent
     from forkwise.agents.live.judge_prompt import JUDGE_SYSTEM_PROMPT
+    from forkwise.agents.live.local_backend import LocalBackend
     from forkwise.agents.live.materializer import ForkMaterializer
     from forkwise.agents.live.merging import FileChange, FlushError, FlushReport, MergeResult
+    from forkwise.agents.live.message_queue import MessageQueue
+    from forkwise.agents.live.overlay import BranchOverlay
+    from forkwise.agents.live.rewinding import Rewound, rewind
     from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
+    from forkwise.agents.live.state_backend import StateBackend
     from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
     from forkwise.agents.live.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
     from forkwise.agents.module import Module
@@ -94,6 +111,7 @@ if TYPE_CHECKING:
     from forkwise.files.delta import Change, Delta
     from forkwise.files.rebase import Rebase
     from forkwise.files.workspace import Workspace
+    from forkwise.fork.agent_workspace import agent_workspace
     from forkwise.fork.attempt import Attempt
     from forkwise.fork.clearing import abort_fork
     from forkwise.fork.combining import Combined, combine_attempts
@@ -134,6 +152,7 @@ __all__ = [
     "BranchIsolation",
     "BranchNotFoundError",
     "BranchOutcome",
+    "BranchOverlay",
     "BranchSelf",
     "BranchSpec",
     "BranchStaleError",
@@ -145,6 +164,9 @@ __all__ = [
     "BudgetExceededError",
     "Cascaded",
     "Change",
+    "Checkpoint",
+    "CheckpointCapability",
+    "CheckpointStore",
     "Collected",
     "Combined",
     "Commit",
@@ -155,6 +177,7 @@ __all__ = [
     "ConflictError",
     "Conversation",
     "ConversationError",
+    "DeepAgentDeps",
     "Delta",
     "DiffSummary",
     "EditorDetector",
@@ -162,6 +185,7 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "FileChange",
+    "FileCheckpointStore",
     "Finished",
     "FlushError",
     "FlushReport",
@@ -176,6 +200,7 @@ __all__ = [
     "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
+    "InMemoryCheckpointStore",
     "InProcessRunner",
     "JudgeAgent",
     "JudgeVerdict",
@@ -183,10 +208,12 @@ __all__ = [
     "LedgerError",
     "LimitError",
     "Limits",
+    "LocalBackend",
     "LocalModelError",
     "MemoryBranchError",
     "MergeResult",
     "MergeStrategy",
+    "MessageQueue",
     "Module",
     "ModuleError",
     "MountError",
@@ -200,6 +227,7 @@ __all__ = [
     "Rebase",
     "Reflexion",
     "ResolveOutcome",
+    "Rewound",
     "Runner",
     "SandboxRunner",
     "Service",
@@ -208,12 +236,14 @@ __all__ = [
     "Speculate",
     "SpeculationOutcome",
     "SpeculationResult",
+    "StateBackend",
     "Step",
     "StreamChunk",
     "Talk",
     "Template",
     "TestReport",
     "Tests",
+    "Todo",
     "Tool",
     "ToolCall",
     "ToolConflictError",
@@ -225,128 +255,35 @@ __all__ = [
     "__version__",
     "abort_fork",
     "adopted",
+    "agent_workspace",
     "arun_in_branch",
     "branch_self",
     "build_diff_report",
+    "clone_for_branch",
     "combine_attempts",
     "compute_confidence",
     "count_retry_parts",
     "count_stuck_loop_hits",
+    "create_deep_agent",
     "export_conversation",
+    "fork_from_checkpoint",
     "import_conversation",
     "open_ledger",
     "pick",
     "pydantic_to_xml",
     "resume",
+    "rewind",
     "run_in_branch",
     "shell_in_branch",
     "tool",
     "xml_to_pydantic",
 ]
 
-_HOMES = {
-    "JUDGE_SYSTEM_PROMPT": "forkwise.agents.live.judge_prompt",
-    "Attempt": "forkwise.fork.attempt",
-    "BeamSearch": "forkwise.explore.beam_search",
-    "BestOfN": "forkwise.explore.best_of_n",
-    "Branch": "forkwise.files.branch",
-    "BranchChange": "forkwise.agents.live.diff_report",
-    "BranchContext": "forkwise.sandbox.context",
-    "BranchCost": "forkwise.agents.live.cost",
-    "BranchDiffAgreement": "forkwise.agents.live.diff_report",
-    "BranchDiffOperation": "forkwise.agents.live.diff_report",
-    "BranchDiffReport": "forkwise.agents.live.diff_report",
-    "BranchIsolation": "forkwise.agents.live.specs",
-    "BranchOutcome": "forkwise.agents.live.verdict",
-    "BranchSelf": "forkwise.conversation.branch_self",
-    "BranchSpec": "forkwise.agents.live.specs",
-    "BranchState": "forkwise.agents.live.status",
-    "BranchStatus": "forkwise.agents.live.status",
-    "Budget": "forkwise.agents.live.specs",
-    "Cascaded": "forkwise.explore.cascaded",
-    "Change": "forkwise.files.delta",
-    "Collected": "forkwise.files.collect",
-    "Combined": "forkwise.fork.combining",
-    "Commit": "forkwise.files.commit",
-    "ConfidenceSignals": "forkwise.agents.live.verdict",
-    "Confinement": "forkwise.sandbox.confinement",
-    "Conflict": "forkwise.files.conflict",
-    "Conversation": "forkwise.conversation.conversation",
-    "Delta": "forkwise.files.delta",
-    "DiffSummary": "forkwise.agents.live.diff_report",
-    "EditorDetector": "forkwise.agents.live.editors",
-    "EditorKind": "forkwise.agents.live.editors",
-    "Evaluation": "forkwise.fork.evaluation",
-    "Evaluator": "forkwise.fork.evaluation",
-    "FileChange": "forkwise.agents.live.merging",
-    "Finished": "forkwise.sandbox.process",
-    "FlushError": "forkwise.agents.live.merging",
-    "FlushReport": "forkwise.agents.live.merging",
-    "Fork": "forkwise.fork.fork",
-    "ForkCostSummary": "forkwise.agents.live.cost",
-    "ForkHandle": "forkwise.agents.live.status",
-    "ForkMaterializer": "forkwise.agents.live.materializer",
-    "InProcessRunner": "forkwise.runners.in_process",
-    "JudgeAgent": "forkwise.agents.live.judge",
-    "JudgeVerdict": "forkwise.agents.live.verdict",
-    "Ledger": "forkwise.ledger.protocol",
-    "Limits": "forkwise.sandbox.limits",
-    "MergeResult": "forkwise.agents.live.merging",
-    "MergeStrategy": "forkwise.agents.live.specs",
-    "Module": "forkwise.agents.module",
-    "Partial": "forkwise.agents.partial",
-    "PathDiff": "forkwise.agents.live.diff_report",
-    "Pattern": "forkwise.explore.pattern",
-    "PendingApprovalRequest": "forkwise.agents.live.status",
-    "Rebase": "forkwise.files.rebase",
-    "Reflexion": "forkwise.explore.reflexion",
-    "ResolveOutcome": "forkwise.agents.live.verdict",
-    "Runner": "forkwise.runners.protocol",
-    "SandboxRunner": "forkwise.runners.sandboxed",
-    "Service": "forkwise.agents.service",
-    "SmallerDiff": "forkwise.fork.evaluation",
-    "Speculate": "forkwise.explore.speculate",
-    "SpeculationOutcome": "forkwise.explore.outcome",
-    "SpeculationResult": "forkwise.explore.outcome",
-    "Step": "forkwise.agents.step",
-    "StreamChunk": "forkwise.agents.stream",
-    "Talk": "forkwise.conversation.talk",
-    "Template": "forkwise.agents.template",
-    "TestReport": "forkwise.fork.testing.report",
-    "Tests": "forkwise.fork.tests",
-    "Tool": "forkwise.agents.tool",
-    "ToolCall": "forkwise.agents.step",
-    "ToolResult": "forkwise.agents.step",
-    "Tournament": "forkwise.explore.tournament",
-    "TreeOfThoughts": "forkwise.explore.tree_of_thoughts",
-    "TreeSearch": "forkwise.explore.tree_search",
-    "Workspace": "forkwise.files.workspace",
-    "abort_fork": "forkwise.fork.clearing",
-    "adopted": "forkwise.conversation.adoption",
-    "arun_in_branch": "forkwise.sandbox.running",
-    "branch_self": "forkwise.conversation.branch_self",
-    "build_diff_report": "forkwise.agents.live.diffing",
-    "combine_attempts": "forkwise.fork.combining",
-    "compute_confidence": "forkwise.agents.live.confidence",
-    "count_retry_parts": "forkwise.agents.live.confidence",
-    "count_stuck_loop_hits": "forkwise.agents.live.confidence",
-    "export_conversation": "forkwise.conversation.saving",
-    "import_conversation": "forkwise.conversation.saving",
-    "open_ledger": "forkwise.ledger.opening",
-    "pick": "forkwise.fork.picking",
-    "pydantic_to_xml": "forkwise.agents.xml",
-    "resume": "forkwise.explore.resuming",
-    "run_in_branch": "forkwise.sandbox.running",
-    "shell_in_branch": "forkwise.sandbox.running",
-    "tool": "forkwise.agents.tool",
-    "xml_to_pydantic": "forkwise.agents.xml",
-}
-
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "forkwise.errors")
+    home = HOMES.get(name, "forkwise.errors")
     try:
         value: object = getattr(import_module(home), name.removesuffix("_in_branch"))
     except ModuleNotFoundError as error:
