@@ -9,21 +9,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from forkwise.errors import BranchError, BranchStaleError, ConflictError, ForkwiseWarning
+from forkwise.errors import BranchError, ForkwiseWarning
 from forkwise.files.agreement import Clash
 from forkwise.files.beneath import open_root
 from forkwise.files.birth import Birth
 from forkwise.files.branch import Branch
 from forkwise.files.combining import Combining, Side
-from forkwise.files.committing import check_trust
 from forkwise.files.conflict import Conflict
 from forkwise.files.layer import Scan
 from forkwise.files.marks import mark_origins
-from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.parent import Parent
-from forkwise.files.plan import find_conflicts, unresolved
+from forkwise.files.siblings import scan_sibling, siblings
 from forkwise.files.state import Lock, locked
-from forkwise.files.versions import Versions
 
 __all__ = ["Combination", "combine"]
 
@@ -71,13 +68,13 @@ def combine(
     (True, ('a.txt',), '1\\ntwo\\n3\\n')
     >>> for branch in ws.branches(): branch.abort()
     """
-    several = _siblings(parent, branches)
+    several = siblings(parent, branches)
     decided = _decided(prefer or {}, several)
     branch = parent.branch(name, on_success=None, on_error=None)
     try:
         view = str(branch.path)
         with locked(parent.place.state) as lock:
-            scans = [(b, _scan(b)) for b in several.values()]
+            scans = [(b, scan_sibling(b)) for b in several.values()]
             _begin(branch, [scan for _, scan in scans])
             combining = _combine(view, scans, decided)
             _finish(branch, combining, lock)
@@ -97,21 +94,6 @@ def combine(
     )
 
 
-def _siblings(parent: Parent, branches: Sequence[Branch]) -> dict[str, Branch]:
-    """The branches by their names, if they can be combined."""
-    if not branches:
-        raise ValueError("there is no branch to combine")
-    if isinstance(parent.workspace, MountedWorkspace):
-        raise BranchError(f"{parent.workspace.fstype} cannot tell what a branch changed, so nothing can be combined")
-    for branch in branches:
-        if branch.parent.place.path != parent.place.path:
-            raise BranchError(
-                f"{branch.branch_path} is not a branch of {parent.branch_path}: only siblings can be combined",
-                branch=branch.name,
-            )
-    return {branch.name: branch for branch in branches}
-
-
 def _decided(prefer: Mapping[str, str], branches: Mapping[str, Branch]) -> dict[str, str]:
     """The same with paths as they are met; the parent's own directory is the empty one."""
     decided = {os.path.normpath(path): name for path, name in prefer.items()}
@@ -120,36 +102,6 @@ def _decided(prefer: Mapping[str, str], branches: Mapping[str, Branch]) -> dict[
     if unknown := sorted(set(decided.values()) - set(branches)):
         raise ValueError(f"prefer names {', '.join(unknown)}, but what is combined is {', '.join(branches)}")
     return {"" if path == "." else path: name for path, name in decided.items()}
-
-
-def _scan(branch: Branch) -> Scan:
-    """What a branch changed, if that can be taken as it is. Called under the lock."""
-    branch.settle()
-    birth = Birth.load(branch.home)
-    if birth.generation != branch.parent.place.head:
-        raise BranchStaleError(
-            f"{branch.branch_path} is stale and cannot be combined: {branch.parent.branch_path} was committed to since "
-            "it was forked; rebase() brings it onto what is there now",
-            branch=branch.name,
-        )
-    scan = branch.scan()
-    check_trust(branch, birth, scan)
-    found = unresolved(birth, scan)
-    if not branch.commits_into_layer:
-        found += find_conflicts(scan, birth.forked)
-    if found:
-        entries = {e.path: e for e in scan.entries}
-        with Versions(branch.target, branch.parent.lowers) as versions:
-            found = [c for c in found if c.path not in entries or not versions.is_same(entries[c.path])]
-    if found:
-        shown = "; ".join(str(c) for c in found[:5]) + ("; …" if len(found) > 5 else "")
-        raise ConflictError(
-            f"{branch.branch_path} cannot be combined: {shown}. rebase() merges what can be merged; "
-            "change in the branch what is left, then combine it",
-            branch=branch.name,
-            conflicts=found,
-        )
-    return scan
 
 
 def _combine(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[str, str]) -> Combining:
