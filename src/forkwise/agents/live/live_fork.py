@@ -1,0 +1,179 @@
+"""LiveFork: one fork of a running agent while it is there: the Fork of its attempts, the conversation that its branches
+are branches of, their files and their purse. What a branch does is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_ai.messages import ModelMessage
+
+from forkwise.agents.live.fork_plan import KIND, ForkPlan
+from forkwise.agents.live.ground import Ground
+from forkwise.agents.live.merging import FlushError, FlushReport
+from forkwise.agents.live.overlay_files import FilesOverlay, flushed
+from forkwise.agents.live.purse import Purse
+from forkwise.agents.live.runtime import BranchRuntime
+from forkwise.agents.live.specs import BranchSpec, ConflictPolicy
+from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle
+from forkwise.agents.live.thread import Thread, ground_of, started
+from forkwise.conversation.saving import Saved
+from forkwise.errors import CommitError, ForkResolvedError
+from forkwise.fork.attempt import Attempt
+from forkwise.fork.candidate import Candidate
+from forkwise.fork.fork import Fork, Settings
+from forkwise.ledger.record import AttemptRecord, AttemptState
+from forkwise.sandbox.threads import in_thread
+
+if TYPE_CHECKING:
+    from forkwise.agents.live.coordinator import ForkCoordinator
+
+__all__ = ["LiveFork", "Run", "begin", "recall_cost", "reopen", "state_of"]
+
+#: Runs one turn of a branch: gives whether it came to an answer, and what that was.
+Run = Callable[[BranchRuntime], Awaitable[tuple[bool, str]]]
+
+_TOLD = "You are now in the branch {label!r} of this fork. Do what you are told next; whoever forked picks and merges."
+
+
+def state_of(state: AttemptState, reason: str | None) -> BranchState:
+    """Where a branch stands, from what the ledger says of its attempt."""
+    if state in ("pending", "running"):
+        return "running"
+    if state == "succeeded":
+        return "done"
+    why = (reason or "").removeprefix("BudgetExceededError: ").partition(":")[0]
+    if why == "budget_exhausted" or why == "aggregate_budget_exhausted":
+        return why
+    return "failed" if state == "failed" else "terminated"
+
+
+@dataclass(eq=False)
+class LiveFork:
+    """A fork that is not resolved, or was just now."""
+
+    fork: Fork
+    plan: ForkPlan
+    ground: Ground
+    saved: Saved
+    purse: Purse
+    branches: dict[str, BranchRuntime] = field(default_factory=dict)
+
+    @property
+    def handle(self) -> ForkHandle:
+        """What names it."""
+        began = datetime.fromtimestamp(self.fork.record.started, UTC)
+        return ForkHandle(self.fork.id, self.plan.checkpoint, list(self.branches), self.plan.strategy, began)
+
+    def parent_history(self) -> list[ModelMessage]:
+        """What was said before the fork."""
+        thread = next(iter(self.branches.values())).thread
+        return thread.conversation.path(thread.start)
+
+    def add(self, spec: BranchSpec, index: int, thread: Thread, run: Run, coordinator: ForkCoordinator) -> BranchRuntime:
+        """Have a branch made for a spec, and its first turn run in it; or take over one whose first turn is over."""
+        made: list[BranchRuntime] = []
+
+        async def turn(_path: Path) -> tuple[bool, str]:
+            return await run(made[0])
+
+        attempt = self.fork.add(Candidate(spec.label, turn), index)
+        state = state_of(attempt.state, attempt.reason)
+        error = None if state in ("running", "done") else attempt.reason
+        status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
+        runtime = BranchRuntime(spec, status, coordinator, attempt, thread, Purse(spec.spending, above=self.purse))
+        runtime.tool_purses = {name: Purse(budget) for name, budget in spec.tool_budgets.items()}
+        made.append(runtime)
+        self.branches[attempt.id] = runtime
+        return runtime
+
+    async def ended(self, attempt: Attempt) -> None:
+        """Wait until an attempt is over, whoever ends it."""
+        with suppress(ForkResolvedError):
+            await self.fork.run([attempt])
+
+    def record_cost(self, runtime: BranchRuntime) -> None:
+        """Write down what a branch has cost so far, with the forks inside it."""
+        spent, usage = runtime.purse.spent, runtime.purse.usage
+        told = {"usd": spent.usd, "tokens": spent.tokens, "requests": spent.requests}
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        self.fork.ledger.record_cost(runtime.id, told | tokens)
+
+    # Its one resolution
+
+    async def commit(self, winner: BranchRuntime, how: str, detail: dict[str, Any]) -> FlushReport:
+        """Decide for a branch, and make its changes the parent's. What could not be changed is reported."""
+        overlay = winner.overlay
+        if not isinstance(overlay, FilesOverlay):
+            await self.fork.resolve(winner.attempt, how, detail)
+            report: FlushReport = overlay.flush_to(self.ground.backend)
+            return report
+        standing = await in_thread(overlay.standing)
+        changes = await in_thread(overlay.changes)
+        try:
+            await self.fork.resolve(winner.attempt, how, detail)
+        except CommitError as error:
+            return FlushReport([], 0, [], [FlushError(p, "write", str(error)) for p in error.paths or [""]])
+        assert self.fork.landed is not None
+        return await in_thread(flushed, self.fork.landed, standing, changes)
+
+    def decide_conflicts(self, policy: ConflictPolicy) -> None:
+        """What becomes of paths that somebody else changed meanwhile."""
+        self.fork.settings = replace(self.fork.settings, policy=policy)
+
+
+async def begin(
+    ground: Ground, plan: ForkPlan, history: Sequence[ModelMessage], above: Purse | None, stack: AsyncExitStack
+) -> tuple[LiveFork, list[Thread]]:
+    """A new fork, and the threads that its branches begin with; nothing runs yet."""
+    conversation, last = await in_thread(ground_of, history)
+    threads = [
+        started(conversation, last, spec.steer, _TOLD.format(label=spec.label), _label(number))
+        for number, spec in enumerate(plan.specs)
+    ]
+    fork = Fork(ground.parent, KIND, _settings(plan), spec=plan.as_json())
+    await stack.enter_async_context(fork)
+    saved = Saved(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
+    await in_thread(saved.save)
+    return LiveFork(fork, plan, ground, saved, _purse(plan, above)), threads
+
+
+async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitStack) -> tuple[LiveFork, list[Thread]]:
+    """A fork that another process left, and its threads as far as they had come."""
+    fork = Fork(ground.parent, KIND, _settings(plan), resume=fork_id)
+    await stack.enter_async_context(fork)
+    saved = await in_thread(Saved.load, fork.ledger.conversations, plan.conversation)
+    conversation = saved.conversation
+    start = conversation.here
+    threads = [
+        Thread(conversation, conversation.labels[_label(number)], _label(number), start)
+        for number in range(len(plan.specs))
+    ]
+    return LiveFork(fork, plan, ground, saved, _purse(plan, None)), threads
+
+
+def recall_cost(runtime: BranchRuntime, record: AttemptRecord) -> None:
+    """Take over what a branch had cost when its process was killed."""
+    cost = record.cost or {}
+    usage = runtime.purse.usage
+    usage.requests, usage.input_tokens = cost.get("requests", 0), cost.get("input_tokens", 0)
+    usage.output_tokens = cost.get("output_tokens", 0)
+    usage.cost = None if cost.get("usd") is None else Decimal(str(cost["usd"]))
+
+
+def _settings(plan: ForkPlan) -> Settings:
+    return Settings(max_parallel=len(plan.specs), policy=plan.strategy.conflict_policy, reopens=True)
+
+
+def _purse(plan: ForkPlan, above: Purse | None) -> Purse:
+    return Purse(plan.budget, "aggregate_budget_exhausted", above, shares=plan.shares)
+
+
+def _label(number: int) -> str:
+    """How a branch's place in the conversation is labelled."""
+    return f"branch-{number}"

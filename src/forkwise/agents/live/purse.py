@@ -1,0 +1,180 @@
+"""Purse: what a branch, or all branches of a fork together, may spend and have spent.
+
+Purses lie in each other: a branch's in its fork's, and that of a fork made inside a branch in that branch's. Before a
+request is sent it has to be let through by all of them. A purse lets it through while the request, at its upper
+estimate, fits beside all that are under way; or, if it may not fit, alone. So a purse is overdrawn by at most one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pydantic_ai.usage import RunUsage
+
+from forkwise.agents.live.estimate import RequestEstimate
+from forkwise.agents.live.specs import Budget
+from forkwise.agents.live.status import BranchState
+from forkwise.errors import BudgetExceededError
+
+__all__ = ["Purse", "Spent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was spent; ``usd`` is None where no price is known of any of it."""
+
+    usd: float | None = None
+    tokens: int = 0
+    requests: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        usd = None if self.usd is None and other.usd is None else (self.usd or 0.0) + (other.usd or 0.0)
+        return Spent(usd, self.tokens + other.tokens, self.requests + other.requests)
+
+
+class Purse:
+    """A budget and what is spent of it: by ``usage``, which an agent's run counts up, and from the purses inside.
+
+    ``state`` is what a branch is called that it stops. ``shares`` lets what finished branches left over flow to those
+    that still run.
+    """
+
+    def __init__(
+        self,
+        budget: Budget = Budget(),  # noqa: B008 - it never changes
+        state: BranchState = "budget_exhausted",
+        above: Purse | None = None,
+        *,
+        shares: bool = False,
+    ) -> None:
+        self.budget = budget
+        self.state = state
+        self.above = above
+        self.shares = shares
+        self.usage = RunUsage()
+        self.is_closed = False
+        self._inside: list[Purse] = []
+        self._under_way: list[RequestEstimate] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        if above is not None:
+            above._inside.append(self)
+
+    @property
+    def spent(self) -> Spent:
+        """All that was spent, by those inside too."""
+        cost = self.usage.cost
+        total = Spent(None if cost is None else float(cost), self.usage.total_tokens, self.usage.requests)
+        for purse in self._inside:
+            total += purse.spent
+        return total
+
+    @property
+    def cap(self) -> Budget:
+        """What may be spent: the budget, and what flows in from those beside it that are done."""
+        if self.budget.usd is None or self.above is None or not self.above.shares or self.is_closed:
+            return self.budget
+        beside = [p for p in self.above._inside if p is not self and p.budget.usd is not None]
+        left = sum((p.budget.usd or 0.0) - (p.spent.usd or 0.0) for p in beside if p.is_closed or _is_over(p))
+        return Budget(self.budget.usd + max(0.0, left), self.budget.tokens, self.budget.requests, self.budget.seconds)
+
+    @property
+    def left_usd(self) -> float | None:
+        """How many dollars are left; None where that is not limited."""
+        cap = self.cap.usd
+        return None if cap is None else cap - (self.spent.usd or 0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of something."""
+        cap, spent = self.cap, self.spent
+        return (
+            (cap.usd is not None and (spent.usd or 0.0) >= cap.usd)
+            or (cap.tokens is not None and spent.tokens >= cap.tokens)
+            or (cap.requests is not None and spent.requests >= cap.requests)
+        )
+
+    @property
+    def limits_requests(self) -> bool:
+        """Whether a request has to be estimated for it, or for one around it."""
+        own = (self.budget.usd, self.budget.tokens, self.budget.requests)
+        return own != (None, None, None) or (self.above is not None and self.above.limits_requests)
+
+    async def admit(self, estimate: RequestEstimate) -> None:
+        """Wait until a request may be sent; to be followed by ``settle``. Raises BudgetExceededError where it may not
+        be sent at all: nothing is left, or less than it takes at least."""
+        while True:
+            self.check(estimate)
+            if not self._under_way or self._has_room(estimate):
+                break
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+        self._under_way.append(estimate)
+        if self.above is not None:
+            try:
+                await self.above.admit(estimate)
+            except BaseException:
+                self._end(estimate)
+                raise
+
+    def settle(self, estimate: RequestEstimate) -> None:
+        """The request is over, whatever came of it."""
+        self._end(estimate)
+        if self.above is not None:
+            self.above.settle(estimate)
+
+    def check(self, estimate: RequestEstimate = RequestEstimate()) -> None:  # noqa: B008
+        """Raise BudgetExceededError where nothing is left for a request that takes at least so much."""
+        if self.is_empty:
+            raise self._exceeded("it is spent")
+        left = self.left_usd
+        if left is not None and (estimate.least_usd or 0.0) > left:
+            raise self._exceeded(f"the next request takes {estimate.least_usd:.4f} USD at least")
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Around all that may spend from it; what is left then may flow to others."""
+        self.is_closed = False
+        try:
+            yield
+        finally:
+            self.is_closed = True
+            self._wake(self.above)
+
+    def _has_room(self, estimate: RequestEstimate) -> bool:
+        cap, spent = self.cap, self.spent
+        several = [*self._under_way, estimate]
+        if cap.usd is not None and (spent.usd or 0.0) + sum(e.usd or 0.0 for e in several) > cap.usd:
+            return False
+        if cap.tokens is not None and spent.tokens + sum(e.tokens for e in several) > cap.tokens:
+            return False
+        return cap.requests is None or spent.requests + len(several) <= cap.requests
+
+    def _end(self, estimate: RequestEstimate) -> None:
+        self._under_way.remove(estimate)
+        self._wake(self)
+
+    @staticmethod
+    def _wake(purse: Purse | None) -> None:
+        if purse is not None:
+            waiting, purse._waiting = purse._waiting, []
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
+
+    def _exceeded(self, why: str) -> BudgetExceededError:
+        spent, cap = self.spent, self.cap
+        told = [
+            f"{spent.usd or 0.0:.4f} of {cap.usd:.4f} USD" if cap.usd is not None else "",
+            f"{spent.tokens} of {cap.tokens} tokens" if cap.tokens is not None else "",
+            f"{spent.requests} of {cap.requests} requests" if cap.requests is not None else "",
+        ]
+        return BudgetExceededError(f"{', '.join(filter(None, told))}: {why}", state=self.state)
+
+
+def _is_over(purse: Purse) -> bool:
+    """Whether a purse took more than it had, which comes out of what others left."""
+    return purse.budget.usd is not None and (purse.spent.usd or 0.0) > purse.budget.usd

@@ -1,0 +1,193 @@
+"""Threads: the branches of a fork's conversation, each with how far what its run said is in the tree.
+
+A run's messages are held, never copied: a thread is a pointer into the conversation that all branches share. How far
+each has come is a label in it, so that it is saved with the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from forkwise.conversation.adoption import Adoption, adopted
+from forkwise.conversation.conversation import IN_PROGRESS, Conversation
+from forkwise.conversation.node import Node
+from forkwise.conversation.rules import is_answer
+from forkwise.errors import ConversationError
+
+__all__ = ["Thread", "ground_of", "own_turns", "started", "successive"]
+
+
+def ground_of(history: Sequence[ModelMessage]) -> tuple[Conversation, ModelRequest | None]:
+    """A conversation from what a parent said so far, and the request with which it ended, if it ended with one: what a
+    branch is told first is said with that."""
+    said = adopted(history) if not _awaits(history) else [*adopted(history[:-1]), _plain(history)]
+    last = said.pop() if said and isinstance(said[-1], ModelRequest) else None
+    conversation = Conversation()
+    conversation.extend(said)
+    return conversation, last
+
+
+def _awaits(history: Sequence[ModelMessage]) -> bool:
+    """Whether a history ends with calls, which are the ones that make the fork."""
+    last = history[-1] if history else None
+    return isinstance(last, ModelResponse) and any(isinstance(part, ToolCallPart) for part in last.parts)
+
+
+def _plain(history: Sequence[ModelMessage]) -> ModelMessage:
+    """The last message of a history, with ids as they are used behind the others."""
+    taken = [p.tool_call_id for m in history[:-1] for p in m.parts if isinstance(p, ToolCallPart)]
+    return Adoption(None, taken).take(history[-1])
+
+
+def started(conversation: Conversation, last: ModelRequest | None, steer: str, told: str, label: str) -> Thread:
+    """A new thread: the steer is said, and the calls that were being made when the fork was made are answered. Of them
+    ``told`` answers the one that made it."""
+    here = conversation.here
+    parts: list[ModelRequestPart] = [*last.parts] if last is not None else []
+    for call in here.calls:
+        if not any(is_answer(p) and getattr(p, "tool_call_id", None) == call.tool_call_id for p in parts):
+            content = told if call.tool_name == "fork_run" else IN_PROGRESS
+            parts.append(ToolReturnPart(call.tool_name, content, call.tool_call_id))
+    parts.append(UserPromptPart(steer))
+    message = replace(last, parts=parts) if last is not None else ModelRequest(parts=parts)
+    return Thread(conversation, conversation.add(message, here), label, here)
+
+
+class Thread:
+    """One branch of a conversation. ``node`` is how far it has come, ``start`` where it was forked."""
+
+    def __init__(self, conversation: Conversation, node: Node, label: str, start: Node) -> None:
+        self.conversation = conversation
+        self.label = label
+        self.start = start
+        self.node = node
+        self._adoption = Adoption()
+        self._seen = 0
+        self._move(node)
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins here: its first messages are what led here."""
+        path = list(self.node.upwards())
+        self._seen = len(path)
+        self._adoption = Adoption(self.node.message, {call.tool_call_id for node in path for call in node.calls})
+
+    def say(self, prompt: str) -> None:
+        """Go on with a user's message."""
+        self._move(self.conversation.add(self._next([UserPromptPart(prompt)]), self.node))
+        self.begin()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the model has spoken last, and calls nothing."""
+        return self.node.is_response and not self.node.calls
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the model has said anything in this branch."""
+        return any(node.is_response for node in self._own())
+
+    def request(self) -> list[ModelMessage]:
+        """The messages with which the model is asked to go on."""
+        path = self.conversation.path(self.node)
+        return [*path, self._next([])] if self.node.is_response else path
+
+    def history(self) -> list[ModelMessage]:
+        """All that was said, so that it can be gone on with: calls that were open when it stopped are answered."""
+        path = self.conversation.path(self.node)
+        return [*path, self._next([])] if self.node.calls else path
+
+    def _next(self, parts: Sequence[ModelRequestPart]) -> ModelRequest:
+        """What can be said next, with the results that are known of the calls above."""
+        request = ModelRequest(parts=[*self.node.results.values(), *parts])
+        taken = Adoption(self.node.message).take(request)
+        assert isinstance(taken, ModelRequest)
+        return taken
+
+    def take(self, messages: Sequence[ModelMessage]) -> None:
+        """Put what is new of a run's messages into the tree. The last, if it is nothing but results, is kept with the
+        calls until more is said. A history that somebody rewrote meanwhile gets a path of its own."""
+        if len(messages) < self._seen:
+            return self._start_over(messages)
+        try:
+            for number, message in enumerate(messages[self._seen :], start=self._seen + 1):
+                taken = self._adoption.take(message)
+                if isinstance(taken, ModelRequest):
+                    self._settle(taken)
+                    if number == len(messages) and all(map(is_answer, taken.parts)):
+                        names = self._adoption.names
+                        self._adoption = Adoption(self.node.message, self._taken())
+                        self._adoption.names = names  # it is taken once more, with what follows
+                        break
+                self._move(self.conversation.add(taken, self.node))
+                self._seen = number
+        except ConversationError:
+            self._start_over(messages)
+        return None
+
+    def _settle(self, message: ModelRequest) -> None:
+        calls = {call.tool_call_id for call in self.node.calls}
+        for part in message.parts:
+            if isinstance(part, ToolReturnPart) and part.tool_call_id in calls:
+                self.node.results[part.tool_call_id] = part
+
+    def _taken(self) -> set[str]:
+        return {call.tool_call_id for node in self.node.upwards() for call in node.calls}
+
+    def _start_over(self, messages: Sequence[ModelMessage]) -> None:
+        self._move(self.conversation.extend(adopted(messages), self.conversation.root))
+        self._seen = len(messages)
+        self._adoption = Adoption(self.node.message, self._taken())
+
+    def _move(self, node: Node) -> None:
+        self.node = node
+        self.conversation.label(self.label, node)
+
+    def _own(self) -> Iterable[Node]:
+        return (node for node in self.node.upwards() if not self.start.is_below(node))
+
+    @property
+    def last_text(self) -> str:
+        """What the model said last in words."""
+        for node in self._own():
+            if isinstance(node.message, ModelResponse):
+                texts = [part.content for part in node.message.parts if isinstance(part, TextPart)]
+                if texts:
+                    return "\n".join(texts)
+        return ""
+
+    def own_messages(self) -> list[ModelMessage]:
+        """What was said in this branch alone, from its steer on."""
+        history = self.history()
+        is_below = self.node.is_below(self.start)
+        return history[self.start.depth :] if is_below else history
+
+
+def own_turns(thread: Thread) -> list[ModelMessage]:
+    """A branch's own messages as they can stand behind another conversation: without the results with which it began,
+    and without what its requests said of instructions."""
+    turns: list[ModelMessage] = []
+    for message in thread.own_messages():
+        if isinstance(message, ModelRequest):
+            parts = message.parts if turns else [part for part in message.parts if not is_answer(part)]
+            turns.append(replace(message, parts=list(parts), instructions=None))
+        else:
+            turns.append(replace(message, workspace_ref=None))
+    return turns
+
+
+def successive(before: Sequence[ModelMessage], *others: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Several conversations behind each other, as one that providers take."""
+    return adopted([message for several in (before, *others) for message in several])
