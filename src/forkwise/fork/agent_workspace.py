@@ -73,13 +73,14 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
     The working directory is the workspace's own path, whichever branch this is: an agent that is told a full path, or
     makes one up from where it is, stays in its branch. A path that leads out of it is a PermissionError. A command's
     end is the end of all it has started. Nothing here keeps the event loop waiting.
+
+    ``ref`` is a name under which a conversation knows it already: one that was in a branch goes on, once that was
+    committed, in what it was committed to.
     """
 
-    def __init__(self, files: AgentFiles) -> None:
+    def __init__(self, files: AgentFiles, ref: WorkspaceRef | None = None) -> None:
         self.files = files
-        place = files.place
-        name = f"#{quote_from_bytes(os.fsencode(place.branch_path))}" if isinstance(place, Branch) else ""
-        self._ref = WorkspaceRef(provider=PROVIDER, id=quote_from_bytes(os.fsencode(files.where)) + name)
+        self._ref = ref or _ref(files.place)
 
     @property
     def ref(self) -> WorkspaceRef:
@@ -199,6 +200,12 @@ def _told() -> Iterator[None]:
         yield
     except BranchNotFoundError as error:
         raise WorkspaceUnavailableError(str(error)) from error
+
+
+def _ref(place: Workspace | Branch) -> WorkspaceRef:
+    path = quote_from_bytes(os.fsencode(place.workspace.path))
+    name = f"#{quote_from_bytes(os.fsencode(place.branch_path))}" if isinstance(place, Branch) else ""
+    return WorkspaceRef(provider=PROVIDER, id=path + name)
 
 
 def _argv(command: WorkspaceCommand, shell: bool) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic_ai.workspaces import WorkspaceBackend
 from forkwise.agents.live.backend import FileInfo
 from forkwise.agents.live.deps import DeepAgentDeps, Todo
 from forkwise.agents.live.local_backend import PlaceBackend
-from forkwise.fork.agent_workspace import PROVIDER
+from forkwise.fork.agent_workspace import PROVIDER, BranchWorkspaceBackend
 from forkwise.sandbox.threads import before_leaving, in_thread
 
 __all__ = ["DeepAgentTools", "create_file_toolset"]
@@ -169,7 +169,7 @@ class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
         """The backend of the deps, if that is a directory's. A conversation that was in another branch goes on here."""
         backend = ctx.deps.backend
         if isinstance(backend, PlaceBackend) and (ref is None or ref.provider == PROVIDER):
-            return backend.workspace
+            return BranchWorkspaceBackend(backend.files, ref)
         return None
 
     async def before_model_request(
