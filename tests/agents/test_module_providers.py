@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from forkwise import Module, ModuleError, ParseError, StreamChunk, tool
 from tests.provider import Cases, Failure, Request, Script, Turns, answer, call, raw_call, think
@@ -121,6 +123,56 @@ def test_thoughts_of_a_module_and_its_branch(provider: StartProvider, how: dict[
     assert len(bodies) == 5
 
 
+def test_a_branch_that_thinks_of_a_parent_that_does_not(provider: StartProvider) -> None:
+    def respond(request: Request) -> Any:
+        if request.system == "Think.":
+            if request.turn == 1:
+                return [think("Hmm."), call("double", number=1)]
+            return [think("So."), call("__finish__", value=4)]
+        return [call("double", number=1), call("branch", name="Thinker"), call("__finish__")][request.turn]
+
+    server = provider(respond)
+    name = {"id": "anthropic/claude-sonnet-4-6", "api_key": "none", "api_base": server.url}
+
+    class Thinker(Module):
+        """Think."""
+
+        model = {**name, "litellm_params": {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}}}
+        max_steps = 3
+        final_output = Answer
+
+    class Plain(Module):
+        model = name
+        branches = [Thinker]
+        tools = [double]
+        max_steps = 3
+
+    plain = Plain()
+    plain()
+    assert "<value>4</value>" in plain.history[5]["content"]
+
+
+def test_a_model_that_begins_to_think_between_two_steps(provider: StartProvider) -> None:
+    thinks = [think("Hmm."), call("double", number=1)]
+    server = provider(Turns([call("double", number=1), thinks, thinks, [think("So."), call("__finish__")]]))
+    plain = anthropic_model(server)
+    thinking = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+    class Waking(Module):
+        model = plain
+        tools = [double]
+        max_steps = 5
+
+        def on_step(self, step: Any) -> None:
+            if step.counter == 1:
+                step.model = AnthropicModel(plain.model_name, provider=plain.provider, settings=thinking)
+
+    Waking()()
+    assert len(server.seen) == 4
+    assert "temperature" in server.requests[0]
+    assert "temperature" not in server.requests[1]
+
+
 def test_a_client_of_its_own_in_one_loop_after_another(provider: StartProvider) -> None:
     server = provider(
         Cases((lambda request: request.turn == 0, call("double", number=1)), otherwise=call("__finish__"))
@@ -138,9 +190,6 @@ def test_a_client_of_its_own_in_one_loop_after_another(provider: StartProvider) 
 
 
 def test_a_model_object_in_one_loop_after_another(provider: StartProvider) -> None:
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-
     server = provider(
         Cases((lambda request: request.turn == 0, call("double", number=1)), otherwise=call("__finish__"))
     )

@@ -14,8 +14,8 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
-from forkwise.agents.history import History, instructions_of, messages_of
-from forkwise.agents.models import Contact, Models, cached_entries, merged
+from forkwise.agents.history import History, begun_anew, instructions_of, messages_of
+from forkwise.agents.models import Contact, Models, cached_entries, merged, thinks_first
 from forkwise.agents.stream import StreamChunk, chunks
 from forkwise.errors import ModuleError
 
@@ -99,6 +99,8 @@ class _Ear:
 async def _answer(contact: Contact, question: Question, hear: Hear | None) -> ModelResponse:
     settings = merged(question.settings, contact)
     messages = question.messages(settings)
+    if thinks_first(contact):
+        messages = begun_anew(messages, contact.model.system)
     parameters = question.parameters()
     if hear is None:
         return await model_request(

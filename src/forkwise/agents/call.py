@@ -36,7 +36,7 @@ from forkwise.sandbox.threads import call as call_any
 if TYPE_CHECKING:
     from forkwise.agents.module import Module
 
-__all__ = ["Call", "Done", "call_of", "innermost"]
+__all__ = ["Call", "Done", "branch_of", "call_of"]
 
 _current: ContextVar[Call | None] = ContextVar("forkwise_call", default=None)
 
@@ -60,9 +60,23 @@ def call_of(module: Module) -> Call | None:
     return call
 
 
-def innermost() -> Call | None:
-    """The call in which this code runs, of whichever module."""
-    return _current.get()
+def branch_of(module: Module) -> Call | None:
+    """The innermost branch of a module's call in which this code runs; where there is none, the call itself."""
+    call = _current.get()
+    while call is not None:
+        above: Call | None = call
+        while above is not None:
+            if above.module is module:
+                return call
+            above = above.parent
+        call = call.around
+    return None
+
+
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """The loop of the call in which this code runs: what plain code of it calls runs there too."""
+    call = _current.get()
+    return call.loop if call is not None and call.is_open else None
 
 
 class Call:
@@ -82,7 +96,7 @@ class Call:
         self.module = module
         self.declared = declared
         self.parent = parent
-        self.around = _current.get()
+        self.around: Call | None = parent if parent is not None else _current.get()
         self.files = files
         self.history: History = []
         self.inherited = 0
@@ -213,7 +227,7 @@ class Call:
             tool_results=[told[request.id] for request in requests],
             finishing=None,
         )
-        self._answer(self.step.tool_results)
+        self._answers = {result.id: (self._tell(result), result.text) for result in self.step.tool_results}
         on_step: Callable[[Step], Any] | None = getattr(self.module, "on_step", None)
         if on_step is not None:
             returned = await call_any(on_step, self.step)
@@ -325,14 +339,16 @@ class Call:
         self.history.append({"role": "user", "content": text})
 
     def _answer(self, results: Sequence[ToolResult]) -> None:
+        """Say what came of calls that are no step's."""
+        self.step = replace(self.step, tool_results=[])
         self._answers = {}
         for result in results:
             self._tell(result)
 
-    def _tell(self, result: ToolResult) -> None:
+    def _tell(self, result: ToolResult) -> dict[str, Any]:
         entry = {"role": "tool", "tool_call_id": result.id, "content": result.text}
         self.history.append(entry)
-        self._answers[result.id] = entry, result.text
+        return entry
 
     def settle(self) -> None:
         """Let the history say of the last step's calls what the step says now."""
@@ -346,4 +362,4 @@ class Call:
                 self._answers[id_] = entry, results[id_].text
         for id_, result in results.items():
             if id_ not in self._answers:
-                self._tell(result)
+                self._answers[id_] = self._tell(result), result.text

@@ -29,13 +29,15 @@ from pydantic_ai.messages import (
 )
 
 from forkwise.conversation.adoption import adopted
+from forkwise.conversation.rules import is_answer
 from forkwise.errors import ModuleError
 
-__all__ = ["History", "Said", "inherited", "instructions_of", "messages_of", "shown_lines"]
+__all__ = ["History", "Said", "begun_anew", "inherited", "instructions_of", "messages_of", "shown_lines"]
 
 History = list[dict[str, Any]]
 
 _GO_ON = "Go on."
+_SEEN = "I have seen the results."
 
 
 class Said(dict[str, Any]):
@@ -107,6 +109,27 @@ def messages_of(history: History, cached: Iterable[int] = ()) -> list[ModelMessa
     if not sent or isinstance(sent[-1], ModelResponse):
         sent.append(ModelRequest(parts=[UserPromptPart(_GO_ON)]))
     return sent
+
+
+def begun_anew(messages: list[ModelMessage], provider: str) -> list[ModelMessage]:
+    """The same for a provider that wants a thought of its own before the calls whose results it is given: where there
+    is none, because another model made them, their turn is closed and a new one begun."""
+    at = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], ModelResponse)), None)
+    if at is None or not any(isinstance(part, ToolCallPart) for part in messages[at].parts):
+        return messages
+    first = messages[at].parts[0]
+    if isinstance(first, ThinkingPart) and first.provider_name == provider:
+        return messages
+    [last] = messages[at + 1 :]
+    assert isinstance(last, ModelRequest)
+    results = [part for part in last.parts if is_answer(part)]
+    others = [part for part in last.parts if not is_answer(part)] or [UserPromptPart(_GO_ON)]
+    closed: list[ModelMessage] = [
+        replace(last, parts=results),
+        ModelResponse(parts=[TextPart(_SEEN)]),
+        replace(last, parts=others),
+    ]
+    return [*messages[: at + 1], *closed]
 
 
 def shown_lines(history: History) -> str:

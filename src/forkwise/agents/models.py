@@ -15,7 +15,17 @@ from forkwise.agents.local import is_local, local_model
 from forkwise.errors import ModuleError
 from forkwise.sandbox.threads import in_thread
 
-__all__ = ["Contact", "Models", "cached_entries", "check_cache", "check_model", "merged", "model_named", "settings_of"]
+__all__ = [
+    "Contact",
+    "Models",
+    "cached_entries",
+    "check_cache",
+    "check_model",
+    "merged",
+    "model_named",
+    "settings_of",
+    "thinks_first",
+]
 
 _KEYS = {"id", "vertex_location", "vertex_credentials", "reasoning", "api_key", "api_base", "litellm_params"}
 _REASONING = (None, True, False, "low", "medium", "high")
@@ -111,6 +121,16 @@ def settings_of(module: Any, temperature: float | None, max_tokens: int | None) 
     return cast(ModelSettings, {name: value for name, value in found.items() if value is not None})
 
 
+def thinks_first(contact: Contact) -> bool:
+    """Whether its provider takes no call back unless a thought of the same model is before it: Anthropic's, where it
+    is told to think, and not left to decide when."""
+    told = contact.settings.get("anthropic_thinking")
+    if isinstance(told, Mapping):
+        return told.get("type") == "enabled"
+    is_adaptive = contact.model.profile.get("anthropic_supports_adaptive_thinking", False)
+    return bool(contact.settings.get("thinking")) and not is_adaptive and "claude" in contact.model.model_name
+
+
 def merged(common: ModelSettings, contact: Contact) -> ModelSettings:
     """Common settings and a model's own. A model that is told to think takes no temperature."""
     settings = dict(common)
@@ -132,7 +152,7 @@ def model_named(name: str, **credentials: Any) -> Model:
 
 def _contact(spec: object) -> Contact:
     if isinstance(spec, Model):
-        return Contact(spec, {})
+        return Contact(spec, cast(ModelSettings, dict(spec.settings or {})))
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {"id": spec}
     name = str(options["id"])
     model = model_named(name, **_credentials(options))

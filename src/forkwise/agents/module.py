@@ -6,17 +6,16 @@ The class says what the agent is; each call of an instance has a state of its ow
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
 from forkwise.agents.branching import begin, branch_by_hand, parents_model
-from forkwise.agents.call import Call, call_of, innermost
+from forkwise.agents.call import Call, branch_of, call_of, loop_here
 from forkwise.agents.declaration import Declaration
 from forkwise.agents.history import History
+from forkwise.agents.loops import is_in_loop, waited_for
 
 __all__ = ["Module"]
 
@@ -93,13 +92,11 @@ class Module:
 
     def __call__(self, /, **inputs: Any) -> Any:
         """Run it: gives its output, or, where an event loop runs in this thread, something to await that does."""
-        return _here(lambda: _run(self, inputs))
+        return _here(_run(self, inputs))
 
     def run(self, /, **inputs: Any) -> Any:
         """Run it and wait for its output, wherever that is."""
-        if not _is_in_loop():
-            return asyncio.run(_run(self, inputs))
-        return _in_other_thread(lambda: asyncio.run(_run(self, inputs)))
+        return waited_for(_run(self, inputs), loop_here())
 
     def branch(self, module_class: type[Module], /, merge: Any = None, **inputs: Any) -> Any:
         """Run a branch of the call in which this is said, and tell its history what came of it.
@@ -109,10 +106,10 @@ class Module:
         """
         call = _call_here(self)
         if call is None or call.loop is None:
-            return _here(lambda: _branch_afterwards(self, module_class, merge, inputs))
+            return _here(_branch_afterwards(self, module_class, merge, inputs))
         branch = branch_by_hand(call, module_class, merge, inputs)
-        if not _is_in_loop():
-            return asyncio.run_coroutine_threadsafe(branch, call.loop).result()
+        if not is_in_loop():
+            return waited_for(branch, call.loop)
         if asyncio.get_running_loop() is call.loop:
             return branch
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(branch, call.loop))
@@ -160,7 +157,7 @@ def _call_here(module: Module) -> Call | None:
 
 def _files(module: Module) -> Any:
     # A tool that a branch inherited works on the branch's files, though it is a method of the parent's module.
-    call = innermost() if call_of(module) is not None else module._latest
+    call = branch_of(module) or module._latest
     return module._declared.files(None) if call is None else call.files
 
 
@@ -177,30 +174,6 @@ def _check_branches(branches: object) -> None:
         names.add(cls.__name__)
 
 
-def _is_in_loop() -> bool:
-    return asyncio._get_running_loop() is not None
-
-
-def _here(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def _here(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine gives, or the coroutine itself where an event loop runs."""
-    return start() if _is_in_loop() else asyncio.run(start())
-
-
-def _in_other_thread(function: Callable[[], Any]) -> Any:
-    """What a function gives that cannot be called in this thread; what it raises is raised here."""
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            outcome.append(context.run(function))
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-            failure.append(error)
-
-    thread = threading.Thread(target=work, name="forkwise run", daemon=True)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return coroutine if is_in_loop() else waited_for(coroutine, loop_here())
