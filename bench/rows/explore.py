@@ -8,7 +8,7 @@ import subprocess
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.line import Goal, Line
-from bench.peers import git
+from bench.peers import branchcontext, git
 from bench.rounds import Contender, play, timed
 from forkwise import BestOfN, Speculate, Workspace
 from forkwise.files import trash
@@ -43,7 +43,9 @@ def _best_of(ground: Ground, workspace: Workspace) -> Line:
         figures["ours"],
         figures["sandboxes"],
     )
-    line.peers = {"git worktree": _git(ground), "BranchContext on BranchFS": None}
+    root = ground.planted(ground.many)
+    theirs = branchcontext.best_of(root, ground.directory("branchcontext"), ["true"], _ATTEMPTS)
+    line.peers = {"git worktree": _git(ground), "BranchContext on BranchFS": theirs}
     line.faster_than("git worktree", 50 * ground.many / 50_000)  # it costs what the tree holds
     overhead = (figures["ours"].median - figures["sandboxes"].median) / _ATTEMPTS
     line.goals.append(Goal("< 20 ms an attempt beyond them", overhead * 1000, 20))
@@ -94,7 +96,11 @@ def _first_wins(ground: Ground, workspace: Workspace) -> Line:
 
     ground.say("the first of many wins")
     figures = play({"ours": ours}, ground.rounds(10, 3))
-    line = Line(f"first of {_ATTEMPTS} wins after {_WINNER} s, the others take {_LOSERS} s: beyond that", figures["ours"])
+    line = Line(
+        f"first of {_ATTEMPTS} wins after {_WINNER} s, the others take {_LOSERS} s: beyond that", figures["ours"]
+    )
     line.goals.append(Goal("≤ 0.5 s", figures["ours"].median, 0.5))
-    line.peers = {"BranchContext on BranchFS": None}
+    root = ground.planted(ground.many)
+    theirs = branchcontext.first_wins(root, ground.directory("branchcontext"), commands)
+    line.peers = {"BranchContext on BranchFS": theirs}
     return line
