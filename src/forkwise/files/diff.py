@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,8 @@ LIMIT = 8 * 1024 * 1024
 """How many bytes a side may have for its content to be shown."""
 
 _NO_BLOB = "0" * 40
+_UNENDED = b"\n\\ No newline at end of file\n"
+_PLAIN = re.compile(r"[ !#-\[\]-~]*")  # printable ASCII without quotes and backslashes
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
 
@@ -160,6 +163,8 @@ def _quoted(path: str) -> str:
     >>> print(_quoted("plain name"), _quoted('say "hi"'), _quoted("caf\u00e9"))
     plain name "say \"hi\"" "caf\303\251"
     """
+    if _PLAIN.fullmatch(path) and " /" not in path:
+        return path
     raw = os.fsencode(path)
     text = "".join(_ESCAPES.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}") for byte in raw)
     # Git leaves a directory whose name ends in a space bare, and then cannot read its own header.
@@ -170,26 +175,30 @@ def _hunks(old: list[bytes], new: list[bytes], context: int) -> Iterator[str]:
     group: list[Edit] = []
     for edit in edits(old, new):
         if group and edit.old_start - group[-1].old_stop > 2 * context:
-            yield from _hunk(group, old, new, context)
+            yield _hunk(group, old, new, context)
             group = []
         group.append(edit)
     if group:
-        yield from _hunk(group, old, new, context)
+        yield _hunk(group, old, new, context)
 
 
-def _hunk(group: list[Edit], old: list[bytes], new: list[bytes], context: int) -> Iterator[str]:
+def _hunk(group: list[Edit], old: list[bytes], new: list[bytes], context: int) -> str:
     lead = min(context, group[0].old_start)
     trail = min(context, len(old) - group[-1].old_stop)
     at = group[0].old_start - lead
     old_range = _span(at, group[-1].old_stop + trail)
     new_range = _span(group[0].new_start - lead, group[-1].new_stop + trail)
-    yield f"@@ -{old_range} +{new_range} @@\n"
+    lines = []
     for edit in group:
-        yield from _marked(" ", old[at : edit.old_start])
-        yield from _marked("-", old[edit.old_start : edit.old_stop])
-        yield from _marked("+", new[edit.new_start : edit.new_stop])
+        lines += [b" " + line for line in old[at : edit.old_start]]
+        lines += [b"-" + line for line in old[edit.old_start : edit.old_stop]]
+        lines += [b"+" + line for line in new[edit.new_start : edit.new_stop]]
         at = edit.old_stop
-    yield from _marked(" ", old[at : at + trail])
+    lines += [b" " + line for line in old[at : at + trail]]
+    # Only the last line of a text can be without an ending, and it may be anywhere in its hunk.
+    if not (old and new) or not (old[-1].endswith(b"\n") and new[-1].endswith(b"\n")):
+        lines = [line if line.endswith(b"\n") else line + _UNENDED for line in lines]
+    return f"@@ -{old_range} +{new_range} @@\n{b''.join(lines).decode('utf-8', 'surrogateescape')}"
 
 
 def _span(start: int, stop: int) -> str:
@@ -197,12 +206,6 @@ def _span(start: int, stop: int) -> str:
     if stop - start == 1:
         return str(stop)
     return f"{start + (stop > start)},{stop - start}"
-
-
-def _marked(mark: str, lines: list[bytes]) -> Iterator[str]:
-    for line in lines:
-        text = line.decode("utf-8", "surrogateescape")
-        yield f"{mark}{text}" if line.endswith(b"\n") else f"{mark}{text}\n\\ No newline at end of file\n"
 
 
 def _literal(content: bytes) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -19,6 +19,9 @@ _SNIFFED = 8000
 
 # The common lines of two texts are sought in a table of one bit for each pair of lines; this keeps it below 256 MiB.
 _TABLE_BITS = 1 << 31
+
+# Of the lines at both ends that two texts share, so many are looked at first: an edit seldom has to move further.
+_REACH = 1
 
 _Chain: TypeAlias = "tuple[tuple[int, int], _Chain | None]"
 
@@ -59,36 +62,65 @@ def edits(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
     >>> edits([b"a\n", b"b\n", b"c\n"], [b"a\n", b"c\n", b"d\n"])
     [Edit(old_start=1, old_stop=2, new_start=1, new_stop=1), Edit(old_start=3, old_stop=3, new_start=2, new_stop=3)]
     """
+    head, tail = _ends(old, new)
+    if head == len(old) == len(new):
+        return []
+    reach = _REACH
+    while True:
+        top, bottom = max(head - reach, 0), max(tail - reach, 0)
+        found = _edits_within(old[top : len(old) - bottom], new[top : len(new) - bottom], head - top, tail - bottom)
+        if (not found.is_at_top or not top) and (not found.is_at_bottom or not bottom):
+            return [Edit(e[0] + top, e[1] + top, e[2] + top, e[3] + top) for e in found.edits] if top else found.edits
+        reach *= 8
+
+
+class _Found(NamedTuple):
+    """Edits, and whether one of them came to an end of the text on its way to its place."""
+
+    edits: list[Edit]
+    is_at_top: bool
+    is_at_bottom: bool
+
+
+def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: int) -> _Found:
+    """The edits between two texts whose first ``head`` and last ``tail`` lines are the same."""
     numbers: dict[bytes, int] = {}
     before = [numbers.setdefault(line, len(numbers)) for line in old]
     after = [numbers.setdefault(line, len(numbers)) for line in new]
-    kept_before, kept_after = _kept(before, after)
-    # The ends of the texts count as kept lines, so that every gap lies between two.
-    bounds_before = [-1, *kept_before, len(before)]
-    bounds_after = [-1, *kept_after, len(after)]
-    _settle(before, bounds_before, bounds_after)
-    _settle(after, bounds_after, bounds_before)
-    return [
-        Edit(i + 1, next_i, j + 1, next_j)
-        for (i, next_i), (j, next_j) in zip(pairwise(bounds_before), pairwise(bounds_after), strict=True)
-        if i + 1 < next_i or j + 1 < next_j
-    ]
-
-
-def _kept(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
-    """The positions, in both, of a longest run of lines that both have in the same order."""
-    shorter = min(len(before), len(after))
-    head = 0
-    while head < shorter and before[head] == after[head]:
-        head += 1
-    tail = 0
-    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
     pairs = _common(range(head, len(before) - tail), range(head, len(after) - tail), before, after)
-    return (
-        [*range(head), *(i for i, _ in pairs), *range(len(before) - tail, len(before))],
-        [*range(head), *(j for _, j in pairs), *range(len(after) - tail, len(after))],
+    # The ends of the texts count as kept lines, so that every gap lies between two.
+    bounds_before = [*range(-1, head), *(i for i, _ in pairs), *range(len(before) - tail, len(before) + 1)]
+    bounds_after = [*range(-1, head), *(j for _, j in pairs), *range(len(after) - tail, len(after) + 1)]
+    spans = [_settle(before, bounds_before, bounds_after), _settle(after, bounds_after, bounds_before)]
+    gaps = zip(pairwise(bounds_before), pairwise(bounds_after), strict=True)
+    edits = [Edit(i + 1, next_i, j + 1, next_j) for (i, next_i), (j, next_j) in gaps if next_i - i + next_j - j > 2]
+    return _Found(edits, min(spans)[0] <= 1, max(top for _, top in spans) >= len(bounds_before) - 1)
+
+
+def _ends(old: Sequence[bytes], new: Sequence[bytes]) -> tuple[int, int]:
+    """How many lines at the beginning, and of the rest at the end, are the same."""
+    shorter = min(len(old), len(new))
+    head = _agreeing(shorter, lambda start, stop: old[start:stop] == new[start:stop])
+    last_old, last_new = len(old), len(new)
+    tail = _agreeing(
+        shorter - head,
+        lambda start, stop: old[last_old - stop : last_old - start] == new[last_new - stop : last_new - start],
     )
+    return head, tail
+
+
+def _agreeing(most: int, is_same: Callable[[int, int], bool]) -> int:
+    """How far from 0 on, at most to ``most``, all is the same; halving is fastest where slices are compared at once."""
+    if is_same(0, most):
+        return most
+    low, high = 0, most  # the first difference lies between them
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_same(low, middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: list[int]) -> list[tuple[int, int]]:
@@ -153,35 +185,42 @@ def _ascending(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return chosen[::-1]
 
 
-def _settle(lines: list[int], bounds: list[int], other: list[int]) -> None:
+def _settle(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int, int]:
     """Move each gap between kept lines, in place, to where git would have it.
 
     A gap whose first line equals the kept line after it can as well begin one line later, and the other way round. So
     a gap goes up as far as it can and then down, taking in the gaps it meets. If on its last way down it passed places
     where the other text has a gap too, it ends at the lowest of them: one edit that replaces reads better than two.
+    The answer is the lowest and the highest number that any gap had on its way.
     """
+    lowest, highest = len(bounds), 0
     gap = 1
     while gap < len(bounds):
-        if _width(bounds, gap):
-            gap = _settled(lines, bounds, other, gap)
+        if bounds[gap] - bounds[gap - 1] > 1:
+            gap, low, high = _settled(lines, bounds, other, gap)
+            lowest, highest = min(lowest, low), max(highest, high)
         gap += 1
+    return lowest, highest
 
 
-def _settled(lines: list[int], bounds: list[int], other: list[int], gap: int) -> int:
-    """Move one gap; the answer is its new number."""
+def _settled(lines: list[int], bounds: list[int], other: list[int], gap: int) -> tuple[int, int, int]:
+    """Move one gap; the answer is its new number, with the lowest and the highest it had on its way."""
     width, beside = 0, 0
+    lowest = highest = gap
     while width != _width(bounds, gap):
         width = _width(bounds, gap)
         while gap > 1 and lines[bounds[gap - 1]] == lines[bounds[gap] - 1]:
             gap = _raised(bounds, gap)
+        lowest = min(lowest, gap)
         beside = gap if _width(other, gap) else 0
         while gap < len(bounds) - 1 and lines[bounds[gap - 1] + 1] == lines[bounds[gap]]:
             bounds[gap] = bounds[gap - 1] + 1
             gap += 1
             beside = gap if _width(other, gap) else beside
+        highest = max(highest, gap)
     while beside and gap > beside:
         gap = _raised(bounds, gap)
-    return gap
+    return gap, lowest, highest
 
 
 def _width(bounds: list[int], gap: int) -> int:

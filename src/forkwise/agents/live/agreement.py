@@ -28,21 +28,16 @@ def classify(end_states: Sequence[Hashable]) -> BranchDiffAgreement:
     return "unanimous_change" if len(set(end_states)) == 1 else "split"
 
 
-def changed_lines(diff: str) -> Iterable[str]:
-    r"""The lines a unified diff takes out and puts in, each with its sign; none that say nothing, like a brace.
+def changed_lines(old: bytes, new: bytes) -> frozenset[bytes]:
+    r"""The lines that only one of two texts has, each with its sign; none that say nothing, like a brace.
 
-    >>> list(changed_lines("--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n keep\n-  one\n+  two\n+}\n"))
-    ['-one', '+two']
+    >>> sorted(changed_lines(b"keep\n  one\n", b"keep\n  two\n}\n"))
+    [b'+two', b'-one']
     """
-    is_body = False
-    for line in diff.split("\n"):
-        sign = line[:1]
-        if sign == "@":
-            is_body = True
-        elif is_body and sign in ("+", "-"):
-            text = line[1:].strip()
-            if len(text) > 1:
-                yield sign + text
+    before, after = set(old.splitlines()), set(new.splitlines())
+    added = (b"+" + line.strip() for line in after - before)
+    removed = (b"-" + line.strip() for line in before - after)
+    return frozenset(line for line in (*added, *removed) if len(line) > 2)
 
 
 def content_agreement(work: Mapping[str, Iterable[Hashable]]) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "BranchChange",
@@ -18,10 +19,29 @@ BranchDiffAgreement = Literal["unanimous_change", "unanimous_no_change", "split"
 BranchDiffOperation = Literal["created", "modified", "deleted", "untouched"]
 
 
-@dataclass(frozen=True, slots=True)
+class _LateText:
+    """A field whose text is worked out when it is first read, if what it was given is a function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> str:
+        if instance is None:
+            raise AttributeError(self._name)  # as for any field that has no default
+        held: str | Callable[[], str] = instance.__dict__[self._name]
+        if not isinstance(held, str):
+            held = instance.__dict__[self._name] = held()
+        return held
+
+    def __set__(self, instance: object, value: str | Callable[[], str]) -> None:
+        instance.__dict__[self._name] = value
+
+
+@dataclass(frozen=True)
 class BranchChange:
     """What one branch made of a path in the end, against the parent.
 
+    Of a large report most diffs are never read, so ``unified_diff_vs_parent`` is worked out when it is.
     ``new_content`` is None for what is binary, deleted or untouched. A file that came from another has that one's path
     in ``renamed_from`` or ``copied_from``, with how alike they are (1.0: the same) in ``similarity``; the path that it
     left has ``renamed_to``.
@@ -39,6 +59,13 @@ class BranchChange:
     copied_from: str | None = None
     renamed_to: str | None = None
     similarity: float | None = None
+
+    def but(self, **fields: Any) -> BranchChange:
+        """The same with other fields, and without working out the diff."""
+        return BranchChange(**(vars(self) | fields))
+
+
+BranchChange.unified_diff_vs_parent = _LateText("unified_diff_vs_parent")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
 """Building a diff report: every path that any branch touched, what each made of it, and how they relate.
 
-Nothing is compared with everything: a version that several branches share is diffed once, renames are found through
-lines, and the text itself by an algorithm that costs little where little changed.
+Nothing is compared with everything: a version that several branches share is diffed once and when somebody reads it,
+renames are found through lines, and the text itself by an algorithm that costs little where little changed.
 """
 
 from __future__ import annotations
 
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from forkwise.agents.live.agreement import changed_lines, classify, content_agreement
 from forkwise.agents.live.branch_files import BranchFiles, BranchModes
@@ -83,7 +83,21 @@ class _Shown(NamedTuple):
     """A version as a report has it, and its pieces of work."""
 
     change: BranchChange
-    pieces: frozenset[str]
+    pieces: frozenset[Hashable]
+
+
+class _LateDiff:
+    """The diff of a version, worked out once for all branches that have it."""
+
+    def __init__(self, path: str, version: _Version) -> None:
+        self._path = path
+        self._version = version
+        self._text: str | None = None
+
+    def __call__(self) -> str:
+        if self._text is None:
+            self._text = _preview(_diff(self._path, self._version))
+        return self._text
 
 
 @dataclass
@@ -93,7 +107,7 @@ class _Branch:
     files: BranchFiles | None
     untouched: BranchChange = field(init=False)
     versions: dict[str, _Version] = field(default_factory=dict)
-    pieces: set[str] = field(default_factory=set)
+    pieces: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.untouched = BranchChange(self.id, self.label, "untouched", None, "", 0, is_binary=False)
@@ -152,13 +166,9 @@ def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
             one = shown[version] = _show(path, version, branch)
             changes[branch.id] = one.change
         else:
-            changes[branch.id] = _for_branch(one.change, branch)
+            changes[branch.id] = one.change.but(branch_id=branch.id, branch_label=branch.label)
         branch.pieces |= one.pieces
     return PathDiff(path, _text(first and first.old), changes, classify(states))
-
-
-def _for_branch(change: BranchChange, branch: _Branch) -> BranchChange:
-    return replace(change, branch_id=branch.id, branch_label=branch.label)
 
 
 def _quiet(path: str, branches: Sequence[_Branch]) -> PathDiff:
@@ -176,10 +186,10 @@ def _show(path: str, version: _Version, branch: _Branch) -> _Shown:
         diff = f"[binary · {size} bytes · sha256:{digest[:12]}]"
         change = BranchChange(branch.id, branch.label, version.operation, None, diff, size, True, digest)
         return _Shown(change, frozenset([digest]))
-    diff = _diff(path, version)
-    change = BranchChange(branch.id, branch.label, version.operation, _text(new), _preview(diff), size, is_binary=False)
-    # Where no line says what changed (a mode, a binary file that went), the change as a whole is the piece.
-    return _Shown(change, frozenset(changed_lines(diff)) or frozenset([diff]))
+    late: Any = _LateDiff(path, version)
+    change = BranchChange(branch.id, branch.label, version.operation, _text(new), late, size, is_binary=False)
+    # Where no line says what changed (a mode, the order of lines), the change as a whole is the piece.
+    return _Shown(change, changed_lines(version.old or b"", new or b"") or frozenset([version]))
 
 
 def _diff(path: str, version: _Version) -> str:
@@ -221,11 +231,11 @@ def _tell_origins(diffs: dict[str, PathDiff], branches: Sequence[_Branch]) -> No
         for path, origin in origins(created, deleted, kept).items():
             changes = diffs[path].branches
             if origin.is_rename:
-                changes[branch.id] = replace(changes[branch.id], renamed_from=origin.path, similarity=origin.similarity)
+                changes[branch.id] = changes[branch.id].but(renamed_from=origin.path, similarity=origin.similarity)
                 left = diffs[origin.path].branches
-                left[branch.id] = replace(left[branch.id], renamed_to=path, similarity=origin.similarity)
+                left[branch.id] = left[branch.id].but(renamed_to=path, similarity=origin.similarity)
             else:
-                changes[branch.id] = replace(changes[branch.id], copied_from=origin.path, similarity=origin.similarity)
+                changes[branch.id] = changes[branch.id].but(copied_from=origin.path, similarity=origin.similarity)
 
 
 def _summary(diffs: Iterable[PathDiff], branches: Sequence[_Branch]) -> DiffSummary:
