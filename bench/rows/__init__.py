@@ -14,6 +14,7 @@ from bench.rows.explore import measure_explore
 from bench.rows.git_status import measure_git_status
 from bench.rows.ledger import measure_ledger
 from bench.rows.live import measure_live
+from bench.rows.live_files import measure_live_files
 from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.walk import measure_walk
@@ -31,6 +32,7 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "ledger": measure_ledger,
     "modules": measure_modules,
     "conversation": measure_conversation,
+    "live-files": measure_live_files,
     "abort": measure_abort,
     "live": measure_live,
 }
