@@ -19,8 +19,8 @@ from forkwise.agents.live.branch_run import BranchRun, limits_of
 from forkwise.agents.live.deps import DeepAgentDeps, clone_for_branch
 from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Ground
-from forkwise.agents.live.local_backend import PlaceBackend
 from forkwise.agents.live.materializer import ForkMaterializer
+from forkwise.agents.live.overlay_files import FilesOverlay
 from forkwise.agents.live.runtime import BranchRuntime, entered
 from forkwise.errors import BudgetExceededError
 from forkwise.fork.agent_workspace import agent_workspace
@@ -86,10 +86,10 @@ async def take_turn(
 def workspace_for(runtime: BranchRuntime, share: str) -> AgentWorkspace | None:
     """What the agent has as its workspace: its branch, or the parent's files where those are shared."""
     overlay = runtime.overlay
-    if not isinstance(overlay, PlaceBackend):
+    if not isinstance(overlay, FilesOverlay):
         return None
-    place = overlay.place if share == "copy" else overlay.place.parent  # type: ignore[union-attr] # it is a branch
-    found = agent_workspace(place, overlay.files.confinement)
+    shown = overlay if share == "copy" else overlay.parent
+    found = agent_workspace(shown.place, shown.files.confinement)
     return AgentWorkspace(ReadOnlyWorkspace(found)) if share == "share_readonly" else found
 
 
@@ -118,8 +118,8 @@ def _options(runtime: BranchRuntime, run: BranchRun, limits: UsageLimits | None)
     }
     if runtime.workspace is not None:
         options["workspace"] = runtime.workspace
-    if spec.model is not None:
-        options["model"] = spec.model
+    if (model := spec.model or runtime.coordinator.model) is not None:
+        options["model"] = model
     if spec.extra_instructions:
         options["instructions"] = spec.extra_instructions
     if spec.spending.seconds is not None:

@@ -1,4 +1,4 @@
-"""ForkCoordinator: the forks of one agent, one at a time: made, watched, gone on with, and resolved into one outcome."""
+"""ForkCoordinator: the forks of one agent, one at a time: made, gone on with, and resolved into one outcome."""
 
 from __future__ import annotations
 
@@ -15,43 +15,40 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
-from forkwise.agents.live.branch_turn import BranchRunner, open_files, run_agent, take_turn
+from forkwise.agents.live.branch_host import BranchHost
 from forkwise.agents.live.checkpoint import Checkpoint, CheckpointStore
 from forkwise.agents.live.confidence import Signal
-from forkwise.agents.live.cost import ForkCostSummary
-from forkwise.agents.live.diff_report import BranchDiffReport
-from forkwise.agents.live.diffing import build_diff_report
 from forkwise.agents.live.estimate import CostProjection
 from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Place, ground_for
-from forkwise.agents.live.live_fork import LiveFork, begin, state_of
+from forkwise.agents.live.live_fork import LiveFork, begin
 from forkwise.agents.live.materializer import FORKS_ROOT, ForkMaterializer
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.planning import check_specs, plan_fork, projected
-from forkwise.agents.live.recalling import recalled
+from forkwise.agents.live.recalling import recall
 from forkwise.agents.live.resolving import goal_of, judged, strategy_key
 from forkwise.agents.live.rewinding import mark_files
-from forkwise.agents.live.runtime import BranchRuntime, current_branch
-from forkwise.agents.live.settling import check_mergeable, combine_branches, commit_branch, costs_of
+from forkwise.agents.live.runtime import BranchRuntime
+from forkwise.agents.live.settling import check_mergeable, combine_branches, commit_branch
 from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
-from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
+from forkwise.agents.live.status import ForkHandle
 from forkwise.agents.live.store import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
+from forkwise.agents.live.thread import Thread
 from forkwise.agents.live.verdict import ResolveOutcome
-from forkwise.errors import BudgetExceededError, ForkDepthLimitError, ForkwiseWarning
+from forkwise.errors import ForkDepthLimitError, ForkwiseWarning
 from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["ForkCoordinator"]
 
-_BUDGETS: tuple[BranchState, ...] = ("budget_exhausted", "aggregate_budget_exhausted")
 
-
-class ForkCoordinator:
+class ForkCoordinator(BranchHost):
     """Forks an agent, and brings the fork to one outcome.
 
     A fork is a `Fork` in the ledger of ``workspace``, its branches are the attempts of that, and their ids are the
     attempts'. ``workspace`` is the directory the agent works in; without one, and without a directory in
     ``parent_deps``, files are those in memory. ``judge`` replaces the models that a strategy names; ``signals`` those
-    that a merge goes by. ``usage_limits`` are those that each branch has beside its budget.
+    that a merge goes by. ``usage_limits`` are those that each branch has beside its budget. ``model`` is what branches
+    run on whose specs name none, where that is another than the agent's own.
     """
 
     def __init__(
@@ -73,8 +70,7 @@ class ForkCoordinator:
         judge: Any = None,
         signals: Sequence[Signal] | None = None,
     ) -> None:
-        self.agent = agent
-        self.parent_deps = parent_deps
+        super().__init__(agent, parent_deps, usage_limits)
         self.max_branches = max_branches
         self.max_depth = max_depth
         self.store = store
@@ -85,74 +81,20 @@ class ForkCoordinator:
         self.test_command = test_command
         self.test_timeout_s = test_timeout_s
         self.workspace = workspace
-        self.usage_limits = usage_limits
         self.judge = judge
         self.signals = signals
         self.capability: Any = None
-        self.branch_runner: BranchRunner | None = None
-        self.materializer: ForkMaterializer | None = None
-        self.depth = getattr(parent_deps, "fork_depth", 0) if (inside := current_branch()) is None else inside.depth
-        self._inside = inside
-        self._live: LiveFork | None = None
-        self._is_over = False
         self._open = AsyncExitStack()
         self._lock = asyncio.Lock()
-        self._outcomes: dict[str, ResolveOutcome] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._judge_usd: float | None = None
         self.merge_result: MergeResult | None = None
 
-    # What there is
-
-    @property
-    def branches(self) -> dict[str, BranchRuntime]:
-        """The branches of the last fork, by their ids."""
-        return self._live.branches if self._live is not None else {}
-
-    @property
-    def fork_id(self) -> str | None:
-        """The id of the last fork; None where there was none."""
-        return None if self._live is None else self._live.fork.id
-
-    @property
-    def handle(self) -> ForkHandle | None:
-        """What names the last fork."""
-        return None if self._live is None else self._live.handle
-
-    @property
-    def is_resolved(self) -> bool:
-        """Whether nothing is left to be decided: there was no fork, or it was merged or aborted."""
-        return self._live is None or self._is_over
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether the files of the last fork are in memory."""
-        return self._live is not None and self._live.ground.is_in_memory
-
-    def inspect_branches(self) -> list[BranchStatus]:
-        """Where the branches stand."""
-        return [runtime.status for runtime in self.branches.values()]
-
-    def fork_cost(self) -> ForkCostSummary:
-        """What the fork has cost so far; RuntimeError where there is none."""
-        return costs_of(self._known(), self._judge_usd)
-
-    def iter_pending_approvals(self) -> list[tuple[str, PendingApprovalRequest]]:
-        """The branches that wait for somebody to approve something, each with what it asks."""
-        return [(r.id, r.pending_approval) for r in self.branches.values() if r.pending_approval is not None]
-
-    def diff_report(self, paths: Sequence[str] | None = None) -> BranchDiffReport:
-        """What the branches changed."""
-        live = self._known()
-        return build_diff_report(live.fork.id, list(live.branches.values()), paths_filter=paths)
+    # Making a fork
 
     def project_cost(
         self, specs: Sequence[BranchSpec], parent_history: Sequence[ModelMessage], *, requests: int = 5
     ) -> CostProjection:
         """What a fork would cost if each branch made so many requests, as far as prices are known."""
-        return projected(self.agent, specs, parent_history, requests)
-
-    # Making a fork
+        return projected(self.model or self.agent.model, specs, parent_history, requests)
 
     async def fork(
         self,
@@ -192,14 +134,22 @@ class ForkCoordinator:
         async with AsyncExitStack() as stack:
             ground = await in_thread(ground_for, self.workspace, self.parent_deps)
             stack.push_async_callback(in_thread, ground.close)
-            above = self._inside.purse if self._inside is not None else None
+            above = self.inside.purse if self.inside is not None else None
             plan = plan.with_names(secrets.token_hex(6), goal_of(history))
             live, threads = await begin(ground, plan, history, above, stack)
             await self._anchor(live, f"fork:{live.fork.id}", list(history), plan.checkpoint)
-            await self._open_mirror(live)
-            for number, (spec, thread) in enumerate(zip(plan.specs, threads, strict=True)):
-                self._watch(live, live.add(spec, number, thread, self._first_turn, self))
-            self._live, self._open = live, stack.pop_all()
+            return await self.adopt(live, threads, stack)
+
+    async def adopt(self, live: LiveFork, threads: Sequence[Thread], stack: AsyncExitStack) -> ForkHandle:
+        """Take over a fork that was opened: its branches run from now on, and what is open is closed with it."""
+        await self._open_mirror(live)
+        self._live = live
+        for number, (spec, thread) in enumerate(zip(live.plan.specs, threads, strict=True)):
+            runtime = live.add(spec, number, thread, self._first_turn, self)
+            if runtime.attempt.branch is not None:
+                await self._open_files(runtime)
+            self._watch(live, runtime)
+        self._open = stack.pop_all()
         await self._opened(live)
         return live.handle
 
@@ -236,116 +186,7 @@ class ForkCoordinator:
             if not self.is_resolved:
                 raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
             self._forget()
-            return await recalled(self, fork_id)
-
-    def adopt(self, live: LiveFork, stack: AsyncExitStack) -> None:
-        """Take over a fork that was reopened."""
-        self._live, self._open = live, stack
-
-    # Running branches
-
-    async def _first_turn(self, runtime: BranchRuntime) -> tuple[bool, str]:
-        await self._turn(runtime)
-        return True, runtime.thread.last_text
-
-    async def _turn(self, runtime: BranchRuntime) -> Any:
-        live = self._known()
-        if runtime.overlay is None:
-            await in_thread(open_files, runtime, live.ground, live.plan, self.parent_deps, self.materializer)
-        runtime.ready.set()
-        runner = self.branch_runner or run_agent
-        runtime.result = await take_turn(runtime, self.agent, runner, self.usage_limits)
-        return runtime.result
-
-    def _watch(self, live: LiveFork, runtime: BranchRuntime) -> None:
-        """Have ``task`` tell how the first turn of a branch ends."""
-
-        async def told() -> Any:
-            try:
-                await live.ended(runtime.attempt)
-            except asyncio.CancelledError:
-                await to_its_end(asyncio.ensure_future(live.fork.cancel([runtime.attempt], "terminated")))
-                raise
-            finally:
-                attempt = runtime.attempt
-                runtime.end(state_of(attempt.state, attempt.reason), attempt.reason)
-            if runtime.status.state == "done":
-                return runtime.result
-            raise runtime.attempt.error or asyncio.CancelledError(runtime.attempt.reason)
-
-        runtime.run(told())
-
-    async def run_on_branch(self, branch_id: str, user_message: str) -> asyncio.Task[Any]:
-        """Say something to a branch that is done; gives the task of the turn that this begins. ValueError for a branch
-        that there is not, RuntimeError for one that is not done."""
-        runtime = self._find(branch_id)
-        if self._is_over or runtime.status.state != "done":
-            raise RuntimeError(f"branch {runtime.id} is {runtime.status.state}: only one that is done is told more")
-        runtime.thread.say(user_message)
-        runtime.status.state = "running"
-        runtime.status.current_turn += 1
-        return runtime.run(self._further_turn(runtime))
-
-    async def _further_turn(self, runtime: BranchRuntime) -> Any:
-        runtime.attempt.begin()
-        try:
-            result = await self._turn(runtime)
-        except BudgetExceededError as error:
-            runtime.end("budget_exhausted" if error.state == _BUDGETS[0] else _BUDGETS[1], str(error))
-            raise
-        except asyncio.CancelledError as error:
-            runtime.end(state_of("cancelled", str(error)), str(error) or "terminated")
-            raise
-        except Exception as error:
-            runtime.end("failed", f"{type(error).__name__}: {error}")
-            raise
-        runtime.end("done", None)
-        return result
-
-    def steer_branch(self, branch_id: str, message: str) -> None:
-        """Say something to a branch while it runs; it hears it with its next request."""
-        self._find(branch_id).steering.append(message)
-
-    async def terminate_branch(self, branch_id: str, *, reason: str | None = None) -> None:
-        """End a branch that runs; one that is over stays as it is. ``reason`` may be that a budget is exhausted."""
-        runtime = self._find(branch_id)
-        if runtime.is_running:
-            await self._end(runtime, reason if reason in _BUDGETS else "terminated")
-
-    async def _end(self, runtime: BranchRuntime, reason: str) -> None:
-        live = self._known()
-        if runtime.status.current_turn:
-            runtime.task.cancel(reason)
-        else:
-            await live.fork.cancel([runtime.attempt], reason)
-        await asyncio.wait([runtime.task])
-
-    def stop_spent(self, but: BranchRuntime | None) -> None:
-        """End all branches whose common budget is spent; the one that has just come to its answer may say it."""
-        live = self._known()
-        if live.purse.is_empty:
-            for runtime in live.branches.values():
-                if runtime is not but and runtime.is_running:
-                    task = asyncio.create_task(self.terminate_branch(runtime.id, reason=live.purse.state))
-                    self._ending.add(task)
-                    task.add_done_callback(self._ending.discard)
-
-    def capture_partial_history(self, branch_id: str, messages: Sequence[ModelMessage]) -> None:
-        """Keep what a branch has said so far; that of no known branch is ignored."""
-        if branch_id in self.branches:
-            self.branches[branch_id].partial_history = list(messages)
-
-    def save(self) -> None:
-        """Write what was said into the ledger."""
-        live = self._live
-        if live is not None and not self._is_over:
-            live.saved.save()
-
-    def record_cost(self, runtime: BranchRuntime) -> None:
-        """Write what a branch has cost into the ledger."""
-        live = self._live
-        if live is not None and not self._is_over:
-            live.record_cost(runtime)
+            return await recall(self, fork_id)
 
     # The one resolution
 
@@ -466,30 +307,11 @@ class ForkCoordinator:
         result = await self._merge([winner], strategy.kind, {"confidence": outcome.merge_confidence}, {})
         return replace(outcome, committed=True, auto_eligible=False, merge_result=result)
 
-    # Within
-
-    def _known(self) -> LiveFork:
-        if self._live is None:
-            raise RuntimeError("there is no fork: fork first")
-        return self._live
-
-    def _find(self, name: str) -> BranchRuntime:
-        """A branch by its id, or by its label."""
-        found = self.branches.get(name) or next((r for r in self.branches.values() if r.spec.label == name), None)
-        if found is None:
-            known = ", ".join(f"{r.id} ({r.spec.label})" for r in self.branches.values()) or "none"
-            raise ValueError(f"there is no branch {name!r}; there are: {known}")
-        return found
-
-    async def _anchor(
-        self, live: LiveFork, label: str, messages: list[ModelMessage], id_: str | None = None
-    ) -> None:
+    async def _anchor(self, live: LiveFork, label: str, messages: list[ModelMessage], id_: str | None = None) -> None:
         """Save a checkpoint to come back to."""
         if self.checkpoint_store is not None:
             files = await in_thread(mark_files, live.ground.backend)
-            await self.checkpoint_store.save(
-                Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6))
-            )
+            await self.checkpoint_store.save(Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6)))
         elif live.ground.is_in_memory and id_ is not None:
             warnings.warn(
                 "there is no checkpoint store: what is merged from this fork cannot be taken back", ForkwiseWarning, 4

@@ -33,7 +33,7 @@ from forkwise.sandbox.threads import in_thread
 if TYPE_CHECKING:
     from forkwise.agents.live.coordinator import ForkCoordinator
 
-__all__ = ["LiveFork", "Run", "begin", "recall_cost", "reopen", "state_of"]
+__all__ = ["LiveFork", "Run", "begin", "place_label", "recall_cost", "reopen", "state_of"]
 
 #: Runs one turn of a branch: gives whether it came to an answer, and what that was.
 Run = Callable[[BranchRuntime], Awaitable[tuple[bool, str]]]
@@ -48,8 +48,10 @@ def state_of(state: AttemptState, reason: str | None) -> BranchState:
     if state == "succeeded":
         return "done"
     why = (reason or "").removeprefix("BudgetExceededError: ").partition(":")[0]
-    if why == "budget_exhausted" or why == "aggregate_budget_exhausted":
-        return why
+    if why == "aggregate_budget_exhausted":
+        return "aggregate_budget_exhausted"
+    if why == "budget_exhausted":
+        return "budget_exhausted"
     return "failed" if state == "failed" else "terminated"
 
 
@@ -75,7 +77,9 @@ class LiveFork:
         thread = next(iter(self.branches.values())).thread
         return thread.conversation.path(thread.start)
 
-    def add(self, spec: BranchSpec, index: int, thread: Thread, run: Run, coordinator: ForkCoordinator) -> BranchRuntime:
+    def add(
+        self, spec: BranchSpec, index: int, thread: Thread, run: Run, coordinator: ForkCoordinator
+    ) -> BranchRuntime:
         """Have a branch made for a spec, and its first turn run in it; or take over one whose first turn is over."""
         made: list[BranchRuntime] = []
 
@@ -133,7 +137,7 @@ async def begin(
     """A new fork, and the threads that its branches begin with; nothing runs yet."""
     conversation, last = await in_thread(ground_of, history)
     threads = [
-        started(conversation, last, spec.steer, _TOLD.format(label=spec.label), _label(number))
+        started(conversation, last, spec.steer, _TOLD.format(label=spec.label), place_label(number))
         for number, spec in enumerate(plan.specs)
     ]
     fork = Fork(ground.parent, KIND, _settings(plan), spec=plan.as_json())
@@ -151,7 +155,7 @@ async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitS
     conversation = saved.conversation
     start = conversation.here
     threads = [
-        Thread(conversation, conversation.labels[_label(number)], _label(number), start)
+        Thread(conversation, conversation.labels[place_label(number)], place_label(number), start)
         for number in range(len(plan.specs))
     ]
     return LiveFork(fork, plan, ground, saved, _purse(plan, None)), threads
@@ -174,6 +178,6 @@ def _purse(plan: ForkPlan, above: Purse | None) -> Purse:
     return Purse(plan.budget, "aggregate_budget_exhausted", above, shares=plan.shares)
 
 
-def _label(number: int) -> str:
+def place_label(number: int) -> str:
     """How a branch's place in the conversation is labelled."""
     return f"branch-{number}"

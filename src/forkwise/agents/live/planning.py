@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import infer_model
 
@@ -55,10 +54,10 @@ def plan_fork(
 
 
 def projected(
-    agent: Agent[Any, Any], specs: Sequence[BranchSpec], history: Sequence[ModelMessage], requests: int
+    model: Any, specs: Sequence[BranchSpec], history: Sequence[ModelMessage], requests: int
 ) -> CostProjection:
-    """What branches would cost, by the models they would run on."""
-    models = {spec.label: _model(spec.model or agent.model) for spec in specs}
+    """What branches would cost, on a model where their specs name no other."""
+    models = {spec.label: _model(spec.model or model) for spec in specs}
     return project_cost(models, history, requests, _ANSWER)
 
 

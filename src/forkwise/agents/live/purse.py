@@ -2,7 +2,7 @@
 
 Purses lie in each other: a branch's in its fork's, and that of a fork made inside a branch in that branch's. Before a
 request is sent it has to be let through by all of them. A purse lets it through while the request, at its upper
-estimate, fits beside all that are under way; or, if it may not fit, alone. So a purse is overdrawn by at most one request.
+estimate, fits beside all that are under way; or, if it may not fit, alone. So it is overdrawn by one request at most.
 """
 
 from __future__ import annotations

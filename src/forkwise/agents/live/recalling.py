@@ -1,18 +1,20 @@
-"""Recalling: a live fork that another process left, taken over from what the ledger has of it."""
+"""Recalling: a live fork that another process left, found in the ledger and taken over, or brought to its end."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from forkwise.agents.live.fork_plan import KIND, ForkPlan
-from forkwise.agents.live.ground import ground_for
-from forkwise.agents.live.live_fork import LiveFork, recall_cost, reopen
+from forkwise.agents.live.fork_plan import ForkPlan
+from forkwise.agents.live.ground import Ground, ground_for
+from forkwise.agents.live.live_fork import place_label, recall_cost, reopen
 from forkwise.agents.live.merging import MergeResult
+from forkwise.agents.live.settling import ON_CONFLICT, as_parents
 from forkwise.agents.live.status import ForkHandle
-from forkwise.agents.live.thread import Thread
+from forkwise.agents.live.store import handle_of, unfinished
+from forkwise.agents.live.thread import Thread, own_turns, successive
 from forkwise.conversation.saving import Saved
-from forkwise.errors import ForkNotFoundError
+from forkwise.errors import ForkNotFoundError, ForkResolvedError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.picking import complete
 from forkwise.ledger.opening import open_ledger
@@ -23,9 +25,68 @@ from forkwise.sandbox.threads import in_thread
 if TYPE_CHECKING:
     from forkwise.agents.live.coordinator import ForkCoordinator
 
-__all__ = ["recalled"]
+__all__ = ["recall"]
 
 
-async def recalled(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
+async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
     """Have a coordinator go on with a fork, by default the last that a killed process left."""
-    raise NotImplementedError
+    async with AsyncExitStack() as stack:
+        ground = await in_thread(ground_for, coordinator.workspace, coordinator.parent_deps)
+        stack.push_async_callback(in_thread, ground.close)
+        record, handle, result = await in_thread(_found, ground, fork_id)
+        if result is not None:
+            coordinator.merge_result = result
+            return handle
+        plan = ForkPlan.from_json(record.spec, record.id)
+        live, threads = await reopen(ground, plan, record.id, stack)
+        before = {attempt.index: attempt for attempt in live.fork.ledger.attempts(record.id)}
+        await coordinator.adopt(live, threads, stack)
+        for runtime in live.branches.values():
+            if runtime.attempt.index in before:
+                recall_cost(runtime, before[runtime.attempt.index])
+        return live.handle
+
+
+def _found(ground: Ground, fork_id: str | None) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
+    """The fork that is to be gone on with. One that was decided is carried out first, and nothing is left to do."""
+    workspace = ground.parent.workspace
+    with open_ledger(workspace) as ledger:
+        left = unfinished(ledger)
+        if fork_id is None:
+            record = left[-1] if left else None
+        else:
+            record = next((fork for fork in left if fork.id == ledger.fork(fork_id).id), None)
+        if record is None and fork_id is not None:
+            state = ledger.fork(fork_id).state
+            raise ForkResolvedError(f"fork {fork_id} is {state}: there is nothing to go on with", fork=fork_id)
+        if record is None:
+            raise ForkNotFoundError(f"no fork of {workspace.path} was interrupted")
+        decided = record.stored == "resolved"
+        return record, handle_of(ledger, record), _completed(ledger, workspace, record) if decided else None
+
+
+def _completed(ledger: Ledger, workspace: Workspace, fork: ForkRecord) -> MergeResult:
+    """Carry out what was decided when the process was killed."""
+    plan = ForkPlan.from_json(fork.spec, fork.id)
+    commit = complete(ledger, workspace, fork.id, on_conflict=ON_CONFLICT[plan.strategy.conflict_policy])
+    conversation = Saved.load(ledger.conversations, plan.conversation).conversation
+    index = {attempt.id: attempt.index for attempt in ledger.attempts(fork.id)}
+    combined = [name for name in (fork.resolution or {}).get("attempts", []) if name in index]
+    chosen = [fork.winner] if fork.winner is not None else combined
+    first, *others = (
+        Thread(conversation, conversation.labels[place_label(index[n])], place_label(index[n]), conversation.here)
+        for n in chosen
+    )
+    history = as_parents(first.history(), first.start.depth)
+    return MergeResult(
+        fork_id=fork.id,
+        winner_branch_id=chosen[0],
+        discarded_branches=[name for name in index if name not in chosen],
+        history_after_merge=successive(history, *map(own_turns, others)) if others else history,
+        applied_paths=sorted([*commit.added, *commit.changed]),
+        applied_changes=len(commit.paths),
+        conflicts=[conflict.path for conflict in commit.conflicts],
+        deleted_paths=sorted(commit.deleted),
+        combined_branches=combined,
+        commit_id=str(commit.id),
+    )

@@ -147,9 +147,7 @@ async def judged(coordinator: ForkCoordinator, live: LiveFork, strategy: MergeSt
     for runtime, outcome in zip(branches, outcomes, strict=True):
         if outcome.test_report is not None:
             live.fork.ledger.record_tests(runtime.id, outcome.test_report.as_json())
-    made = await decide(
-        strategy, live.plan.goal, diff, outcomes, judge=coordinator.judge, signals=coordinator.signals
-    )
+    made = await decide(strategy, live.plan.goal, diff, outcomes, judge=coordinator.judge, signals=coordinator.signals)
     told = {"winner": made.verdict.winner_branch_id, "how": strategy.kind, "confidence": made.merge_confidence}
     live.fork.ledger.record_verdict(live.fork.id, told | {"reasoning": made.verdict.reasoning})
     return ResolveOutcome(
@@ -181,7 +179,7 @@ def _judge(model: Any, strategy: MergeStrategy) -> Judge:
 
 
 def _known(verdict: JudgeVerdict, outcomes: Sequence[BranchOutcome]) -> JudgeVerdict:
-    """The verdict; where it names no branch of the fork, as a judge of somebody's own may, one that nobody is sure of."""
+    """The verdict; where it names no branch of the fork, as somebody's own judge may, one that nobody is sure of."""
     if any(outcome.branch_id == verdict.winner_branch_id for outcome in outcomes):
         return verdict
     best = evidence_first(outcomes)[0].branch_id

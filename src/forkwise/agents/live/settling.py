@@ -22,9 +22,19 @@ from forkwise.files.merge import is_text, merge
 from forkwise.fork.combining import combine_attempts
 from forkwise.sandbox.threads import in_thread
 
-__all__ = ["check_mergeable", "combine_branches", "commit_branch", "costs_of", "is_mergeable"]
+__all__ = [
+    "ON_CONFLICT",
+    "as_parents",
+    "check_mergeable",
+    "clash",
+    "combine_branches",
+    "commit_branch",
+    "costs_of",
+    "is_mergeable",
+]
 
-_DECIDED: dict[ConflictPolicy, OnConflict] = {"keep_newer": "theirs", "last_write_wins": "ours"}
+#: How a policy is told to a commit.
+ON_CONFLICT: dict[ConflictPolicy, OnConflict] = {"keep_newer": "theirs", "last_write_wins": "ours"}
 
 
 def is_mergeable(runtime: BranchRuntime) -> bool:
@@ -41,13 +51,11 @@ def check_mergeable(branches: Sequence[BranchRuntime]) -> None:
             raise RuntimeError(f"branch {runtime.id} cannot be merged, it is {runtime.status.state}{why}")
 
 
-async def commit_branch(
-    live: LiveFork, winner: BranchRuntime, how: str, detail: Mapping[str, Any]
-) -> MergeResult:
+async def commit_branch(live: LiveFork, winner: BranchRuntime, how: str, detail: Mapping[str, Any]) -> MergeResult:
     """Decide for one branch."""
     forced = {} if winner.attempt.success else {"force": True}
     report = await live.commit(winner, how, {**detail, **forced})
-    history = _of_parent(winner.thread.history(), winner.thread.start.depth)
+    history = as_parents(winner.thread.history(), winner.thread.start.depth)
     commit = None if live.ground.is_in_memory or live.fork.commit is None else str(live.fork.commit.id)
     return _result(live, [winner], history, report, commit)
 
@@ -65,7 +73,7 @@ async def combine_branches(
         report = await _combine_files(live, chosen, prefer, favourites)
     first, *others = chosen
     history = successive(
-        _of_parent(first.thread.history(), first.thread.start.depth), *(own_turns(one.thread) for one in others)
+        as_parents(first.thread.history(), first.thread.start.depth), *(own_turns(one.thread) for one in others)
     )
     commit = None if live.ground.is_in_memory else live.fork.ledger.fork(live.fork.id).commit
     return _result(live, chosen, history, report, None if commit is None else str(commit))
@@ -83,7 +91,7 @@ async def _combine_files(
         tests=None,
         prefer={path: ids.get(name, name) for path, name in prefer.items()},
         favour=[name for name in favourites if name in ids],
-        on_conflict=_DECIDED[live.plan.strategy.conflict_policy],
+        on_conflict=ON_CONFLICT[live.plan.strategy.conflict_policy],
     )
     if done.commit is None:
         raise clash([Conflict(one.path, "unmerged", one.detail) for one in done.conflicts])
@@ -158,7 +166,11 @@ def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
 
 
 def _result(
-    live: LiveFork, chosen: Sequence[BranchRuntime], history: list[ModelMessage], report: FlushReport, commit: str | None
+    live: LiveFork,
+    chosen: Sequence[BranchRuntime],
+    history: list[ModelMessage],
+    report: FlushReport,
+    commit: str | None,
 ) -> MergeResult:
     names = {runtime.id for runtime in chosen}
     return MergeResult(
@@ -179,7 +191,7 @@ def _result(
     )
 
 
-def _of_parent(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
+def as_parents(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
     """A branch's conversation as the parent's: what was said in the branch no longer names the branch's workspace."""
     return [
         replace(message, workspace_ref=None)

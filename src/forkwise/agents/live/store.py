@@ -16,7 +16,7 @@ from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import ForkRecord
 from forkwise.sandbox.threads import in_thread
 
-__all__ = ["ForkStateStore", "InMemoryForkStateStore", "LedgerForkStore"]
+__all__ = ["ForkStateStore", "InMemoryForkStateStore", "LedgerForkStore", "handle_of", "unfinished"]
 
 T = TypeVar("T")
 
@@ -80,19 +80,19 @@ class LedgerForkStore:
     async def get(self, fork_id: str) -> ForkHandle | None:
         """The handle of a fork, if it is known."""
         try:
-            return await in_thread(self._read, lambda ledger: _handle(ledger, ledger.fork(fork_id)))
+            return await in_thread(self._read, lambda ledger: handle_of(ledger, ledger.fork(fork_id)))
         except ForkNotFoundError:
             return None
 
     async def list_all(self) -> list[ForkHandle]:
         """All handles, the oldest first."""
-        return await in_thread(self._read, lambda ledger: [_handle(ledger, fork) for fork in reversed(_forks(ledger))])
+        return await in_thread(self._read, lambda ledger: [handle_of(ledger, fork) for fork in _forks(ledger)])
 
     async def interrupted(self) -> list[ForkHandle]:
         """Those whose process was killed before they were decided, or before that was carried out; the oldest first."""
         return await in_thread(
             self._read,
-            lambda ledger: [_handle(ledger, fork) for fork in reversed(_forks(ledger)) if _is_unfinished(fork)],
+            lambda ledger: [handle_of(ledger, fork) for fork in unfinished(ledger)],
         )
 
     async def remove(self, fork_id: str) -> bool:
@@ -108,16 +108,26 @@ class LedgerForkStore:
             return what(ledger)
 
 
+def unfinished(ledger: Ledger) -> list[ForkRecord]:
+    """The live forks whose process was killed before they were decided, or before that was carried out; the oldest
+    first. Those made inside a branch of another are a part of that."""
+    return [fork for fork in _forks(ledger) if fork.parent is None and (_is_cut(fork) or _is_uncommitted(fork))]
+
+
 def _forks(ledger: Ledger) -> list[ForkRecord]:
-    return [fork for fork in ledger.forks() if fork.kind == KIND]
+    return [fork for fork in reversed(ledger.forks()) if fork.kind == KIND]
 
 
-def _is_unfinished(fork: ForkRecord) -> bool:
-    is_uncommitted = fork.stored == "resolved" and fork.commit is None
-    return fork.parent is None and (fork.state == "interrupted" or (is_uncommitted and not fork.owner.alive))
+def _is_cut(fork: ForkRecord) -> bool:
+    return fork.state == "interrupted"
 
 
-def _handle(ledger: Ledger, fork: ForkRecord) -> ForkHandle:
+def _is_uncommitted(fork: ForkRecord) -> bool:
+    return fork.stored == "resolved" and fork.commit is None and not fork.owner.alive
+
+
+def handle_of(ledger: Ledger, fork: ForkRecord) -> ForkHandle:
+    """What names a fork that the ledger knows."""
     plan = ForkPlan.from_json(fork.spec, fork.id)
     return ForkHandle(
         fork.id,

@@ -33,10 +33,13 @@ def ground_of(history: Sequence[ModelMessage]) -> tuple[Conversation, ModelReque
     """A conversation from what a parent said so far, and the request with which it ended, if it ended with one: what a
     branch is told first is said with that."""
     said = adopted(history) if not _awaits(history) else [*adopted(history[:-1]), _plain(history)]
-    last = said.pop() if said and isinstance(said[-1], ModelRequest) else None
     conversation = Conversation()
+    last = said[-1] if said else None
+    if isinstance(last, ModelRequest):
+        conversation.extend(said[:-1])
+        return conversation, last
     conversation.extend(said)
-    return conversation, last
+    return conversation, None
 
 
 def _awaits(history: Sequence[ModelMessage]) -> bool:
