@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forkwise.homes import HOMES
 
 if TYPE_CHECKING:
+    from forkwise.agents.live.capability import LiveForkCapability
     from forkwise.agents.live.checkpoint import (
         Checkpoint,
         CheckpointStore,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forkwise.agents.live.checkpoint_files import FileCheckpointStore
     from forkwise.agents.live.checkpointing import CheckpointCapability
     from forkwise.agents.live.confidence import compute_confidence, count_retry_parts, count_stuck_loop_hits
+    from forkwise.agents.live.coordinator import ForkCoordinator
     from forkwise.agents.live.cost import BranchCost, ForkCostSummary
     from forkwise.agents.live.deep_agent import create_deep_agent
     from forkwise.agents.live.deps import DeepAgentDeps, Todo, clone_for_branch
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     )
     from forkwise.agents.live.diffing import build_diff_report
     from forkwise.agents.live.editors import EditorDetector, EditorKind
+    from forkwise.agents.live.estimate import CostProjection
+    from forkwise.agents.live.fork_tools import create_fork_toolset
     from forkwise.agents.live.judge import JudgeAgent
     from forkwise.agents.live.judge_prompt import JUDGE_SYSTEM_PROMPT
     from forkwise.agents.live.local_backend import LocalBackend
@@ -46,9 +50,11 @@ if TYPE_CHECKING:
     from forkwise.agents.live.message_queue import MessageQueue
     from forkwise.agents.live.overlay import BranchOverlay
     from forkwise.agents.live.rewinding import Rewound, rewind
+    from forkwise.agents.live.runtime import BranchRuntime
     from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
     from forkwise.agents.live.state_backend import StateBackend
     from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
+    from forkwise.agents.live.store import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
     from forkwise.agents.live.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
     from forkwise.agents.module import Module
     from forkwise.agents.partial import Partial
@@ -153,6 +159,7 @@ __all__ = [
     "BranchNotFoundError",
     "BranchOutcome",
     "BranchOverlay",
+    "BranchRuntime",
     "BranchSelf",
     "BranchSpec",
     "BranchStaleError",
@@ -177,6 +184,7 @@ __all__ = [
     "ConflictError",
     "Conversation",
     "ConversationError",
+    "CostProjection",
     "DeepAgentDeps",
     "Delta",
     "DiffSummary",
@@ -191,6 +199,7 @@ __all__ = [
     "FlushReport",
     "Fork",
     "ForkBranchLimitError",
+    "ForkCoordinator",
     "ForkCostSummary",
     "ForkDepthLimitError",
     "ForkError",
@@ -198,16 +207,20 @@ __all__ = [
     "ForkMaterializer",
     "ForkNotFoundError",
     "ForkResolvedError",
+    "ForkStateStore",
     "ForkwiseError",
     "ForkwiseWarning",
     "InMemoryCheckpointStore",
+    "InMemoryForkStateStore",
     "InProcessRunner",
     "JudgeAgent",
     "JudgeVerdict",
     "Ledger",
     "LedgerError",
+    "LedgerForkStore",
     "LimitError",
     "Limits",
+    "LiveForkCapability",
     "LocalBackend",
     "LocalModelError",
     "MemoryBranchError",
@@ -265,6 +278,7 @@ __all__ = [
     "count_retry_parts",
     "count_stuck_loop_hits",
     "create_deep_agent",
+    "create_fork_toolset",
     "export_conversation",
     "fork_from_checkpoint",
     "import_conversation",
