@@ -15,7 +15,18 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_ai.messages import ToolCallPart
 
-from forkwise import BranchError, Module, ModuleError, ParseError, Service, Step, Template, ToolConflictError, tool
+from forkwise import (
+    BranchError,
+    Module,
+    ModuleError,
+    ParseError,
+    Service,
+    Step,
+    Template,
+    Tool,
+    ToolConflictError,
+    tool,
+)
 from tests.agents.brain import Asked, Brain, call, finish
 
 
@@ -336,8 +347,9 @@ def test_tools_come_and_go() -> None:
             if step.counter == 1:
                 step.add_tool(triple)
                 step.remove_tool("double")
-                with pytest.raises(ToolConflictError):
-                    step.add_tool(triple)
+                for taken in (triple, Tool.of(triple, name="__finish__")):
+                    with pytest.raises(ToolConflictError):
+                        step.add_tool(taken)
                 with pytest.raises(ValueError, match="there is no tool 'double'"):
                     step.remove_tool("double")
             return step
@@ -503,6 +515,8 @@ def test_inputs_that_a_branch_does_not_take() -> None:
     with pytest.raises(BranchError, match="Branch execution failed: text: Field required") as told:
         declared(model=Brain()).branch(Asking)
     assert told.value.branch == "Asking"
+    with pytest.raises(TypeError, match="a branch is a Module subclass"):
+        declared(model=Brain()).branch(Question)
     assert isinstance(told.value.__cause__, ValidationError)
 
 

@@ -111,6 +111,12 @@ def test_functions_that_cannot_be_described() -> None:
             Tool.of(function)
 
 
+@pytest.mark.parametrize("name", ["<lambda>", "größer", "a" * 65, "two words"])
+def test_names_that_no_provider_takes(name: str) -> None:
+    with pytest.raises(ModuleError, match="no provider takes a tool called"):
+        Tool.of(travel, name=name)
+
+
 class Tree(BaseModel):
     name: str
     children: list[Tree] = Field(default_factory=list)

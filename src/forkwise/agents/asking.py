@@ -9,13 +9,13 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.exceptions import ModelAPIError
-from pydantic_ai.messages import InstructionPart, ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import InstructionPart, ModelRequest, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from forkwise.agents.history import History, begun_anew, instructions_of, messages_of
-from forkwise.agents.models import Contact, Models, cached_entries, merged, thinks_first
+from forkwise.agents.models import Contact, Models, merged, remembered, thinks_first
 from forkwise.agents.stream import StreamChunk, chunks
 from forkwise.errors import ModuleError
 
@@ -36,19 +36,6 @@ class Question:
     stream_options: dict[str, Any] | None = None
     must_call: bool = False
     output: type[BaseModel] | None = None
-
-    def messages(self, settings: ModelSettings) -> list[ModelMessage]:
-        """What is sent, and ``settings`` with what is to be remembered of it."""
-        is_system_cached, entries = cached_entries(self.cache, self.history)
-        if self.cache is True:
-            settings["cache"] = True
-        elif is_system_cached:
-            settings["cache"] = {"messages": False}
-        messages = messages_of(self.history, entries)
-        last = messages[-1]
-        if self.metadata and isinstance(last, ModelRequest):
-            messages[-1] = replace(last, metadata=self.metadata)
-        return messages
 
     def parameters(self) -> ModelRequestParameters:
         """The tools and the system prompt, as pydantic-ai takes them."""
@@ -98,9 +85,15 @@ class _Ear:
 
 async def _answer(contact: Contact, question: Question, hear: Hear | None) -> ModelResponse:
     settings = merged(question.settings, contact)
-    messages = question.messages(settings)
+    cache, entries = remembered(question.cache, question.history)
+    if cache is not None:
+        settings["cache"] = cache
+    messages = messages_of(question.history, entries)
     if thinks_first(contact):
         messages = begun_anew(messages, contact.model.system)
+    last = messages[-1]
+    if question.metadata and isinstance(last, ModelRequest):
+        messages[-1] = replace(last, metadata=question.metadata)
     parameters = question.parameters()
     if hear is None:
         return await model_request(

@@ -66,6 +66,22 @@ class Merged(NamedTuple):
     text: str
 
 
+class _Input(BaseModel):
+    name: str
+    required: bool
+    description: str
+
+
+class _Described(BaseModel):
+    name: str
+    description: str
+    input_schema: list[_Input]
+
+
+class _Available(BaseModel):
+    branches: list[_Described]
+
+
 def begin(module: Module, parent: Call | None = None) -> Call:
     """A call of a module that is not open yet: a branch, where it has a parent."""
     declared = module._declared
@@ -118,28 +134,15 @@ def _parent_tool(parent: Call) -> Tool:
 def _listed(branches: list[type[Module]]) -> str:
     """The branches there are, and what they take."""
 
-    class Input(BaseModel):
-        name: str
-        required: bool
-        description: str
-
-    class Described(BaseModel):
-        name: str
-        description: str
-        input_schema: list[Input]
-
-    class Available(BaseModel):
-        branches: list[Described]
-
-    def inputs(cls: type[Module]) -> list[Input]:
+    def inputs(cls: type[Module]) -> list[_Input]:
         fields = cls.initial_input.model_fields.items() if cls.initial_input is not None else ()
-        return [Input(name=n, required=f.is_required(), description=f.description or "") for n, f in fields]
+        return [_Input(name=n, required=f.is_required(), description=f.description or "") for n, f in fields]
 
     described = [
-        Described(name=c.__name__, description=inspect.cleandoc(c.__doc__ or ""), input_schema=inputs(c))
+        _Described(name=c.__name__, description=inspect.cleandoc(c.__doc__ or ""), input_schema=inputs(c))
         for c in branches
     ]
-    return pydantic_to_xml(Available(branches=described), "available_branches", include_descriptions=False)
+    return pydantic_to_xml(_Available(branches=described), "available_branches", include_descriptions=False)
 
 
 def _flat(envelope: str, given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +205,8 @@ async def _run(parent: Call, module: Module, merge: str, inputs: Mapping[str, An
     parent.place.lend()
     try:
         async with AsyncExitStack() as stack:
-            if parent.declared.isolates_files or call.declared.isolates_files:
+            is_shared = call.files is parent.files
+            if call.declared.isolates_files or (parent.declared.isolates_files and is_shared):
                 files = parent.forks.branch(parent.files, type(module).__name__)
                 call.files = await stack.enter_async_context(files)
             await call.place.take()

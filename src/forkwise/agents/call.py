@@ -27,7 +27,7 @@ from forkwise.agents.limits import Bounds
 from forkwise.agents.models import Models, settings_of
 from forkwise.agents.requested import Requested
 from forkwise.agents.step import Step, ToolResult
-from forkwise.agents.tool import Tool, explained
+from forkwise.agents.tool import Tool, by_name, explained
 from forkwise.agents.xml import pydantic_to_xml, xml_to_pydantic
 from forkwise.errors import LimitError, ModuleError, ParseError
 from forkwise.files.parent import Parent
@@ -126,15 +126,14 @@ class Call:
         self.loop = asyncio.get_running_loop()
         token = _current.set(self)
         try:
-            async with AsyncExitStack() as stack:
+            async with self._within_time(), AsyncExitStack() as stack:
                 if self.parent is None:
                     await stack.enter_async_context(self.models)
                 for service in self.declared.services:
                     await stack.enter_async_context(service)
                 stack.push_async_callback(self._end_branches)
                 self.is_open = True
-                async with self._within_time():
-                    yield self
+                yield self
         finally:
             self.is_open = False
             self.place.lend()
@@ -235,7 +234,7 @@ class Call:
                 self.step = returned
             elif returned is not None:
                 raise ModuleError(f"on_step returns the step, not {returned!r}")
-        self.step.tools = [Tool.of(tool) for tool in self.step.tools]
+        self.step.tools = list(by_name(self.step.tools, {FINISH}).values())
         self.settle()
         if self.step.finishing is not None:
             return Done(finished(self.module.final_output, self.step.finishing))

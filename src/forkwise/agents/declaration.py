@@ -18,8 +18,7 @@ from forkwise.agents.isolation import ISOLATED, files_named
 from forkwise.agents.models import check_cache, check_model
 from forkwise.agents.service import Service
 from forkwise.agents.template import Template
-from forkwise.agents.tool import Tool, is_tool
-from forkwise.errors import ToolConflictError
+from forkwise.agents.tool import Tool, by_name, is_tool
 from forkwise.files.parent import Parent
 from forkwise.sandbox.threads import call as call_any
 
@@ -67,17 +66,12 @@ class Declaration:
 
 def _collected(module: Module) -> list[Tool]:
     """The tools of the list, of the services in it, and the methods that are marked as tools."""
-    found: dict[str, Tool] = {}
     marked = {name: None for cls in reversed(type(module).__mro__) for name, it in vars(cls).items() if is_tool(it)}
     own = [getattr(module, name) for name in marked if is_tool(getattr(module, name))]
     reserved = {FINISH, PARENT_TOOL} | ({BRANCH} if module.branches else set())
     reserved |= {SEARCH} if module.tool_discovery else set()
-    for given in [*module.tools, *own]:
-        for tool in given.get_tools() if isinstance(given, Service) else [Tool.of(given)]:
-            if tool.name in found or tool.name in reserved:
-                raise ToolConflictError(f"Duplicate tool name: {tool.name}", tool=tool.name)
-            found[tool.name] = tool
-    return list(found.values())
+    given = [tool for it in module.tools for tool in (it.get_tools() if isinstance(it, Service) else [it])]
+    return list(by_name([*given, *own], reserved).values())
 
 
 def _check(module: Module) -> None:

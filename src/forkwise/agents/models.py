@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import infer_provider_class
-from pydantic_ai.settings import ModelSettings
+from pydantic_ai.settings import CacheSetting, ModelSettings
 
 from forkwise.agents.local import is_local, local_model
 from forkwise.errors import ModuleError
@@ -18,11 +18,11 @@ from forkwise.sandbox.threads import in_thread
 __all__ = [
     "Contact",
     "Models",
-    "cached_entries",
     "check_cache",
     "check_model",
     "merged",
     "model_named",
+    "remembered",
     "settings_of",
     "thinks_first",
 ]
@@ -198,18 +198,18 @@ def _own_settings(parameters: Mapping[str, Any]) -> ModelSettings:
     return cast(ModelSettings, settings)
 
 
-def cached_entries(cache: object, history: Sequence[Mapping[str, Any]]) -> tuple[bool, list[int]]:
-    """Whether a provider is asked to remember the system prompt, and after which entries of a history."""
+def remembered(cache: object, history: Sequence[Mapping[str, Any]]) -> tuple[CacheSetting | None, list[int]]:
+    """What a provider is asked to remember by itself, and the entries of a history up to which it is to remember."""
     if not isinstance(cache, list):
-        return False, []
+        return (True if cache else None), []
     entries: list[int] = []
-    is_system = False
+    of_system: CacheSetting | None = None
     for point in cache:
         role, index = point.get("role"), point.get("index")
         if role == "system":
-            is_system = True
+            of_system = {"messages": False}
         elif index is not None:
             entries.append(index)
         elif role is not None:
             entries += [n for n, entry in enumerate(history) if entry.get("role") == role][-1:]
-    return is_system, entries
+    return of_system, entries

@@ -98,12 +98,14 @@ class Module:
         """Run it and wait for its output, wherever that is."""
         return waited_for(_run(self, inputs), loop_here())
 
-    def branch(self, module_class: type[Module], /, merge: Any = None, **inputs: Any) -> Any:
+    def branch(self, module_class: Any, /, merge: Any = None, **inputs: Any) -> Any:
         """Run a branch of the call in which this is said, and tell its history what came of it.
 
         Gives the branch's output (or None), or something to await that does, like calling a module. Raises
         BranchError where the branch fails.
         """
+        if not (isinstance(module_class, type) and issubclass(module_class, Module)):
+            raise TypeError(f"a branch is a Module subclass, not {module_class!r}")
         call = _call_here(self)
         if call is None or call.loop is None:
             return _here(_branch_afterwards(self, module_class, merge, inputs))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.agents.tool import Tool, shown
-from forkwise.errors import ToolConflictError
+from forkwise.agents.finish import FINISH
+from forkwise.agents.tool import Tool, by_name, shown
 
 __all__ = ["Step", "ToolCall", "ToolResult"]
 
@@ -56,10 +56,7 @@ class Step:
 
     def add_tool(self, function: Callable[..., Any]) -> None:
         """Give the model another tool from the next turn on; branches have it too."""
-        tool = Tool.of(function)
-        if any(Tool.of(known).name == tool.name for known in self.tools):
-            raise ToolConflictError(f"Duplicate tool name: {tool.name}", tool=tool.name)
-        self.tools.append(tool)
+        self.tools[:] = by_name([*self.tools, function], {FINISH}).values()
 
     def remove_tool(self, name: str) -> None:
         """Take a tool away from the next turn on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,13 +14,15 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_core import ArgsKwargs, to_json
 
 from forkwise.agents.tool_schema import adapter_of, parameters_of, summary_of
+from forkwise.errors import ModuleError, ToolConflictError
 from forkwise.sandbox.threads import call
 
-__all__ = ["Tool", "explained", "is_tool", "shown", "tool"]
+__all__ = ["Tool", "by_name", "explained", "is_tool", "shown", "tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__forkwise_tool__"
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def tool(function: F) -> F:
@@ -66,6 +69,8 @@ class Tool:
         if not callable(function):
             raise TypeError(f"a tool is a function or a Service, not {function!r}")
         own_name = name or str(getattr(function, "__name__", type(function).__name__))
+        if not _NAME.fullmatch(own_name):
+            raise ModuleError(f"no provider takes a tool called {own_name!r}: 1 to 64 letters, digits, _ and - it has")
         described = function if inspect.isroutine(function) else function.__call__
         adapter = adapter_of(described)
         parameters = parameters_of(described, adapter)
@@ -80,6 +85,16 @@ class Tool:
     def definition(self) -> ToolDefinition:
         """What a model is told, as pydantic-ai takes it."""
         return ToolDefinition(name=self.name, description=self.description, parameters_json_schema=self.parameters)
+
+
+def by_name(tools: Iterable[Any], reserved: Collection[str] = ()) -> dict[str, Tool]:
+    """Functions as tools, by their names; ToolConflictError where two have the same, or one that is taken."""
+    found: dict[str, Tool] = {}
+    for tool in map(Tool.of, tools):
+        if tool.name in found or tool.name in reserved:
+            raise ToolConflictError(f"Duplicate tool name: {tool.name}", tool=tool.name)
+        found[tool.name] = tool
+    return found
 
 
 async def _use(function: Callable[..., Any], adapter: Any, arguments: Mapping[str, Any]) -> Any:
