@@ -230,12 +230,38 @@ def test_a_model_that_never_finishes() -> None:
 
 
 def test_one_turn() -> None:
-    assert declared(model=Brain(finish(value=1)), max_steps=None, final_output=Answer)() == Answer(value=1)
-    brain = Brain(call("double", number=1))
+    brain = Brain(finish(value=1))
+    assert declared(model=brain, max_steps=None, final_output=Answer)() == Answer(value=1)
+    assert brain.asked[0].tools == ["__finish__"]
     with pytest.raises(ModuleError, match="Non-finish tool called in single-turn mode"):
-        declared(model=brain, max_steps=None, final_output=Answer, tools=[double])()
+        declared(model=Brain(call("double", number=1)), max_steps=None, final_output=Answer)()
     with pytest.raises(ModuleError, match="No tool called in single-turn mode after 2 retries"):
         declared(model=Brain(decide=lambda asked: "I talk."), max_steps=None, final_output=Answer)()
+
+
+@pytest.mark.parametrize("attributes", [{"tools": [double]}, {"branches": [Leaf]}, {"double": tool(lambda self: 1)}])
+def test_what_has_something_to_call_has_several_turns(attributes: dict[str, Any]) -> None:
+    if "double" in attributes:
+        attributes["double"].__name__ = "double"
+    brain = Brain(decide=lambda asked: call("nothing"))
+    assert declared(model=brain, max_steps=None, **attributes)() is None
+    assert len(brain.asked) == 10
+
+
+def test_a_branch_that_inherits_tools_may_call_them() -> None:
+    class Item(Module):
+        """Process one item."""
+
+        final_output = Answer
+
+    def decide(asked: Asked) -> Any:
+        if asked.system.startswith("Process"):
+            return finish(value=asked.results[-1]) if asked.results else call("double", number=2)
+        return call("branch", name="Item") if asked.turn == 0 else finish()
+
+    brain = Brain(decide=decide)
+    declared(model=brain, branches=[Item], tools=[double])()
+    assert "<value>4</value>" in brain.asked[-1].results[0]
 
 
 @pytest.mark.parametrize("steps", [None, 2])

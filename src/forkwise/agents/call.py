@@ -40,6 +40,7 @@ __all__ = ["Call", "Done", "branch_of", "call_of"]
 
 _current: ContextVar[Call | None] = ContextVar("forkwise_call", default=None)
 
+_STEPS = 10
 _NUDGE = f"Please call one of the tools you have. When you are done, call {FINISH}."
 _AFTER_FINISH = "Not carried out: the task was finished in the same turn."
 _OUT_OF_STEPS = f"Not carried out: there are no steps left. Call {FINISH} now."
@@ -188,9 +189,9 @@ class Call:
 
     async def run(self) -> BaseModel | None:
         """Go on from the history until there is an output."""
-        limit = self.module.max_steps
+        limit = self._limit()
         if limit is None:
-            return await self._demand_output(is_single_turn=True)
+            return await self._demand_output()
         silent = 0
         for counter in range(1, limit + 1):
             said, requests = await self._ask(self._offered())
@@ -207,7 +208,13 @@ class Call:
             done = await self._carry_out(counter, said, requests)
             if done is not None:
                 return done.output
-        return None if self.module.final_output is None else await self._demand_output(is_single_turn=False)
+        return None if self.module.final_output is None else await self._demand_output(after=limit)
+
+    def _limit(self) -> int | None:
+        """How many turns it has. Where nothing is said, those that have something to call have several."""
+        if self.module.max_steps is None and (self.tools or self.module.branches):
+            return _STEPS
+        return self.module.max_steps
 
     async def _carry_out(self, counter: int, said: Said, requests: Sequence[Requested]) -> Done | None:
         """One step: the calls, what came of them, and what ``on_step`` makes of it."""
@@ -251,13 +258,13 @@ class Call:
         except Exception as error:  # noqa: BLE001 - the model is told, whatever it is, and may do something else
             return request.failed(explained(error))
 
-    async def _demand_output(self, *, is_single_turn: bool) -> BaseModel | None:
-        """Ask for the output, and for nothing else."""
+    async def _demand_output(self, after: int | None = None) -> BaseModel | None:
+        """Ask for the output, and for nothing else: after so many steps, or at once."""
         tries = self.module.max_parse_retries
         failure = ModuleError(
             f"No tool called in single-turn mode after {tries} retries"
-            if is_single_turn
-            else f"Module reached max_steps ({self.module.max_steps}) without calling {FINISH}"
+            if after is None
+            else f"Module reached max_steps ({after}) without calling {FINISH}"
         )
         for _ in range(tries + 1):
             said, requests = await self._ask([finish_definition(self.module.final_output)], must_call=True)
@@ -271,7 +278,7 @@ class Call:
             for request in requests:
                 if request.id in failures:
                     failure = ParseError(failures[request.id].error or "", raw_output=request.raw)
-                elif is_single_turn:
+                elif after is None:
                     raise ModuleError("Non-finish tool called in single-turn mode")
         raise failure
 

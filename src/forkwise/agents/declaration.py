@@ -40,6 +40,8 @@ class Declaration:
         self.workspace = workspace
         self.services = [tool for tool in module.tools if isinstance(tool, Service)]
         self.tools = _collected(module)
+        if module.max_steps is None and module.final_output is None and not module.branches and not self.tools:
+            raise ValueError("a module that calls nothing has one turn (max_steps=None), and must have a final_output")
 
     @property
     def isolates_files(self) -> bool:
@@ -84,7 +86,5 @@ def _check(module: Module) -> None:
         declared = getattr(module, name)
         if declared is not None and not (isinstance(declared, type) and issubclass(declared, BaseModel)):
             raise ValueError(f"{name} must be a pydantic model, not {declared!r}")
-    if module.max_steps is None and module.final_output is None:
-        raise ValueError("a module of one turn (max_steps=None) must have a final_output")
     if module.tool_discovery not in (None, "search"):
         raise ValueError(f"tool_discovery is None or 'search', not {module.tool_discovery!r}")

@@ -52,7 +52,7 @@ class Module:
     metadata: dict[str, Any] | None = None
     cache: Any = None
 
-    #: How many turns it has; None is one, in which it must give its output.
+    #: How many turns it has. None is ten for what has tools or branches, else one, in which it must give its output.
     max_steps: int | None = None
     max_parse_retries: int = 2
     #: Text, the Path of a file beside the class's, a Template, or a method; without it, the class's docstring.
