@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
+from forkwise.runners import sandboxed
 from forkwise.runners.protocol import Ended, Job
 from tests.leftovers import children
 
@@ -149,6 +150,37 @@ def test_a_cancellation_at_any_moment_leaves_nothing(branch: Branch) -> None:
     before = children()
     assert asyncio.run(main()) > 1
     assert children() <= before
+
+
+def test_a_cancellation_when_it_has_just_ended_is_one(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is gone already, and the event loop has not heard of it yet."""
+    ended = threading.Event()
+    wait = sandboxed._wait
+
+    def wait_and_say(*arguments: Any) -> None:
+        try:
+            wait(*arguments)
+        finally:
+            ended.set()
+
+    async def is_cancelled_after(turns: int) -> bool:
+        ended.clear()
+        task = asyncio.create_task(SandboxRunner().run(Job(branch, lambda _: True)))
+        await asyncio.sleep(0)
+        assert ended.wait(60)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.done():
+            return False
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return True
+
+    monkeypatch.setattr(sandboxed, "_wait", wait_and_say)
+    cancelled = [asyncio.run(is_cancelled_after(turns)) for turns in range(12)]
+    assert cancelled[0]
+    assert not cancelled[-1]
 
 
 @pytest.fixture

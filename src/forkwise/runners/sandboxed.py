@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -89,7 +90,8 @@ async def _finish(context: BranchContext, timeout: float | None) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        signal.pidfd_send_signal(first, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            signal.pidfd_send_signal(first, signal.SIGKILL)
         await asyncio.wait([work])
         work.exception()
         raise
