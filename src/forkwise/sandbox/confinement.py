@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cache
 from typing import Any, Literal
 
@@ -125,4 +126,10 @@ def _expanded(paths: tuple[str, ...], _home: str | None) -> list[str]:
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, p) for p in patterns)
+    return _any_of(patterns).match(name) is not None
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """All shell patterns as one expression: there are many variables, and every command asks about each."""
+    return re.compile("|".join(map(translate, patterns)) if patterns else r"(?!)")
