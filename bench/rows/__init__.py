@@ -10,6 +10,7 @@ from bench.rows.abort import measure_abort
 from bench.rows.branch import measure_branch
 from bench.rows.commit import measure_commit
 from bench.rows.conversation import measure_conversation
+from bench.rows.diff_report import measure_diff_report
 from bench.rows.explore import measure_explore
 from bench.rows.git_status import measure_git_status
 from bench.rows.ledger import measure_ledger
@@ -33,6 +34,7 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "modules": measure_modules,
     "conversation": measure_conversation,
     "live-files": measure_live_files,
+    "diff-report": measure_diff_report,
     "abort": measure_abort,
     "live": measure_live,
 }

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple, TypeAlias
 
 __all__ = ["Edit", "edits", "is_text", "lines_of"]
@@ -84,9 +84,9 @@ class _Found(NamedTuple):
 
 def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: int) -> _Found:
     """The edits between two texts whose first ``head`` and last ``tail`` lines are the same."""
-    numbers: dict[bytes, int] = {}
-    before = [numbers.setdefault(line, len(numbers)) for line in old]
-    after = [numbers.setdefault(line, len(numbers)) for line in new]
+    numbers = dict(zip({*old, *new}, count(), strict=False))
+    before = [*map(numbers.__getitem__, old)]
+    after = [*map(numbers.__getitem__, new)]
     pairs = _common(range(head, len(before) - tail), range(head, len(after) - tail), before, after)
     # The ends of the texts count as kept lines, so that every gap lies between two.
     bounds_before = [*range(-1, head), *(i for i, _ in pairs), *range(len(before) - tail, len(before) + 1)]
@@ -127,7 +127,7 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
     """Pairs of positions, one from ``olds`` and one from ``news``, that hold the same line, both ascending."""
     if not olds or not news:
         return []
-    shared = {before[i] for i in olds} & {after[j] for j in news}
+    shared = {*map(before.__getitem__, olds)} & {*map(after.__getitem__, news)}
     # A line that only one side has cannot be kept: leaving it out loses nothing and empties the table of a rewrite.
     olds = [i for i in olds if before[i] in shared]
     news = [j for j in news if after[j] in shared]
@@ -138,7 +138,8 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
         from rapidfuzz.distance import LCSseq  # noqa: PLC0415
 
         # New before old: of several longest runs this finds, far more often than the other way, the one git takes.
-        blocks = LCSseq.opcodes([after[j] for j in news], [before[i] for i in olds]).as_matching_blocks()
+        ours, its = [*map(after.__getitem__, news)], [*map(before.__getitem__, olds)]
+        blocks = LCSseq.opcodes(ours, its).as_matching_blocks()
         return [(olds[block.b + n], news[block.a + n]) for block in blocks for n in range(block.size)]
     pairs: list[tuple[int, int]] = []
     start_i = start_j = 0
@@ -193,7 +194,10 @@ def _settle(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int,
     where the other text has a gap too, it ends at the lowest of them: one edit that replaces reads better than two.
     The answer is the lowest and the highest number that any gap had on its way.
     """
-    lowest, highest = len(bounds), 0
+    gaps = [gap for gap, (start, stop) in enumerate(pairwise(bounds), start=1) if stop - start > 1]
+    lowest, highest = min(gaps, default=len(bounds)), max(gaps, default=0)
+    if not any(_is_movable(lines, bounds, gap) for gap in gaps):
+        return lowest, highest
     gap = 1
     while gap < len(bounds):
         if bounds[gap] - bounds[gap - 1] > 1:
@@ -201,6 +205,13 @@ def _settle(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int,
             lowest, highest = min(lowest, low), max(highest, high)
         gap += 1
     return lowest, highest
+
+
+def _is_movable(lines: list[int], bounds: list[int], gap: int) -> bool:
+    before, after = bounds[gap - 1], bounds[gap]
+    return (gap > 1 and lines[before] == lines[after - 1]) or (
+        gap < len(bounds) - 1 and lines[before + 1] == lines[after]
+    )
 
 
 def _settled(lines: list[int], bounds: list[int], other: list[int], gap: int) -> tuple[int, int, int]:
