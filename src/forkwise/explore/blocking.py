@@ -1,7 +1,6 @@
 """Blocking: a coroutine run to its end by who has no event loop, or by who is inside one that then stands still.
 
-Apart, because an interrupt by the keyboard has to reach it either way, and because the directory in which the program
-stands must be one that is there afterwards.
+Apart, because an interrupt by the keyboard has to reach it either way, and to be raised when it has.
 """
 
 from __future__ import annotations

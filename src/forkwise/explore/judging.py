@@ -38,7 +38,7 @@ class CommandJudge:
             done = await arun(
                 ground,
                 [*self._argv, str(first), str(second)],
-                confinement=replace(self._confinement, readable=(str(first), str(second))),
+                confinement=replace(self._confinement, readable=(*self._confinement.readable, str(first), str(second))),
                 timeout=self._timeout,
             )
         lines = done.stdout.decode(errors="replace").split()
