@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from forkwise.sandbox.threads import in_thread
+from forkwise.sandbox.threads import before_leaving, in_thread
 
 
 def test_what_comes_of_it() -> None:
@@ -91,3 +91,38 @@ def test_a_thread_that_outlives_its_loop() -> None:
     gate.set()
     for thread in threads:
         thread.join()
+
+
+def test_who_is_cancelled_before_leaving_leaves_when_it_is_done() -> None:
+    gate, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait(60)
+        done.set()
+
+    async def main() -> None:
+        leaving = asyncio.create_task(_leave(in_thread(work)))
+        await asyncio.sleep(0)
+        for _ in range(3):  # however often
+            leaving.cancel()
+            await asyncio.sleep(0.01)
+            assert not leaving.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert done.is_set()
+
+    asyncio.run(main())
+
+
+def test_who_is_not_cancelled_before_leaving_is_told_what_came_of_it() -> None:
+    async def main() -> None:
+        assert await before_leaving(in_thread(divmod, 7, 2)) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await before_leaving(in_thread(divmod, 7, 0))
+
+    asyncio.run(main())
+
+
+async def _leave(work: asyncio.Future[None]) -> None:
+    await before_leaving(work)

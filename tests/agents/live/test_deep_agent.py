@@ -13,7 +13,7 @@ from pydantic_ai.workspaces import WorkspaceRef
 
 from forkwise import DeepAgentDeps, LocalBackend, MessageQueue, StateBackend, Workspace, create_deep_agent
 from forkwise.agents.live.backend import Backend
-from forkwise.agents.live.checkpointing import CheckpointCapability
+from forkwise.agents.live.capability import LiveForkCapability
 from forkwise.agents.live.deps import Todo
 from forkwise.agents.live.overlay import BranchOverlay
 from forkwise.fork.agent_workspace import agent_workspace
@@ -132,6 +132,14 @@ class TestTools:
         answers = await play(LocalBackend(workspace), ("ls", {}))
         assert answers == ["a.txt (4 bytes)\ncaf\\udce9 (0 bytes)"]
 
+    async def test_of_a_branch_that_is_gone_say_so(self, workspace: Workspace) -> None:
+        branch = BranchOverlay(LocalBackend(workspace))
+        branch.discard()
+        answers = await play(
+            branch, ("ls", {}), ("write", {"path": "a", "content": ""}), ("execute", {"command": "true"})
+        )
+        assert [a for a in answers if not (a.startswith("Error: ") and "aborted" in a)] == []
+
 
 class TestCancelling:
     async def test_ends_the_command(self, workspace: Workspace) -> None:
@@ -234,8 +242,9 @@ class TestMakingOne:
         assert text.endswith("Be brief.")
         assert "fork_run" not in text
 
-    async def test_forking_may_be_a_capability_of_ones_own(self) -> None:
+    @pytest.mark.parametrize("forking", [True, LiveForkCapability(max_branches=3)])
+    async def test_forking(self, forking: bool | LiveForkCapability) -> None:
         model = Playing()
-        agent = create_deep_agent(FunctionModel(model), forking=CheckpointCapability())
-        await agent.run("go", deps=DeepAgentDeps())
+        await create_deep_agent(FunctionModel(model), forking=forking).run("go", deps=DeepAgentDeps())
         assert "fork_run" in (model.requests[0][0].instructions or "")  # type: ignore[union-attr]
+        assert {"read", "fork_run", "merge_or_select"} <= set(model.tools)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability
@@ -14,6 +13,9 @@ from forkwise.agents.live.checkpoint import CheckpointStore
 from forkwise.agents.live.checkpointing import CheckpointCapability, CheckpointFrequency
 from forkwise.agents.live.deps import DeepAgentDeps
 from forkwise.agents.live.file_tools import DeepAgentTools, create_file_toolset
+
+if TYPE_CHECKING:
+    from forkwise.agents.live.capability import LiveForkCapability
 
 __all__ = ["BASE_PROMPT", "FORKING_PROMPT", "create_deep_agent"]
 
@@ -33,7 +35,7 @@ def create_deep_agent(
     model: Model | str | None = None,
     *,
     instructions: str | None = None,
-    forking: bool | AbstractCapability[Any] = False,
+    forking: bool | LiveForkCapability = False,
     include_checkpoints: bool = False,
     checkpoint_store: CheckpointStore | None = None,
     checkpoint_frequency: CheckpointFrequency = "every_tool",
@@ -56,8 +58,9 @@ def create_deep_agent(
     if include_checkpoints:
         added.append(CheckpointCapability(checkpoint_store, checkpoint_frequency, max_checkpoints))
     if forking:
-        home = "forkwise.agents.live.capability"  # which is loaded when somebody forks
-        added.append(import_module(home).LiveForkCapability() if forking is True else forking)
+        from forkwise.agents.live.capability import LiveForkCapability  # noqa: PLC0415 - loaded when somebody forks
+
+        added.append(LiveForkCapability() if forking is True else forking)
         prompts.append(FORKING_PROMPT)
     if instructions:
         prompts.append(instructions)

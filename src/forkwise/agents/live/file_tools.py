@@ -16,6 +16,7 @@ from pydantic_ai.workspaces import WorkspaceBackend
 from forkwise.agents.live.backend import FileInfo
 from forkwise.agents.live.deps import DeepAgentDeps, Todo
 from forkwise.agents.live.local_backend import PlaceBackend
+from forkwise.errors import BranchingError
 from forkwise.fork.agent_workspace import PROVIDER, BranchWorkspaceBackend
 from forkwise.sandbox.threads import before_leaving, in_thread
 
@@ -128,7 +129,10 @@ async def execute(ctx: RunContext[DeepAgentDeps], command: str, timeout: float |
         command: The command, as for `sh -c`.
         timeout: The most seconds it may take; 120 by default.
     """
-    done = await ctx.deps.backend.async_execute(command, timeout)
+    try:
+        done = await ctx.deps.backend.async_execute(command, timeout)
+    except (OSError, BranchingError) as error:
+        return _plain(f"Error: {error}")
     left_out = "\n(there was more output than this)" if done.truncated else ""
     return f"{_plain(done.output)}{left_out}\nexit code: {done.exit_code}"
 
@@ -185,7 +189,7 @@ async def _answer(work: Callable[[], str]) -> str:
     """What a tool says: what came of it, or why it did not. The event loop goes on meanwhile."""
     try:
         return _plain(await before_leaving(in_thread(work)))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BranchingError) as error:
         return _plain(f"Error: {error}")
 
 
