@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def evidence(report: Any, judge: float = 0.9, **tests: float | None) -> Evidence
 
 ALIKE = report_of({"x": b"1\n"}, a={"x": b"2\n"}, b={"x": b"2\n"})
 SPLIT = report_of({"x": b"1\n"}, a={"x": b"2\n"}, b={"x": b"3\n"})
+APART = report_of({}, a={"x": b"2\n"}, b={"y": b"3\n"})
 
 
 def test_the_guides_signals() -> None:
@@ -89,11 +91,31 @@ def test_passing_where_others_fail_reaches_the_threshold() -> None:
     assert merge_confidence(evidence(SPLIT, a=1.0, b=0.0)).value >= THRESHOLD
 
 
-def test_a_split_of_passing_branches_is_asked_about() -> None:
-    assert merge_confidence(evidence(SPLIT, judge=0.95, a=1.0, b=1.0)).value < THRESHOLD
+@given(st.sampled_from([ALIKE, SPLIT, APART]), st.sampled_from([0.0, 1.0, None]), shares)
+def test_where_the_formula_reaches_the_threshold_the_decision_does(
+    report: Any, tests: float | None, judge: float
+) -> None:
+    case = evidence(report, judge, a=tests, b=1.0)
+    if compute_confidence(measure_signals(case), judge) >= THRESHOLD:
+        assert merge_confidence(case).value >= THRESHOLD
 
 
-@pytest.mark.parametrize("report", [ALIKE, SPLIT])
+def test_the_table_of_the_docs() -> None:
+    page = Path(__file__).parents[3] / "docs/diffs-and-judges.md"
+    cases = {
+        "all the same, all pass": evidence(ALIKE, a=1.0, b=1.0),
+        "different, only the winner passes": evidence(SPLIT, a=1.0, b=0.0),
+        "different, all pass": evidence(SPLIT, a=1.0, b=1.0),
+        "in files of their own, all pass": evidence(APART, a=1.0, b=1.0),
+        "different, no tests": evidence(SPLIT, a=None, b=None),
+        "different, the winner fails": evidence(SPLIT, a=0.0, b=0.0),
+    }
+    for name, case in cases.items():
+        figures = compute_confidence(measure_signals(case), 0.9), merge_confidence(case).value
+        assert f"| {name} | {figures[0]:.2f} | {figures[1]:.2f} |" in page.read_text()
+
+
+@pytest.mark.parametrize("report", [ALIKE, SPLIT, APART])
 def test_failing_tests_never_reach_the_threshold(report: Any) -> None:
     assert merge_confidence(evidence(report, judge=1.0, a=0.0, b=0.0)).value < 0.5
 
@@ -105,7 +127,7 @@ def test_no_tests_are_capped_here_too() -> None:
 
 
 def test_agreement_counts_for_a_branch() -> None:
-    assert merge_confidence(evidence(ALIKE, a=1.0, b=1.0)).value > merge_confidence(evidence(SPLIT, a=1.0, b=1.0)).value
+    assert merge_confidence(evidence(ALIKE, a=1.0, b=1.0)).value > merge_confidence(evidence(APART, a=1.0, b=1.0)).value
 
 
 def test_a_signal_can_be_added() -> None:

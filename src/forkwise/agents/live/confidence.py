@@ -2,8 +2,8 @@
 
 `compute_confidence` is the guide's formula, which counts branches that differ for the winner. By it, branches that all
 did the same and pass all tests come to 0.6 at most, and are never merged without asking. `merge_confidence` is what the
-decision goes by: passing tests count most, and that others did the same, or that they fail where the winner passes,
-counts for the winner. Whoever knows more adds signals of their own.
+decision goes by: passing tests count most, and that others did the same counts for the winner. Where tests pass it is
+never less sure than the formula. Whoever knows more adds signals of their own.
 """
 
 from __future__ import annotations
@@ -144,10 +144,11 @@ def _consistency(evidence: Evidence) -> float:
 
 
 def _standing(evidence: Evidence) -> float:
-    """How the winner stands among the others: they did the same, or it passes tests that they fail."""
+    """How the winner stands among the others: they did the same, it is ahead in tests, or they are plainly apart."""
     tests = evidence.winner.test_pass_ratio or 0.0
     best_other = max((other.test_pass_ratio or 0.0 for other in evidence.others), default=0.0)
-    return max(support(evidence.report, evidence.winner.branch_id), _clamped(tests - best_other))
+    spread = 1.0 - evidence.report.summary.agreement_score
+    return max(support(evidence.report, evidence.winner.branch_id), _clamped(tests - best_other), spread)
 
 
 #: What a merge goes by: the winner's tests, how straight it went, and how it stands among the others.
