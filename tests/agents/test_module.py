@@ -444,6 +444,23 @@ def test_history_may_be_replaced() -> None:
     assert len(forgetful.history) == 4
 
 
+def test_a_branch_sees_what_on_step_made_of_the_results() -> None:
+    brain = Brain([call("double", number=1), call("double", number=2)], finish(value=1), finish())
+
+    class Editing(Module):
+        model = brain
+        tools = [double]
+        max_steps = 3
+
+        def on_step(self, step: Step) -> None:
+            step.tool_results[0].output = "edited"
+            step.tool_results[1].error = "forbidden"
+            self.branch(Leaf)
+
+    Editing()()
+    assert [asked.results for asked in brain.asked[1:]] == [["edited", "Error: forbidden"]] * 2
+
+
 def test_a_thread_of_ones_own_may_branch() -> None:
     class Threading(Module):
         model = Brain(decide=lambda asked: finish(value=1) if "leaf" in asked.system else call("double", number=1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,33 @@ def test_a_conflict_is_the_second_branchs_error(workspace: Workspace) -> None:
     assert "branch_result" in worked
     assert failed == "Error: Branch execution failed: another branch changed the same and was committed first: a.txt"
     assert (workspace.path / "a.txt").read_text() == "mine\n"
+
+
+def test_several_by_hand_at_the_same_time(workspace: Workspace) -> None:
+    class Gathering(Root):
+        """Be the root."""
+
+        branches: list[Any] = []
+
+        async def on_step(self, step: Any) -> None:
+            both = (self.branch(Writer, number=number) for number in range(2))
+            outcomes.extend(await asyncio.gather(*both, return_exceptions=True))
+
+    def decide(asked: Asked) -> Any:
+        if asked.system == "Be the root.":
+            return finish() if asked.turn else call("read", name="a.txt")
+        number = asked.prompts[-1][-2]
+        return finish(value=number) if len(asked.results) > 1 else call("write", name="a.txt", text=number)
+
+    outcomes: list[Any] = []
+    Gathering.model = Brain(decide=decide)
+    gathering = Gathering(workspace=workspace)
+    gathering()
+    assert outcomes[0] == Answer(value="0")
+    assert isinstance(outcomes[1], BranchError)
+    assert outcomes[1].paths == ("a.txt",)
+    assert (workspace.path / "a.txt").read_text() == "0"
+    assert sum(str(entry["content"]).startswith("[Branch Result]") for entry in gathering.history) == 1
 
 
 def test_a_conflict_by_hand_names_the_paths(workspace: Workspace) -> None:

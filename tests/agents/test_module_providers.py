@@ -241,6 +241,27 @@ def test_streams(provider: StartProvider, model_of: ModelOf) -> None:
     assert here.chunks[-1] == StreamChunk(done=True)
 
 
+def test_thoughts_that_were_streamed_go_back_as_they_came(provider: StartProvider) -> None:
+    thinks = answer(think("Let me see."), "I look.", call("double", number=1))
+    server = provider(Turns([thinks, thinks, [think("So."), call("__finish__", value=2)]]))
+    named = anthropic_model(server)
+
+    class Here(Streaming):
+        model = AnthropicModel(
+            named.model_name,
+            provider=named.provider,
+            settings={"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}},
+        )
+
+    here = Here()
+    assert here() == Answer(value=2)
+    assert [entry.get("reasoning_content") for entry in here.history if entry["role"] == "assistant"] == [
+        "Let me see.",
+        "Let me see.",
+        "So.",
+    ]
+
+
 def test_fallbacks(provider: StartProvider, model_of: ModelOf) -> None:
     failing = provider(Script([], then=Failure(529, "overloaded")))
     working = provider(Script([], then=call("__finish__", value=1)))
