@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from forkwise.errors import ProcessBranchError
 from forkwise.fork.telling import as_score, as_truth, said, shown
 from forkwise.fork.testing.plain import clipped
 from forkwise.runners.protocol import Ended, Function
+from forkwise.sandbox.process import signal_name
 
 __all__ = ["Candidate", "Command", "Judgement", "Scored", "Task", "judge", "read_score"]
 
@@ -142,19 +142,12 @@ def _why(ended: Ended, timeout: float | None) -> str:
     if ended.ending == "timeout":
         return "timed out" if timeout is None else f"timed out after {timeout:g} s"
     if ended.ending == "signal" and ended.exit_code is not None:
-        return f"killed by {_signal(-ended.exit_code)}"
+        return f"killed by {signal_name(-ended.exit_code)}"
     if ended.ending == "exit":
         return f"exit code {ended.exit_code}"
     if ended.limit is not None and ended.ending == "killed":
         return f"stopped by its limit {ended.limit}"
     return ended.ending
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most of those for real time have no name
-        return f"signal {number}"
 
 
 def _of_value(value: Any) -> Judgement:

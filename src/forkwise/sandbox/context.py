@@ -38,7 +38,7 @@ from forkwise.sandbox.jail import (
 )
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.plan import plan_jail
-from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
 from forkwise.sandbox.sight import note_sandbox, seen_at
 from forkwise.sandbox.supervision import Supervision
 
@@ -387,7 +387,7 @@ def _unreadable(why: str) -> Result:
 
 def _how_it_ended(done: Finished) -> str:
     if done.ending == "signal":
-        return f"killed by {signal.Signals(-done.returncode).name}"
+        return f"killed by {signal_name(-done.returncode)}"
     if done.ending == "exit":
         return f"ended with exit code {done.returncode} before the target returned"
     if done.ending == "killed" and done.limit is None:

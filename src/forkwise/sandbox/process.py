@@ -19,7 +19,7 @@ from forkwise.sandbox.holders import hold
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.supervision import Supervision
 
-__all__ = ["Ending", "Finished", "SandboxProcess"]
+__all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
 
 Ending = Literal["exit", "signal", "timeout", "out of memory", "killed"]
 
@@ -178,3 +178,15 @@ class SandboxProcess:
             if left == 0.0:
                 break
         return self._gone
+
+
+def signal_name(number: int) -> str:
+    """A signal as people know it.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of those for real-time use have no name
+        return f"signal {number}"
