@@ -10,6 +10,7 @@ from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RunUsage
 
 from forkwise import JUDGE_SYSTEM_PROMPT, BranchDiffReport, BranchOutcome, JudgeAgent, JudgeVerdict, TestReport
@@ -18,6 +19,7 @@ from forkwise.agents.live.matches import PairwiseJudge, TournamentJudge
 from forkwise.agents.live.panel import detect_judge_models, majority, vote
 from forkwise.fork.testing import TestFailure
 from tests.agents.live.fork_scene import outcome, report_of
+from tests.agents.local_model import need_local_model
 from tests.provider import Failure, Turns, structured
 from tests.provider.fixtures import ModelOf, StartProvider
 
@@ -185,6 +187,19 @@ async def test_a_verdict_is_streamed() -> None:
     assert (final.verdict.winner_branch_id, final.verdict.confidence) == ("b", 0.75)
     assert final.usage is not None
     assert final.usage.requests == 1
+
+
+async def test_a_verdict_that_comes_as_text_is_streamed_too() -> None:
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        for start in range(0, len(GOOD), 10):
+            yield GOOD[start : start + 10]
+
+    profile = ModelProfile(default_structured_output_mode="native", supports_json_schema_output=True)
+    judge = JudgeAgent(FunctionModel(stream_function=stream, profile=profile))
+    drafts = [draft async for draft in judge.stream("goal", REPORT, OUTCOMES)]
+    assert len({draft.reasoning for draft in drafts}) > 3
+    assert drafts[-1].verdict is not None
+    assert drafts[-1].verdict.confidence == 0.75
 
 
 async def test_a_streamed_judge_is_sent_back_too() -> None:
@@ -360,3 +375,13 @@ async def test_a_provider_that_fails_is_an_error(provider: StartProvider, model_
     server = provider(Turns([Failure(503, "overloaded")]))
     with pytest.raises(ModelHTTPError):
         await JudgeAgent(model_of(server)).evaluate("goal", REPORT, OUTCOMES)
+
+
+@pytest.mark.slow
+async def test_the_local_model_can_only_choose_a_branch_there_is() -> None:
+    need_local_model()
+    verdict, usage = await JudgeAgent("local", instructions="Choose.").evaluate(
+        "x = 2", report_of({}, a={}, b={}), OUTCOMES
+    )
+    assert verdict.winner_branch_id in ("a", "b")
+    assert usage.requests >= 1

@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, create_model
 from pydantic_ai import Agent, AgentRunResultEvent, UnexpectedModelBehavior
-from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, ToolCallPart, ToolCallPartDelta
+from pydantic_ai.messages import (
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
 from pydantic_ai.models import Model
 from pydantic_ai.usage import RunUsage
 from pydantic_core import from_json
@@ -22,6 +29,7 @@ from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.judge_prompt import JUDGE_PROMPTS, build_judge_prompt
 from forkwise.agents.live.specs import JudgeDomain
 from forkwise.agents.live.verdict import BranchOutcome, JudgeVerdict
+from forkwise.agents.local import is_local, local_model
 
 __all__ = ["Judge", "JudgeAgent", "VerdictDraft", "evidence_first"]
 
@@ -50,7 +58,7 @@ class VerdictDraft:
 
 
 class JudgeAgent:
-    """A judge on one model. ``domain`` chooses what it is told to look at.
+    """A judge on one model, ``"local"`` for the one that needs no key. ``domain`` is what it is told to look at.
 
     >>> JudgeAgent("test", domain="code").agent.output_type
     <class 'forkwise.agents.live.verdict.JudgeVerdict'>
@@ -58,7 +66,10 @@ class JudgeAgent:
 
     def __init__(self, model: Model | str, *, domain: JudgeDomain = "general", instructions: str | None = None) -> None:
         self.agent: Agent[None, JudgeVerdict] = Agent(
-            model, output_type=JudgeVerdict, instructions=instructions or JUDGE_PROMPTS[domain], retries=_TRIES
+            local_model() if is_local(model) else model,
+            output_type=JudgeVerdict,
+            instructions=instructions or JUDGE_PROMPTS[domain],
+            retries=_TRIES,
         )
 
     @property
@@ -93,9 +104,9 @@ class JudgeAgent:
                 async for event in events:
                     if isinstance(event, AgentRunResultEvent):
                         yield _finished(_plain(event.result.output), usage)
-                    elif isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart):
-                        said = event.part.args_as_json_str() if event.part.args else ""
-                    elif piece := _piece(event):
+                    elif isinstance(event, PartStartEvent):
+                        said = _beginning(event.part)
+                    elif isinstance(event, PartDeltaEvent) and (piece := _piece(event.delta)):
                         said += piece
                         yield _draft(said)
         except UnexpectedModelBehavior as error:
@@ -155,11 +166,18 @@ def _finished(verdict: JudgeVerdict, usage: RunUsage) -> VerdictDraft:
     return VerdictDraft(verdict.winner_branch_id, verdict.confidence, verdict.reasoning, verdict, usage)
 
 
-def _piece(event: object) -> str:
-    """What an event adds to the arguments that a judge is giving."""
-    if isinstance(event, PartDeltaEvent) and isinstance(event.delta, ToolCallPartDelta):
-        return event.delta.args_delta if isinstance(event.delta.args_delta, str) else ""
-    return ""
+def _beginning(part: object) -> str:
+    """What a verdict begins with: an output comes as the arguments of a call, or from some models as text."""
+    if isinstance(part, ToolCallPart):
+        return part.args_as_json_str() if part.args else ""
+    return part.content if isinstance(part, TextPart) else ""
+
+
+def _piece(delta: object) -> str:
+    """What follows."""
+    if isinstance(delta, ToolCallPartDelta):
+        return delta.args_delta if isinstance(delta.args_delta, str) else ""
+    return delta.content_delta if isinstance(delta, TextPartDelta) else ""
 
 
 def _draft(said: str) -> VerdictDraft:
