@@ -135,6 +135,17 @@ def test_a_conflict_leaves_it_to_be_resumed(scene: Scene, fork: str) -> None:
     assert scene.text("a.txt") == "UNO\ntwo\nthree\nfour\nFÜNF\n"
 
 
+def test_a_conflict_is_decided_by_asking_again(scene: Scene, fork: str) -> None:
+    made = prepared(scene, fork, mixed(scene, fork))
+    (scene.workspace.path / "a.txt").write_text("mine\n")
+    with pytest.raises(ConflictError):
+        commit_choice(made)
+    commit_choice(made, on_conflict="theirs")
+    assert (scene.text("a.txt"), scene.text("two.txt")) == ("mine\n", "2\n")
+    with pytest.raises(ForkResolvedError):
+        commit_choice(made)
+
+
 def test_what_a_killed_process_prepared_is_made_anew(scene: Scene, fork: str) -> None:
     scene.leave(f"{fork}-choice")
     commit_choice(prepared(scene, fork, mixed(scene, fork)))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forkwise import LedgerError
 from forkwise.ledger import output as module
 from forkwise.ledger import protocol
-from forkwise.ledger.output import Output, read_output, remove_output
+from forkwise.ledger.output import Output, follow_output, read_output, remove_output
 from tests.ledger.scenes import Child
 
 NAME = "k3f9ab.1"
@@ -173,3 +173,21 @@ def test_examples_do_what_they_say(documented: object) -> None:
     failed, tried = doctest.testmod(documented)  # type: ignore[arg-type]
     assert tried > 0
     assert failed == 0
+
+
+def test_output_is_followed_while_it_grows(tmp_path: Path) -> None:
+    assert follow_output(tmp_path, NAME, 0, tail=10) == (0, b"")
+    with Output(tmp_path, NAME) as output:
+        output.write("stdout", b"one\n")
+        assert follow_output(tmp_path, NAME, 0, tail=10) == (4, b"one\n")
+        assert follow_output(tmp_path, NAME, 4, tail=10) == (4, b"")
+        output.write("stderr", b"two\n")
+        output.write("stdout", b"three\n")
+        assert follow_output(tmp_path, NAME, 4, tail=100) == (14, b"two\nthree\n")
+        assert follow_output(tmp_path, NAME, 4, tail=6) == (14, b"three\n")
+
+
+def test_output_that_begins_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
+    printed(tmp_path, ("stdout", b"a long line of the first run\n"))
+    printed(tmp_path, ("stdout", b"again\n"))
+    assert follow_output(tmp_path, NAME, 29, tail=100) == (6, b"again\n")

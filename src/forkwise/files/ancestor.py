@@ -20,7 +20,7 @@ from forkwise.files.state import Place
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
 
-__all__ = ["chains_since", "find_ancestor", "mode_at_fork", "standing"]
+__all__ = ["chains_since", "find_ancestor", "mode_at_fork", "slot_of", "standing", "step_on"]
 
 _GIT_PATIENCE = 10.0
 
@@ -31,7 +31,7 @@ def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> by
     if records is None:
         return None  # the oldest that is left would do no better: what came before it is not in both
     for record in records:
-        step = _step_on(record, path)
+        step = step_on(record, path)
         if step is not None:
             return _kept(parent, record, *step, forked)
     if parent is parent.workspace:
@@ -59,7 +59,7 @@ def chains_since(place: Place, generation: int) -> list[list[Record]] | None:
     return list(chains.values())
 
 
-def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
+def step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
     """The step that changed a path, and the rest of the path where the step moved a directory above it."""
     for run in record.runs:
         prefix = f"{run.directory}/" if run.directory else ""
@@ -75,16 +75,16 @@ def _step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
 def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
     """The mode a file had at the commit ``generation``, if a commit changed the file since."""
     for record in standing(parent.place, generation) or ():
-        step = _step_on(record, path)
+        step = step_on(record, path)
         if step is not None and step[1].code != "put":
             try:
-                return stat.S_IMODE(os.lstat(_slot(parent, record, *step)).st_mode)
+                return stat.S_IMODE(os.lstat(slot_of(parent, record, *step)).st_mode)
             except OSError:
                 return None
     return None
 
 
-def _slot(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> str:
+def slot_of(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> str:
     """Where a commit keeps what it took the place of."""
     if step.slot:
         slot = f"{parent.place.path}/{record.side}/{step.slot}"
@@ -96,7 +96,7 @@ def _slot(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> st
 def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
     if step.code == "put":
         return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])), forked)
-    path = _slot(parent, record, run, step, rest)
+    path = slot_of(parent, record, run, step, rest)
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns >= forked:

@@ -79,7 +79,8 @@ async def prepare_choice(
 def commit_choice(prepared: Prepared, *, on_conflict: OnConflict = "refuse", keep: bool = False) -> Commit:
     """Decide the fork for what was prepared, commit that, and drop all attempts (``keep``: keep them).
 
-    Raises ForkResolvedError where the fork was decided meanwhile.
+    Raises ForkResolvedError where the fork was decided meanwhile. After a ConflictError the fork is decided and nothing
+    is committed: called again with an ``on_conflict`` that decides, this commits it.
     """
     where = prepared.branch.workspace
     with open_ledger(where) as ledger:
@@ -90,7 +91,8 @@ def commit_choice(prepared: Prepared, *, on_conflict: OnConflict = "refuse", kee
             "keep": keep,
             "tests": None if prepared.tests is None else prepared.tests.as_json(),
         }
-        if not ledger.resolve(remains.id, how="choice", detail=detail):
+        is_new = ledger.resolve(remains.id, how="choice", detail=detail)
+        if not is_new and (remains.outcome() != prepared.branch.name or remains.record.commit is not None):
             raise ForkResolvedError(f"fork {remains.id} was decided meanwhile", fork=remains.id)
         return carry_out(remains, on_conflict=on_conflict, trust=False, keep=keep)
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from forkwise.errors import LedgerError
 
-__all__ = ["Output", "read_output", "remove_output"]
+__all__ = ["Output", "follow_output", "read_output", "remove_output"]
 
 _CAP = 32 << 20
 _KEPT = 64 << 10  # how much of the end is kept whatever comes before it
@@ -156,6 +156,21 @@ class _End:
                 self.runs.popleft()
             else:
                 del first[:dropped]
+
+
+def follow_output(directory: str | os.PathLike[str], attempt: str, start: int, *, tail: int) -> tuple[int, bytes]:
+    """What an attempt printed on both streams since its log had ``start`` bytes, and how many it has now. Where that is
+    more than ``tail``, only the last of it; where the log begins anew, what that holds."""
+    log, _ = _paths(directory, attempt)
+    try:
+        content = log.open("rb")
+    except FileNotFoundError:
+        return 0, b""
+    with content:
+        end = os.fstat(content.fileno()).st_size
+        content.seek(max(start if start <= end else 0, end - tail))
+        piece = content.read(max(end - content.tell(), 0))
+        return content.tell(), piece
 
 
 def read_output(

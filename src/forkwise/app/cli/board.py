@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.reading import Reading
     from forkwise.ledger.record import AttemptRecord, Event, ForkRecord
 
-__all__ = ["PACE", "Board", "Row", "attempt_record", "event_record", "tests_text", "time_text"]
+__all__ = ["PACE", "Board", "Row", "attempt_record", "event_record", "rows_of", "tests_text", "time_text"]
 
 PACE = 0.1
 """Seconds between two looks at the ledger."""
@@ -52,20 +52,22 @@ class Row:
 class Board:
     """The attempts of a fork and of those made inside it, shown while they run.
 
-    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs.
+    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs. ``plain``
+    prints lines also where a table could move.
     """
 
-    def __init__(self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False) -> None:
+    def __init__(self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False, plain: bool = False) -> None:
         self._ledger = ledger
         self._fork = ledger.fork(fork).id
         self._output = output
         self._quiet = quiet
+        self._plain = plain
         self._seen = 0
         self._forks = {self._fork}
         self._live: Live | None = None
 
     def __enter__(self) -> Board:
-        if self._output.is_live and not self._quiet:
+        if self._output.is_live and not self._quiet and not self._plain:
             from rich.live import Live
 
             self._live = Live(console=self._output.console, auto_refresh=False, transient=True)
@@ -108,7 +110,7 @@ class Board:
 
     def rows(self) -> list[Row]:
         """The attempts, those made inside another right after it."""
-        return list(_rows(self._ledger, self._ledger.fork(self._fork), 0))
+        return list(rows_of(self._ledger, self._ledger.fork(self._fork)))
 
     def _table(self, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
         """Columns and cells, without the columns that have nothing to say."""
@@ -168,11 +170,12 @@ def _tells(column: str, cells: set[str]) -> bool:
     return len(cells - {""}) > (column == "score")
 
 
-def _rows(ledger: Reading, fork: ForkRecord, depth: int) -> Iterator[Row]:
+def rows_of(ledger: Reading, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
+    """The attempts of a fork, those made inside another right after it."""
     for attempt in ledger.attempts(fork.id):
         yield Row(attempt, depth, attempt.id == fork.winner)
         for inner in ledger.children(attempt.id):
-            yield from _rows(ledger, inner, depth + 1)
+            yield from rows_of(ledger, inner, depth + 1)
 
 
 def _most_telling(rows: list[list[str]], state: int, room: int) -> list[list[str]]:

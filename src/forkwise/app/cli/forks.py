@@ -241,15 +241,23 @@ def _print(content: bytes, output: Output) -> None:
         output.text(content.decode(errors="replace"))
 
 
-@click.command("watch", cls=Verb, streams=True, example=("forkwise watch", "forkwise watch k3f9ab --json"))
+@click.command("watch", cls=Verb, streams=True, example=("forkwise watch", "forkwise watch k3f9ab --plain"))
 @click.argument("name", metavar="[FORK]", required=False)
+@click.option(
+    "--plain", is_flag=True, help="Lines instead of panels, also in a terminal: for a screen reader, or a log."
+)
 @workspace_option
 @stream_option
-def watch(name: str | None, directory: Path, output: Output) -> None:
-    """Watch a fork that another process runs, by default the newest that runs, until it is over.
+def watch(name: str | None, plain: bool, directory: Path, output: Output) -> None:
+    """Watch a fork that another process runs, by default the newest that runs.
 
-    It is only looked at: to end this changes nothing about it. To end the fork itself: forkwise abort FORK.
+    In a terminal its attempts are shown in panels, from which it can be decided too: picked, combined, aborted, undone.
+    Elsewhere, and with --plain, what happens is printed line by line until the fork is over. To end this changes
+    nothing about the fork.
     """
+    if not plain and output.is_live and sys.stdin.isatty() and _has_panels():
+        _watch_in_panels(name, directory, output)
+        return
     from forkwise.app.cli.board import Board
 
     _, ledger = _opened(directory)
@@ -258,12 +266,37 @@ def watch(name: str | None, directory: Path, output: Output) -> None:
             name = next((fork.id for fork in ledger.forks(state="running") if fork.parent is None), None)
         if name is None:
             raise click.ClickException("no fork is running here; forkwise ls lists those there were")
-        with Board(ledger, name, output) as board:
+        with Board(ledger, name, output, plain=plain) as board:
             fork = board.follow()
         if output.as_json:
             output.stream({"fork": fork_record(fork)})
         else:
             _show_fork(ledger, fork, directory, output)
+
+
+def _has_panels() -> bool:
+    """Whether there is what draws them; says what to do where not."""
+    from importlib.util import find_spec
+
+    if find_spec("textual") is not None:
+        return True
+    click.echo("forkwise: hint: pip install 'forkwise[tui]' has panels for this", err=True)
+    return False
+
+
+def _watch_in_panels(name: str | None, directory: Path, output: Output) -> None:
+    from forkwise.app.cli.private import enter_to_create
+    from forkwise.app.tui.watch import WatchApp
+    from forkwise.app.tui.watched import Watched
+
+    enter_to_create(directory, None)  # while there is one thread only: what is picked may have to be mounted
+    watched = Watched(directory, name)
+    WatchApp(watched).run()
+    watched.close()
+    if watched.fork is not None:
+        _, ledger = _opened(directory)
+        with ledger:
+            _show_fork(ledger, ledger.fork(watched.fork), directory, output)
 
 
 @click.command("diff", cls=Verb, example=("forkwise diff k3f9ab.1 k3f9ab.2", "forkwise diff k3f9ab.1 | git apply"))

@@ -1,0 +1,238 @@
+"""Watch: a fork while it runs and until it is decided, whoever runs it: its attempts, what they print and change, and
+the keys by which a person decides it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widgets import DataTable, Footer, Label
+
+from forkwise.app.cli.board import time_text
+from forkwise.app.cli.output import printable
+from forkwise.app.tui.attempts import AttemptTable
+from forkwise.app.tui.chips import chip, tally
+from forkwise.app.tui.deciding import DecidingScreen
+from forkwise.app.tui.diff import DiffScreen
+from forkwise.app.tui.forks import ForksScreen
+from forkwise.app.tui.output import OutputLog
+from forkwise.app.tui.watched import Look, Watched
+from forkwise.sandbox.threads import in_thread
+
+__all__ = ["PACE", "WatchApp", "WatchScreen"]
+
+PACE = 0.1
+"""Seconds between two looks at the ledger, and at what is printed."""
+
+
+class WatchScreen(DecidingScreen):
+    """One fork: its attempts above, what the one under the cursor prints below."""
+
+    DEFAULT_CSS = """
+    WatchScreen > #fork { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
+    WatchScreen > #attempts { height: auto; max-height: 50%; min-height: 4; scrollbar-size-horizontal: 0; }
+    WatchScreen > #below { height: 1fr; min-height: 4; }
+    WatchScreen #what { width: 100%; height: 1; padding: 0 1; background: $panel; }
+    WatchScreen OutputLog { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "mark", "mark", key_display="␣", priority=True),
+        Binding("p", "pick", "pick"),
+        Binding("c", "combine", "combine"),
+        Binding("n", "choose", "n-way"),
+        Binding("d,enter", "diff", "diff", key_display="d", priority=True),
+        Binding("w", "winner", "winner"),
+        Binding("a,escape", "abort", "abort", key_display="a"),
+        Binding("u", "undo", "undo"),
+        Binding("f", "forks", "forks"),
+        Binding("q", "leave", "quit"),
+    ]
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched)
+        self._followed: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """The fork, its attempts, the output of one of them, the keys."""
+        yield Label("waiting for a fork …", id="fork")
+        yield AttemptTable(id="attempts")
+        with Vertical(id="below"):
+            yield Label(id="what")
+            yield OutputLog(id="output")
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.table.focus()
+        self.run_worker(self._look_on(), group="look")
+
+    @property
+    def table(self) -> AttemptTable:
+        """The attempts."""
+        return self.query_one("#attempts", AttemptTable)
+
+    @property
+    def output(self) -> OutputLog:
+        """What the attempt under the cursor prints."""
+        return self.query_one("#output", OutputLog)
+
+    # Looking
+
+    async def _look_on(self) -> None:
+        while True:
+            look = await in_thread(self.watched.look)
+            if look is not None and look.fork.id == self.watched.fork:
+                self._show(look)
+            await asyncio.sleep(PACE)
+
+    def _show(self, look: Look) -> None:
+        if self.look is None or self.look.fork.id != look.fork.id:
+            self.table.marked = []
+        self.look = look
+        self.table.show(look.rows, self.watched.now())
+        self.tell()
+        self._follow_current()
+
+    def tell(self) -> None:
+        """Say in the first line how the fork is, and what is under way."""
+        look = self.look
+        if look is None:
+            return
+        fork = look.fork
+        line = Text.assemble(f"{fork.kind} {fork.id}  ", chip(look.state), "  ")
+        line.append(f"{time_text((fork.ended or self.watched.now()) - fork.started)}  ")
+        line.append_text(tally([attempt.state for attempt in look.own]))
+        line.append(f"  {self.doing} …" if self.doing else f"  {_outcome(look)}")
+        self.query_one("#fork", Label).update(line)
+
+    def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
+        """Show what another attempt prints."""
+        self._follow_current()
+
+    def _follow_current(self) -> None:
+        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+        if attempt is None:
+            return
+        line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}", no_wrap=True, overflow="ellipsis")
+        line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
+        self.query_one("#what", Label).update(line)
+        if attempt.id != self._followed:
+            self._followed = attempt.id
+            self.output.begin()
+            self.run_worker(self._read_on(attempt.id), group="output", exclusive=True)
+
+    async def _read_on(self, attempt: str) -> None:
+        start = 0
+        while True:
+            start, piece = await in_thread(self.watched.output, attempt, start)
+            if piece:
+                self.output.feed(piece)
+            await asyncio.sleep(PACE)
+
+    # Showing more
+
+    def action_mark(self) -> None:
+        """Mark the attempt under the cursor, to combine it or to line it up with others."""
+        self.table.toggle_mark()
+
+    def action_diff(self) -> None:
+        """Show what the attempt under the cursor changed."""
+        current = self.table.current
+        if current is not None:
+            self.attempt_to(self._show_diff(current, lambda: self.watched.diff(current)))
+
+    def action_winner(self) -> None:
+        """Show what won, or what is ahead."""
+        fork = None if self.look is None else self.look.fork
+        ahead = None if fork is None else fork.winner or (fork.verdict or {}).get("winner")
+        if isinstance(ahead, str):
+            self.attempt_to(self._show_diff(ahead, lambda: self.watched.diff(ahead)))
+        elif fork is not None and fork.commit is not None:
+            self.attempt_to(self._show_diff(f"commit {fork.commit}", lambda: self.watched.committed(fork)))
+        else:
+            self.notify("Nobody has won yet.")
+
+    async def _show_diff(self, name: str, read: Callable[[], str]) -> None:
+        await self.app.push_screen(DiffScreen(f"{name}: what it changed", await in_thread(read)))
+
+    def action_forks(self) -> None:
+        """Go to another fork."""
+        self.attempt_to(self._choose_fork())
+
+    async def _choose_fork(self) -> None:
+        fork = await self.app.push_screen_wait(ForksScreen(await in_thread(self.watched.forks)))
+        self.watched.fork = fork or self.watched.fork
+
+    # Deciding
+
+    def action_pick(self) -> None:
+        """Decide the fork for the attempt under the cursor."""
+        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+        if attempt is not None:
+            self.decide(self.pick(attempt))
+
+    def action_combine(self) -> None:
+        """Decide the fork for the marked attempts together."""
+        if len(self.table.marked) < 2:
+            self.notify("Mark at least two attempts with space: their changes are merged, tested and committed.")
+        else:
+            self.decide(self.combine(tuple(self.table.marked)))
+
+    def action_choose(self) -> None:
+        """Line up what the marked attempts changed, or all that are over, and choose from it hunk by hunk."""
+        self.decide(self.choose(tuple(self.table.marked)))
+
+    def action_abort(self) -> None:
+        """Give the fork up."""
+        self.decide(self.abort())
+
+    def action_undo(self) -> None:
+        """Take back what the fork committed."""
+        fork = None if self.look is None else self.look.fork
+        if fork is None or fork.commit is None or fork.undone is not None:
+            self.notify("Nothing was committed that could be undone.")
+        else:
+            self.attempt_to(self.undo(fork.commit))
+
+    def action_leave(self) -> None:
+        """End watching; the fork goes on."""
+        if self.doing:
+            self.notify(f"It is {self.doing}; wait for that.", severity="warning")
+        else:
+            self.app.exit()
+
+
+def _outcome(look: Look) -> str:
+    """What became of a fork, in a few words."""
+    fork = look.fork
+    if fork.commit is None:
+        waits = {"open": "waits for a pick: p", "interrupted": "its process is gone"}
+        return waits.get(look.state, "" if fork.winner is None else f"{fork.winner} won")
+    who = fork.winner or " and ".join((fork.resolution or {}).get("attempts", ()))
+    undone = "" if fork.undone is None else f", undone by {fork.undone}"
+    return f"{who} is commit {fork.commit}{undone}"
+
+
+class WatchApp(App[None]):
+    """The terminal, with nothing but a fork in it."""
+
+    TITLE = "forkwise"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "theme", "light/dark", show=False)]
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self.watched = watched
+
+    def on_mount(self) -> None:
+        """Begin with the fork."""
+        self.push_screen(WatchScreen(self.watched))
+
+    def action_theme(self) -> None:
+        """Light, or dark."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
