@@ -11,6 +11,7 @@ from functools import cache
 
 from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
+from forkwise.files.parent import Parent
 from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.files.views.overlay import OPTIONS
 from forkwise.sandbox.confinement import Confinement
@@ -32,7 +33,7 @@ _LANDLOCK_SINCE = 3  # before, it forbids renaming from one directory to another
 
 
 def plan_jail(
-    where: str, seen_at: str | None, branch: Branch | None, confinement: Confinement, environment: Mapping[str, str]
+    where: str, seen_at: str | None, branch: Parent | None, confinement: Confinement, environment: Mapping[str, str]
 ) -> Jail:
     """A jail in which ``where`` is the branch that the host sees at ``seen_at`` (None: it is mounted inside)."""
     flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
@@ -88,7 +89,7 @@ def _filter(preset: str, apart: bool) -> str:
 
 
 def _mounts(
-    where: str, seen_at: str | None, branch: Branch | None, confinement: Confinement, environment: Mapping[str, str]
+    where: str, seen_at: str | None, branch: Parent | None, confinement: Confinement, environment: Mapping[str, str]
 ) -> list[Mount]:
     mounts: list[Mount] = []
     temporary = f"mode=1777{_memory(confinement)}"
@@ -108,7 +109,7 @@ def _mounts(
     mounts += [m for m in writable if m not in covered] + cover + covered
     if seen_at is not None:
         mounts.append(Mount("bind", where, seen_at, writable=True))
-    elif branch is not None:
+    elif isinstance(branch, Branch):
         lowers = list(branch.parent.lowers)
         mounts.append(Mount("overlay", where, branch.home, writable=True, lowers=lowers, options=OPTIONS))
     # On top of the branch, since some may lie in the workspace.
@@ -125,7 +126,7 @@ def _memory(confinement: Confinement) -> str:
     return "" if most is None else f",size={most}"
 
 
-def _cover_state(where: str, branch: Branch | None) -> list[Mount]:
+def _cover_state(where: str, branch: Parent | None) -> list[Mount]:
     """Cover forkwise's own records and layers. The branch's view, where the workspace is one, is put back on top."""
     state = branch.place.state if branch is not None else where.partition("/branches/")[0]
     if not os.path.exists(f"{state}/lock") or _is_beneath(state, *_TEMPORARY):

@@ -13,6 +13,7 @@ from typing import Any
 
 from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
+from forkwise.files.workspace import Workspace
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
@@ -47,12 +48,13 @@ class RunOptions:
     check: bool = False
 
 
-def run(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
-    """Run a command in a branch and wait for it; the options are those of RunOptions."""
+def run(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
+    """Run a command in a branch and wait for it; the options are those of RunOptions. In a workspace itself it is
+    confined as well, and changes that."""
     return _Run(branch, argv, RunOptions(**options)).finish()
 
 
-async def arun(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
+async def arun(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
     """The same for asyncio programs; cancelled, it ends the command with all descendants."""
     wanted = RunOptions(**options)
     held: list[_Run] = []
@@ -77,7 +79,7 @@ async def arun(branch: Branch, argv: Sequence[str], **options: Any) -> Finished:
 
 
 def spawn(
-    branch: Branch,
+    branch: Branch | Workspace,
     argv: Sequence[str],
     fds: tuple[int, int, int],
     *,
@@ -120,7 +122,7 @@ def spawn(
 class _Start:
     """What a start needs to know beside its jail."""
 
-    branch: Branch
+    branch: Branch | Workspace
     confinement: Confinement
     timeout: float | None
     cwd: str | None
@@ -159,7 +161,7 @@ def _start(
         os.close(giver)
         if not wanted.confinement.landlock_instead or not jail.flags:
             raise
-        own = f"{wanted.branch.home}/tmp"
+        own = f"{wanted.branch.place.path}/tmp"
         os.makedirs(own, mode=0o700, exist_ok=True)
         weaker = plan_landlock(os.fspath(wanted.branch.path), own, wanted.confinement)
         return _start(weaker, argv, environment | {"TMPDIR": own}, fds, supervision, wanted)
@@ -203,7 +205,7 @@ def _stay(_number: int, _frame: object) -> None:
 class _Run:
     """One command with pipes to it."""
 
-    def __init__(self, branch: Branch, argv: Sequence[str], options: RunOptions) -> None:
+    def __init__(self, branch: Branch | Workspace, argv: Sequence[str], options: RunOptions) -> None:
         self.argv = list(argv)
         self.options = options
         self.pipes: dict[str, int] = {}

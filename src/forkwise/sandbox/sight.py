@@ -9,6 +9,7 @@ from forkwise.files import namespace
 from forkwise.files.branch import Branch
 from forkwise.files.owner import Owner
 from forkwise.files.views.overlay import forgive_volatile, note_private, private_owners
+from forkwise.files.workspace import Workspace
 
 __all__ = ["is_private", "note_sandbox", "seen_at"]
 
@@ -18,9 +19,9 @@ def is_private(branch: Branch) -> bool:
     return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
 
 
-def seen_at(branch: Branch) -> str | None:
+def seen_at(branch: Branch | Workspace) -> str | None:
     """Where the host sees a branch; None where it is mounted inside, which only one sandbox may do at a time."""
-    if not is_private(branch):
+    if isinstance(branch, Workspace) or not is_private(branch):
         return os.fspath(branch.path)
     if private_owners(branch.home):
         raise BranchError(
@@ -32,7 +33,7 @@ def seen_at(branch: Branch) -> str | None:
     return None
 
 
-def note_sandbox(branch: Branch, pid: int) -> None:
+def note_sandbox(branch: Branch | Workspace, pid: int) -> None:
     """Note that a sandbox has the branch mounted where nobody else sees it."""
-    if is_private(branch):
+    if isinstance(branch, Branch) and is_private(branch):
         note_private(branch.home, Owner.of(pid))

@@ -16,7 +16,7 @@ from pydantic_ai.workspaces import Workspace as AgentWorkspace
 from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceOutputLimitError, WorkspaceRef, WorkspaceUnavailableError
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
-from forkwise import Branch, Workspace
+from forkwise import Branch, ForkwiseWarning, Workspace
 from forkwise.files.views.mountpoint import mounts
 from forkwise.fork.agent_files import AgentFiles
 from forkwise.fork.agent_workspace import BranchWorkspaceBackend, agent_workspace, open_ref
@@ -269,6 +269,33 @@ class TestAWorkspaceItself:
         files = agent_workspace(workspace)
         await asyncio.gather(*(files.write_text(f"f{n}", str(n)) for n in range(20)))
         assert {p.name: p.read_text() for p in workspace.path.glob("f*")} == {f"f{n}": str(n) for n in range(20)}
+
+
+@pytest.mark.filterwarnings("ignore::forkwise.ForkwiseWarning")
+class TestAWorkspaceWhoseBranchesAreWholeCopies:
+    """A copy of everything for each change would cost too much."""
+
+    @pytest.fixture
+    def whole(self, workspace: Workspace) -> Workspace:
+        return Workspace(workspace.path, view="copy", durable=False)
+
+    async def test_is_changed_as_it_is_and_says_so(self, whole: Workspace) -> None:
+        files = agent_workspace(whole)
+        with pytest.warns(ForkwiseWarning, match="cannot be undone"):
+            await files.write_text("a.txt", "two\n")
+        await files.run("echo three > b.txt", shell=True)
+        assert (whole.path / "a.txt").read_text() == "two\n"
+        assert (whole.path / "b.txt").read_text() == "three\n"
+        assert whole.history() == []
+
+    async def test_confines_commands_all_the_same(self, whole: Workspace) -> None:
+        outside = whole.path.parent / "outside"
+        files = agent_workspace(whole)
+        done = await files.run(f"pwd; echo x > {outside}; (sleep 3607 &)", shell=True)
+        assert done.stdout == f"{whole.path}\n"
+        assert done.exit_code == 0
+        assert not outside.exists()
+        assert processes_about("sleep 3607") == []
 
 
 async def test_a_name_that_is_not_utf_8(inside: AgentWorkspace, branch: Branch) -> None:

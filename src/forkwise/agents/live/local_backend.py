@@ -75,8 +75,8 @@ class PlaceBackend(Backend):
         return True
 
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write and remove several files; in a workspace that is one commit."""
-        if isinstance(self.place, Branch):
+        """Write and remove several files; where changes are recorded that is one commit."""
+        if not self.files.is_recorded:
             return super().replace(contents)
         with self.files.changing() as tree:
             for name, content in contents.items():
@@ -131,8 +131,9 @@ class LocalBackend(PlaceBackend):
     """The files of a directory, and commands in it.
 
     Each write, edit and deletion, and all that a command does, is a commit of its own, so that it can be undone
-    (``Workspace.undo``, or a rewind to a checkpoint). Commands are confined: they can read what the user can, but for
-    credentials, and write to the directory only.
+    (``Workspace.undo``, or a rewind to a checkpoint); where branches are whole copies (`AgentFiles`) it is not, with a
+    warning. Commands are confined: they can read what the user can, but for credentials, and write to the directory
+    only.
     """
 
     def __init__(
