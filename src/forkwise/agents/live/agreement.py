@@ -7,7 +7,7 @@ is another question, answered here by the changed lines, wherever they stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
 from forkwise.agents.live.diff_report import BranchDiffAgreement, BranchDiffReport, PathDiff
 from forkwise.files.merge import Merge, merge
@@ -28,13 +28,12 @@ def classify(end_states: Sequence[Hashable]) -> BranchDiffAgreement:
     return "unanimous_change" if len(set(end_states)) == 1 else "split"
 
 
-def changed_lines(old: bytes, new: bytes) -> frozenset[bytes]:
+def changed_lines(before: Set[bytes], after: Set[bytes]) -> frozenset[bytes]:
     r"""The lines that only one of two texts has, each with its sign; none that say nothing, like a brace.
 
-    >>> sorted(changed_lines(b"keep\n  one\n", b"keep\n  two\n}\n"))
+    >>> sorted(changed_lines({b"keep", b"  one"}, {b"keep", b"  two", b"}"}))
     [b'+two', b'-one']
     """
-    before, after = set(old.splitlines()), set(new.splitlines())
     added = (b"+" + line.strip() for line in after - before)
     removed = (b"-" + line.strip() for line in before - after)
     return frozenset(line for line in (*added, *removed) if len(line) > 2)

@@ -22,7 +22,7 @@ from forkwise.agents.live.diff_report import (
     DiffSummary,
     PathDiff,
 )
-from forkwise.agents.live.likeness import origins
+from forkwise.agents.live.likeness import Known, origins
 from forkwise.files.diff import FileDiff, Side, unified
 
 __all__ = ["BranchLike", "build_diff_report"]
@@ -151,6 +151,7 @@ def build_diff_report(
 
 def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
     shown: dict[_Version, _Shown] = {}
+    before: dict[bytes | None, set[bytes]] = {}  # the lines of the parent's content, of which there is mostly one
     changes = {}
     first: _Version | None = None
     states: list[tuple[bytes | None, int]] = []
@@ -163,7 +164,9 @@ def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
         states.append((version.new, 0 if version.new is None else version.new_mode))
         one = shown.get(version)
         if one is None:
-            one = shown[version] = _show(path, version, branch)
+            if version.old not in before:
+                before[version.old] = set((version.old or b"").splitlines())
+            one = shown[version] = _show(path, version, branch, before[version.old])
             changes[branch.id] = one.change
         else:
             changes[branch.id] = one.change.but(branch_id=branch.id, branch_label=branch.label)
@@ -178,7 +181,7 @@ def _quiet(path: str, branches: Sequence[_Branch]) -> PathDiff:
     return PathDiff(path, _text(content), {branch.id: branch.untouched for branch in branches}, classify([]))
 
 
-def _show(path: str, version: _Version, branch: _Branch) -> _Shown:
+def _show(path: str, version: _Version, branch: _Branch, before: set[bytes]) -> _Shown:
     new = version.new
     size = 0 if new is None else len(new)
     if new is not None and _is_binary(new):
@@ -189,7 +192,7 @@ def _show(path: str, version: _Version, branch: _Branch) -> _Shown:
     late: Any = _LateDiff(path, version)
     change = BranchChange(branch.id, branch.label, version.operation, _text(new), late, size, is_binary=False)
     # Where no line says what changed (a mode, the order of lines), the change as a whole is the piece.
-    return _Shown(change, changed_lines(version.old or b"", new or b"") or frozenset([version]))
+    return _Shown(change, changed_lines(before, set((new or b"").splitlines())) or frozenset([version]))
 
 
 def _diff(path: str, version: _Version) -> str:
@@ -222,13 +225,14 @@ def _text(content: bytes | None) -> str | None:
 def _tell_origins(diffs: dict[str, PathDiff], branches: Sequence[_Branch]) -> None:
     """Write into the changes of each branch what its new files came from."""
     parent = {path: v.old for branch in branches for path, v in branch.versions.items() if v.old is not None}
+    known: Known = {}
     for branch in branches:
         created = {path: v.new for path, v in branch.versions.items() if v.old is None and v.new is not None}
         if not created:
             continue
         deleted = {path: v.old for path, v in branch.versions.items() if v.new is None and v.old is not None}
         kept = {path: content for path, content in parent.items() if path not in deleted}
-        for path, origin in origins(created, deleted, kept).items():
+        for path, origin in origins(created, deleted, kept, known).items():
             changes = diffs[path].branches
             if origin.is_rename:
                 changes[branch.id] = changes[branch.id].but(renamed_from=origin.path, similarity=origin.similarity)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from forkwise.files.lines import is_text, lines_of
 
-__all__ = ["ALIKE", "Origin", "origins"]
+__all__ = ["ALIKE", "Known", "Origin", "origins"]
 
 #: How alike two files must be for one to have come from the other.
 ALIKE = 0.5
@@ -31,34 +31,45 @@ class Origin(NamedTuple):
     is_rename: bool
 
 
-def origins(created: Mapping[str, bytes], deleted: Mapping[str, bytes], kept: Mapping[str, bytes]) -> dict[str, Origin]:
+#: The lines of contents that were looked at before, each with how often it is there.
+Known = dict[bytes, Counter[bytes]]
+
+
+def origins(
+    created: Mapping[str, bytes],
+    deleted: Mapping[str, bytes],
+    kept: Mapping[str, bytes],
+    known: Known | None = None,
+) -> dict[str, Origin]:
     r"""What created files came from: a deleted file each was renamed from, or else a kept one it was copied from.
 
-    A deleted file becomes one new file at most, of several the one most like it.
+    A deleted file becomes one new file at most, of several the one most like it. ``known`` is filled and used again
+    where the same contents are asked about several times.
 
     >>> origins({"new.py": b"a\nb\nc\n"}, {"old.py": b"a\nb\n"}, {"b.py": b"x\n"})
     {'new.py': Origin(path='old.py', similarity=0.6666666666666666, is_rename=True)}
     """
     found: dict[str, Origin] = {}
     left = dict(deleted)
-    for similarity, new, old in _pairs(created, deleted):
+    known = {} if known is None else known
+    for similarity, new, old in _pairs(created, deleted, known):
         if new not in found and old in left:
             found[new] = Origin(old, similarity, is_rename=True)
             del left[old]
     rest = {path: content for path, content in created.items() if path not in found}
-    for similarity, new, old in _pairs(rest, {**kept, **deleted}):
+    for similarity, new, old in _pairs(rest, {**kept, **deleted}, known):
         if new not in found:
             found[new] = Origin(old, similarity, is_rename=False)
     return found
 
 
-def _pairs(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> list[tuple[float, str, str]]:
+def _pairs(news: Mapping[str, bytes], olds: Mapping[str, bytes], known: Known) -> list[tuple[float, str, str]]:
     """Pairs of a new and an old file that are alike, the most alike first, and then those of the same name."""
     if not news or not olds:
         return []
     pairs = list(_same(news, olds))
     settled = {new for _, new, _ in pairs}
-    pairs += _similar({path: content for path, content in news.items() if path not in settled}, olds)
+    pairs += _similar({path: content for path, content in news.items() if path not in settled}, olds, known)
     return sorted(pairs, key=lambda pair: (-pair[0], _name(pair[1]) != _name(pair[2]), pair[1], pair[2]))
 
 
@@ -77,26 +88,32 @@ def _same(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> Iterable[tupl
             taken[content] += 1
 
 
-def _similar(news: Mapping[str, bytes], olds: Mapping[str, bytes]) -> Iterable[tuple[float, str, str]]:
-    lines = {path: Counter(lines_of(content)) for path, content in olds.items() if is_text(content)}
+def _similar(news: Mapping[str, bytes], olds: Mapping[str, bytes], known: Known) -> Iterable[tuple[float, str, str]]:
+    mine = {path: _lines(content, known) for path, content in news.items() if content and is_text(content)}
+    its = {path: _lines(content, known) for path, content in olds.items() if content and is_text(content)}
+    sought = dict.fromkeys(line for counted in mine.values() for line in counted)
     having: dict[bytes, list[str]] = defaultdict(list)
-    for path, counted in lines.items():
-        for line in counted:
+    for path, counted in its.items():
+        for line in counted.keys() & sought.keys():
             having[line].append(path)
-    for new, content in news.items():
-        if not is_text(content):
-            continue
-        mine = Counter(lines_of(content))
+    for new, counted in mine.items():
         shared: Counter[str] = Counter()
-        for line in mine:
+        for line in counted:
             holders = having.get(line, ())
             if len(holders) <= _COMMON:
                 for old in holders:
                     shared[old] += len(line)
         for old, _ in shared.most_common(_COMPARED):
-            similarity = _similarity(mine, lines[old], max(len(content), len(olds[old])))
+            similarity = _similarity(counted, its[old], max(len(news[new]), len(olds[old])))
             if similarity >= ALIKE:
                 yield similarity, new, old
+
+
+def _lines(content: bytes, known: Known) -> Counter[bytes]:
+    counted = known.get(content)
+    if counted is None:
+        counted = known[content] = Counter(lines_of(content))
+    return counted
 
 
 def _similarity(mine: Counter[bytes], its: Counter[bytes], size: int) -> float:
