@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -23,8 +25,9 @@ from bench.table import as_json, as_table
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures as JSON too; - is standard output.")
 @click.option("--quick", is_flag=True, help="Smaller trees and fewer rounds.")
 @click.option("--rows", metavar="NAME,...", help=f"Only these: {', '.join(ROWS)}.")
+@click.option("--page", metavar="FILE", help="Put the table into the first text block of this page too.")
 @click.option("--at", metavar="DIR", help="Where to work: the filesystem that is measured.")
-def main(json_file: str | None, quick: bool, rows: str | None, at: str | None) -> None:
+def main(json_file: str | None, quick: bool, rows: str | None, page: str | None, at: str | None) -> None:
     """Figures against the raw floor and every peer that is installed, all in one run."""
     if os.geteuid() != 0:
         raise click.ClickException("the raw floor mounts overlayfs itself: run this as root, or in unshare -rm")
@@ -37,7 +40,7 @@ def main(json_file: str | None, quick: bool, rows: str | None, at: str | None) -
         begun = time.monotonic()
         lines = _measure(chosen, ground, progress)
         status.stop()
-        _report(lines, json_file, quick=quick, seconds=time.monotonic() - begun)
+        _report(lines, json_file, page, quick=quick, seconds=time.monotonic() - begun)
         status.start()
 
 
@@ -50,7 +53,7 @@ def _measure(chosen: list[str], ground: Ground, progress: Console) -> list[Line]
     return lines
 
 
-def _report(lines: list[Line], json_file: str | None, *, quick: bool, seconds: float) -> None:
+def _report(lines: list[Line], json_file: str | None, page: str | None, *, quick: bool, seconds: float) -> None:
     if json_file:
         with click.open_file(json_file, "w") as file:
             json.dump(as_json(lines, quick=quick, seconds=seconds), file, indent=1)
@@ -63,6 +66,19 @@ def _report(lines: list[Line], json_file: str | None, *, quick: bool, seconds: f
     if not output.is_terminal:
         output.width = 150
     output.print(as_table(lines, caption=caption))
+    if page:
+        written = io.StringIO()
+        Console(file=written, width=150).print(as_table(lines, caption=caption))
+        _put_into(page, written.getvalue())
+
+
+def _put_into(page: str, table: str) -> None:
+    """Replace what stands in a page's first text block."""
+    text = Path(page).read_text()
+    before, fence, rest = text.partition("```text\n")
+    if not fence:
+        raise click.ClickException(f"{page} has no text block for the table")
+    Path(page).write_text(f"{before}{fence}{table}```{rest.partition('```')[2]}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
