@@ -150,7 +150,8 @@ class LiveForkCapability(AbstractCapability[Any]):
         finally:
             if current_branch() is not None:
                 await self._close()
-            self._remember(ctx)
+            else:
+                self._remember(ctx)
         return result
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:

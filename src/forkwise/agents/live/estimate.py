@@ -15,7 +15,7 @@ from pydantic_ai.usage import RequestUsage
 __all__ = ["CostProjection", "RequestEstimate", "estimate_request", "price", "project_cost"]
 
 #: Tokens of an answer of which nobody said how long it may be.
-LONGEST_ANSWER = 8192
+LONGEST_ANSWER = 32_000
 
 
 @dataclass(frozen=True, slots=True)
