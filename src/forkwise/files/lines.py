@@ -89,8 +89,8 @@ def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: i
     after = [*map(numbers.__getitem__, new)]
     pairs = _common(range(head, len(before) - tail), range(head, len(after) - tail), before, after)
     # The ends of the texts count as kept lines, so that every gap lies between two.
-    bounds_before = [*range(-1, head), *(i for i, _ in pairs), *range(len(before) - tail, len(before) + 1)]
-    bounds_after = [*range(-1, head), *(j for _, j in pairs), *range(len(after) - tail, len(after) + 1)]
+    bounds_before = [*range(-1, head), *[i for i, _ in pairs], *range(len(before) - tail, len(before) + 1)]
+    bounds_after = [*range(-1, head), *[j for _, j in pairs], *range(len(after) - tail, len(after) + 1)]
     spans = [_settle(before, bounds_before, bounds_after), _settle(after, bounds_after, bounds_before)]
     gaps = zip(pairwise(bounds_before), pairwise(bounds_after), strict=True)
     edits = [Edit(i + 1, next_i, j + 1, next_j) for (i, next_i), (j, next_j) in gaps if next_i - i + next_j - j > 2]
@@ -133,12 +133,14 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
     news = [j for j in news if after[j] in shared]
     if not olds:
         return []
+    ours, its = [*map(after.__getitem__, news)], [*map(before.__getitem__, olds)]
+    if ours == its:
+        return [*zip(olds, news, strict=True)]
     if len(olds) * len(news) <= _TABLE_BITS:
         # Late, because it takes longer to load than all the rest, and files that only come or go do without.
         from rapidfuzz.distance import LCSseq  # noqa: PLC0415
 
         # New before old: of several longest runs this finds, far more often than the other way, the one git takes.
-        ours, its = [*map(after.__getitem__, news)], [*map(before.__getitem__, olds)]
         blocks = LCSseq.opcodes(ours, its).as_matching_blocks()
         return [(olds[block.b + n], news[block.a + n]) for block in blocks for n in range(block.size)]
     pairs: list[tuple[int, int]] = []
