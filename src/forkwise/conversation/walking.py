@@ -17,7 +17,7 @@ from forkwise.conversation.node import Node
 from forkwise.conversation.talk import text_of
 from forkwise.errors import ConversationError
 
-__all__ = ["Walker", "combined", "common", "difference", "transcript", "ways"]
+__all__ = ["Walker", "above", "combined", "common", "difference", "transcript", "ways"]
 
 
 class Walker:
@@ -38,7 +38,7 @@ class Walker:
 
     def up(self) -> Node:
         """To the answer above, or the root."""
-        return self.go(_above(self.here))
+        return self.go(above(self.here))
 
     def down(self, number: int | None = None) -> Node:
         """To the next answer; where there are several, to the one of that number, counted from 1."""
@@ -85,7 +85,7 @@ class Walker:
         """To the nearest place above at which several branches begin."""
         node = self.here
         while node.message is not None:
-            node = _above(node)
+            node = above(node)
             if len(ways(node)) > 1:
                 return self.go(node)
         raise ConversationError("nothing forks above", node=self.here.id)
@@ -98,7 +98,7 @@ class Walker:
         return self.here
 
     def _beside(self, step: int) -> Node:
-        beside = ways(_above(self.here)) if self.here.message is not None else []
+        beside = ways(above(self.here)) if self.here.message is not None else []
         if len(beside) < 2:
             raise ConversationError("there is no branch beside this one", node=self.here.id)
         return self.go(beside[(beside.index(self.here) + step) % len(beside)])
@@ -157,11 +157,12 @@ def combined(conversation: Conversation, nodes: Sequence[Node], text: str) -> No
     return conversation.add(ModelResponse(parts=[TextPart(text)]), asked)
 
 
-def _above(node: Node) -> Node:
-    above = node.parent or node
-    while above.message is not None and not above.is_response:
-        above = above.parent or above
-    return above
+def above(node: Node) -> Node:
+    """The place one comes from to a node: the answer above it, or the root."""
+    place = node.parent or node
+    while place.message is not None and not place.is_response:
+        place = place.parent or place
+    return place
 
 
 def _picked(nodes: Sequence[Node], number: int, noun: str) -> Node:

@@ -54,15 +54,21 @@ COMMANDS = {
 @click.argument("conversation")
 @click.argument("words", nargs=-1, metavar="[COMMAND...]")
 @click.option("--model", metavar="MODEL", help="Which model answers prompts, and judges: anthropic:…, openai:…, local.")
+@click.option("--tui", "panels", is_flag=True, help="Show the tree of it, and walk with the arrow keys.")
 @workspace_option
 @json_option
-def walk(conversation: str, words: tuple[str, ...], model: str | None, directory: Path, output: Output) -> None:
+def walk(
+    conversation: str, words: tuple[str, ...], model: str | None, panels: bool, directory: Path, output: Output
+) -> None:
     """Walk in a conversation that was exported to a file, or that the workspace's ledger has by that id.
 
     With a command it does that one thing, and where it ends is where the next one begins. Without, it reads commands
-    line by line; help lists them.
+    line by line; help lists them. With --tui the tree is on the screen.
     """
     session = _Session(conversation, model, directory, output)
+    if panels:
+        session.show_panels(words)
+        return
     if words:
         session.do(list(words))
         return
@@ -117,6 +123,19 @@ class _Session:
             raise ConversationError(f"{name} cannot be had like that; help shows how") from error
         doing(*rest)
         self._save()
+
+    def show_panels(self, words: Sequence[str]) -> None:
+        """Walk in the tree on the screen."""
+        from importlib.util import find_spec
+
+        if words or not self.output.is_live or not sys.stdin.isatty():
+            raise click.UsageError("--tui is for a person at a terminal: it takes no command, and no --json")
+        if find_spec("textual") is None:
+            raise click.UsageError("--tui needs Textual: pip install 'forkwise[tui]'")
+        from forkwise.app.tui.walk import WalkApp, WalkScreen
+
+        model = None if self._model is None else self._agent_model()
+        WalkApp(WalkScreen(self.walker, save=self._save, model=model)).run()
 
     def _open(self, name: str) -> Conversation:
         from forkwise.conversation.saving import Saved, export_conversation, import_conversation

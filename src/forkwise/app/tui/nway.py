@@ -21,7 +21,8 @@ from textual.widgets import Footer, Label, OptionList
 from textual.widgets.option_list import Option
 
 from forkwise.app.cli.output import printable
-from forkwise.app.tui.nway_layout import Cell, GridRow, accept, counted, is_accepted, lay_out, places, reject
+from forkwise.app.tui.diff import DiffView
+from forkwise.app.tui.nway_layout import Cell, GridRow, accept, changed, counted, is_accepted, lay_out, places, reject
 from forkwise.files.choosing import Choice, Lineup
 
 __all__ = ["NwayScreen", "NwayView"]
@@ -56,6 +57,9 @@ class NwayView(ScrollView, can_focus=True):
             super().__init__()
             self.place = place
             self.version = version
+
+    class Moved(Message):
+        """The cursor is elsewhere."""
 
     def __init__(self, versions: Sequence[str], **options: Any) -> None:
         super().__init__(**options)
@@ -121,6 +125,7 @@ class NwayView(ScrollView, can_focus=True):
             left = (column + 1) * self._width
             self.scroll_to_region(Region(left, rows[0], self._width, height), animate=False)
         self.refresh()
+        self.post_message(self.Moved())
 
     @property
     def _width(self) -> int:
@@ -186,6 +191,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
     NwayScreen > Label { width: 100%; background: $panel; text-style: bold; padding: 0 1; }
     NwayScreen OptionList { width: auto; max-width: 24; height: 1fr; padding: 0; border: none;
         border-right: solid $panel; }
+    NwayScreen > DiffView { height: 30%; border-top: solid $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "path(1)", "next file"),
@@ -208,6 +214,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         with Horizontal():
             yield OptionList(*(Option(self._named(lineup)) for lineup in self.lineups), id="nway-paths", markup=False)
             yield self._view
+        yield DiffView(id="nway-hunk")
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -230,6 +237,11 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         """Show another path."""
         self._view.show(self.current, self.choice.get(self.current.path))
         self._tell()
+        self.on_nway_view_moved()
+
+    def on_nway_view_moved(self) -> None:
+        """Show in full width what is under the cursor."""
+        self.query_one("#nway-hunk", DiffView).text = changed(self.current, self._view.place, self._view.version)
 
     def on_nway_view_toggled(self, event: NwayView.Toggled) -> None:
         """Take a change, or leave it."""

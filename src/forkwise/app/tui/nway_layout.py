@@ -14,7 +14,7 @@ from forkwise.files.diff import Side
 from forkwise.files.hunks import Alignment, Hunk
 from forkwise.files.lines import is_text, lines_of
 
-__all__ = ["Cell", "GridRow", "accept", "counted", "is_accepted", "lay_out", "places", "reject"]
+__all__ = ["Cell", "GridRow", "accept", "changed", "counted", "is_accepted", "lay_out", "places", "reject"]
 
 _CONTEXT = 2
 
@@ -42,6 +42,21 @@ class GridRow:
 def places(lineup: Lineup) -> int:
     """How many regions there are to accept or reject something in."""
     return 1 if lineup.alignment is None else len(lineup.alignment.regions)
+
+
+def changed(lineup: Lineup, place: int, version: str) -> str:
+    """What a version makes of a region, one line below the other as a diff has it."""
+    if version not in lineup.versions:
+        return f"{version} left it as the parent has it"
+    if lineup.alignment is None:
+        old, new = _described(lineup.base), _described(lineup.versions[version])
+    else:
+        region = lineup.alignment.regions[place]
+        if not region.of(version):
+            return f"{version} left it as the parent has it"
+        parts = (lineup.alignment.part(region, name) for name in (None, version))
+        old, new = ([_text(line) for line in part] for part in parts)
+    return "\n".join([*(f"-{line}" for line in old), *(f"+{line}" for line in new)])
 
 
 def lay_out(lineup: Lineup, versions: Sequence[str]) -> list[GridRow]:

@@ -1,16 +1,18 @@
-"""Question: something is asked before something is done, answered by a key or a click."""
+"""Question: something is asked before something is done, answered by a key or a click, or in a line of text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import Button, Label
+from textual.widgets import Button, Input, Label
 
-__all__ = ["YES", "Question"]
+__all__ = ["YES", "LineQuestion", "Question"]
 
 #: The answers of a question that is a yes or a no.
 YES = {"y": "yes"}
@@ -60,3 +62,31 @@ class Question(ModalScreen[str | None]):
         """Take an answer by a click, or by enter."""
         name = event.button.id or ""
         self.dismiss(name.removeprefix("answer-") if name != "back" else None)
+
+
+class LineQuestion(ModalScreen[str | None]):
+    """A text and a line to write the answer into; None where it was escaped, or left empty."""
+
+    DEFAULT_CSS = """
+    LineQuestion { align: center middle; }
+    LineQuestion > Vertical { width: 60; height: auto; border: round $primary; background: $surface; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "back")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        """The text over the line."""
+        with Vertical():
+            yield Label(self.text, markup=False)
+            yield Input(compact=True)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take what was written."""
+        self.dismiss(event.value.strip() or None)
+
+    def action_back(self) -> None:
+        """Answer nothing."""
+        self.dismiss(None)

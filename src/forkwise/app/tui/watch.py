@@ -55,15 +55,19 @@ class WatchScreen(DecidingScreen):
 
     def __init__(self, watched: Watched) -> None:
         super().__init__(watched)
+        self.table = AttemptTable(id="attempts")
+        self.output = OutputLog(id="output")
+        self._first_line = Label("waiting for a fork …", id="fork")
+        self._what = Label(id="what")
         self._followed: str | None = None
 
     def compose(self) -> ComposeResult:
         """The fork, its attempts, the output of one of them, the keys."""
-        yield Label("waiting for a fork …", id="fork")
-        yield AttemptTable(id="attempts")
+        yield self._first_line
+        yield self.table
         with Vertical(id="below"):
-            yield Label(id="what")
-            yield OutputLog(id="output")
+            yield self._what
+            yield self.output
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -71,21 +75,13 @@ class WatchScreen(DecidingScreen):
         self.table.focus()
         self.run_worker(self._look_on(), group="look")
 
-    @property
-    def table(self) -> AttemptTable:
-        """The attempts."""
-        return self.query_one("#attempts", AttemptTable)
-
-    @property
-    def output(self) -> OutputLog:
-        """What the attempt under the cursor prints."""
-        return self.query_one("#output", OutputLog)
-
     # Looking
 
     async def _look_on(self) -> None:
         while True:
             look = await in_thread(self.watched.look)
+            if not self.table.is_attached:  # the screen is being taken down
+                return
             if look is not None and look.fork.id == self.watched.fork:
                 self._show(look)
             await asyncio.sleep(PACE)
@@ -108,7 +104,7 @@ class WatchScreen(DecidingScreen):
         line.append(f"{time_text((fork.ended or self.watched.now()) - fork.started)}  ")
         line.append_text(tally([attempt.state for attempt in look.own]))
         line.append(f"  {self.doing} …" if self.doing else f"  {_outcome(look)}")
-        self.query_one("#fork", Label).update(line)
+        self._first_line.update(line)
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
         """Show what another attempt prints."""
@@ -120,7 +116,7 @@ class WatchScreen(DecidingScreen):
             return
         line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}", no_wrap=True, overflow="ellipsis")
         line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
-        self.query_one("#what", Label).update(line)
+        self._what.update(line)
         if attempt.id != self._followed:
             self._followed = attempt.id
             self.output.begin()
@@ -130,7 +126,7 @@ class WatchScreen(DecidingScreen):
         start = 0
         while True:
             start, piece = await in_thread(self.watched.output, attempt, start)
-            if piece:
+            if piece and self.output.is_attached:
                 self.output.feed(piece)
             await asyncio.sleep(PACE)
 

@@ -1,0 +1,189 @@
+"""Walk: a person in a conversation, with the tree of it beside what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer, Label, Static, Tree
+
+from forkwise.app.cli.output import printable
+from forkwise.app.tui.diff import DiffScreen
+from forkwise.app.tui.question import LineQuestion, Question
+from forkwise.app.tui.tree import TreePanel
+from forkwise.conversation.node import Node
+from forkwise.conversation.recombination import Answer, Recombination, recombine
+from forkwise.conversation.talk import text_of
+from forkwise.conversation.walking import Walker, combined, difference, transcript
+from forkwise.errors import BranchingError
+from forkwise.sandbox.threads import in_thread
+
+__all__ = ["WalkApp", "WalkScreen"]
+
+_WAYS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
+_ASKED = {"c": "one after the other", "m": "merged", "v": "by vote", "j": "by a judge"}
+
+
+class WalkScreen(Screen[None]):
+    """A conversation: its tree, and what was said on the way to the place under the cursor. ``save`` is called whenever
+    something changed; ``model`` is asked where leaves are combined by one, if there is any."""
+
+    DEFAULT_CSS = """
+    WalkScreen > Label { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
+    WalkScreen TreePanel { width: 3fr; }
+    WalkScreen VerticalScroll { width: 2fr; border-left: solid $panel; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d", "diff", "diff"),
+        Binding("c", "combine", "combine"),
+        Binding("l", "label", "label"),
+        Binding("n", "fork('next_fork')", "next fork"),
+        Binding("p", "fork('last_fork')", "fork before", show=False),
+        Binding("h", "here", "here"),
+        Binding("tab", "app.focus_next", "text", show=False),
+        Binding("q,escape", "app.quit", "quit"),
+    ]
+
+    def __init__(self, walker: Walker, *, save: Callable[[], None] = lambda: None, model: Any = None) -> None:
+        super().__init__()
+        self.walker = walker
+        self._save = save
+        self._model = model
+
+    def compose(self) -> ComposeResult:
+        """The tree beside the text."""
+        yield Label(id="place")
+        with Horizontal():
+            yield TreePanel(self.walker.conversation, id="tree")
+            with VerticalScroll():
+                yield Static(id="said", markup=False)
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begin where one is."""
+        self.tree_panel.focus()
+        self._tell()
+
+    @property
+    def tree_panel(self) -> TreePanel:
+        """The tree."""
+        return self.query_one("#tree", TreePanel)
+
+    def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Node]) -> None:
+        """Show what was said on the way to the place under the cursor."""
+        if event.node.data is not None:
+            self.query_one("#said", Static).update(_spoken(event.node.data))
+
+    def on_tree_panel_going(self, event: TreePanel.Going) -> None:
+        """Be at a place."""
+        self._go(event.node)
+
+    def action_here(self) -> None:
+        """Have the cursor where one is."""
+        self.tree_panel.walk_to(self.walker.here)
+
+    def action_fork(self, where: str) -> None:
+        """Have the cursor at the next place below, or above, where branches begin."""
+        here, self.walker.conversation.here = self.walker.here, self.tree_panel.current
+        try:
+            found: Node = getattr(self.walker, where)()
+        except BranchingError as error:
+            self.notify(str(error))
+            return
+        finally:
+            self.walker.conversation.here = here
+        self.tree_panel.walk_to(found)
+
+    def action_diff(self) -> None:
+        """Show how two marked places differ, or the marked one and the one under the cursor."""
+        two = [*self.tree_panel.marked, self.tree_panel.current][:2]
+        if len(two) < 2 or two[0] is two[1]:
+            self.notify("Mark a place with space, and go to another.")
+            return
+        text = difference(*two) or "nothing differs"
+        self.app.push_screen(DiffScreen(f"message {two[0].id} and message {two[1].id}", text))
+
+    def action_label(self) -> None:
+        """Name the place under the cursor."""
+        node = self.tree_panel.current
+
+        def name(text: str | None) -> None:
+            if text is not None:
+                self.walker.conversation.label(text, node)
+                self._changed()
+
+        self.app.push_screen(LineQuestion("A name for this place:"), name)
+
+    def action_combine(self) -> None:
+        """Make one of the marked leaves."""
+        if len(self.tree_panel.marked) < 2:
+            self.notify("Mark at least two leaves with space.")
+        else:
+            self.run_worker(self._combine(list(self.tree_panel.marked)), group="combine", exclusive=True)
+
+    async def _combine(self, nodes: list[Node]) -> None:
+        offered = _ASKED if self._model is not None else {"c": _ASKED["c"]}
+        numbers = ", ".join(str(node.id) for node in nodes)
+        answer = await self.app.push_screen_wait(Question(f"Combine what {numbers} came to, how?", offered))
+        if answer is None:
+            return
+        answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
+        try:
+            made = await recombine(_WAYS[answer], answers, self._model)
+            self._go(combined(self.walker.conversation, nodes, made.text))
+        except BranchingError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        self.tree_panel.marked = []
+        self.tree_panel.reload()
+
+    def _go(self, node: Node) -> None:
+        self.walker.go(node)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._tell()
+        self.tree_panel.redraw()
+        self.run_worker(self._write(), group="save")
+
+    async def _write(self) -> None:
+        try:
+            await in_thread(self._save)
+        except (BranchingError, OSError) as error:
+            self.notify(str(error), severity="error", markup=False)
+
+    def _tell(self) -> None:
+        talk = self.walker.conversation
+        self.query_one("#place", Label).update(f"{len(talk)} messages · you are at {talk.here.id}")
+
+
+def _spoken(node: Node) -> Text:
+    text = Text()
+    for line in transcript(node).splitlines() or ["(the beginning)"]:
+        text.append(f"{printable(line)}\n", "bold" if line.startswith("user: ") else "")
+    return text
+
+
+class WalkApp(App[None]):
+    """The terminal, with nothing but a conversation in it."""
+
+    TITLE = "forkwise"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "theme", "light/dark", show=False)]
+
+    def __init__(self, screen: WalkScreen) -> None:
+        super().__init__()
+        self._first = screen
+
+    def on_mount(self) -> None:
+        """Begin with the conversation."""
+        self.push_screen(self._first)
+
+    def action_theme(self) -> None:
+        """Light, or dark."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
