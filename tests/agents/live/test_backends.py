@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from forkwise.agents.live.overlay_files import FilesOverlay
 from forkwise.agents.live.overlay_memory import MemoryOverlay
 from forkwise.agents.live.readonly_backend import ReadOnlyBackend
 from forkwise.agents.live.state_backend import StateBackend
+from tests.leftovers import processes_about
 
 FILES = {"a.txt": "one\ntwo\n", "src/main.py": "import os\n", "src/deep/util.py": "x = 1\n", ".hidden/x": "two\n"}
 KINDS = ["memory", "directory", "overlay in memory", "overlay of a directory", "nested in memory", "nested on disk"]
@@ -250,6 +254,25 @@ class TestADirectory:
             assert (there.read_text() if there.exists() else None) == content
             assert [p.name for p in workspace.path.glob("[bc]*")] == names
 
+    def test_a_command_whose_agent_is_killed_did_nothing(self, workspace: Workspace) -> None:
+        code = "import sys; from forkwise import LocalBackend; LocalBackend(sys.argv[1]).execute(sys.argv[2])"
+        command = "echo two > a.txt; sleep 3608"
+        agent = subprocess.Popen([sys.executable, "-c", code, workspace.path, command])
+        while not processes_about("sleep 3608"):
+            assert agent.poll() is None
+            time.sleep(0.01)
+        (branch,) = workspace.branches()
+        while (branch.path / "a.txt").read_text() != "two\n":
+            time.sleep(0.01)
+        agent.kill()
+        agent.wait()
+        while processes_about("sleep 3608"):
+            time.sleep(0.01)
+        assert (workspace.path / "a.txt").read_text() == "one\n"
+        workspace.gc(force=True)
+        assert workspace.branches() == []
+        assert workspace.history() == []
+
     def test_nothing_is_left_out_of_it(self, make: Callable[[str], Backend]) -> None:
         """.git, build and dist are files like others, in a branch as well."""
         parent = make("directory")
@@ -287,8 +310,6 @@ class TestInMemory:
 
 
 def _lines_run(action: Callable[[], object]) -> int:
-    import sys
-
     lines = 0
 
     def trace(_frame: object, event: str, _arg: object) -> object:

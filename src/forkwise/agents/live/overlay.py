@@ -151,9 +151,14 @@ class BranchOverlay(Backend):
         self._mirror, self._label = materializer, branch_label
         self.mirror_all()
 
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether somebody looks."""
+        return self._mirror is not None
+
     def mirror_all(self) -> None:
         """Mirror what was changed and is not mirrored yet, whoever changed it."""
-        if self._mirror is not None:
+        if self.is_mirrored:
             for change in self.changes():
                 self._mirror_one(change)
 

@@ -66,7 +66,8 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
     async def async_execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
         """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
         done = await super().async_execute(command, timeout)
-        await before_leaving(in_thread(self.mirror_all))
+        if self.is_mirrored:
+            await before_leaving(in_thread(self.mirror_all))
         return done
 
     # What it changed
