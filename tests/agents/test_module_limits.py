@@ -103,6 +103,36 @@ def test_max_branches_holds_over_the_tree() -> None:
     assert failed == ["Error: Branch execution failed: Parent has had all its 3 branches"] * 2
 
 
+def test_max_branches_counts_branches_of_branches() -> None:
+    class Middle(Module):
+        """Be in the middle."""
+
+        branches = [Leaf]
+        max_steps = 3
+        final_output = Answer
+
+    def decide(asked: Asked) -> Any:
+        match asked.system:
+            case "Be a leaf.":
+                return finish(value=1)
+            case "Be in the middle.":
+                return finish(value=2) if asked.results else call("branch", name="Leaf")
+        return call("branch", name="Middle") if asked.turn < 2 else finish()
+
+    brain = Brain(decide=decide)
+
+    class Root(Module):
+        model = brain
+        branches = [Middle]
+        max_branches = 2
+        max_steps = 3
+
+    Root()()
+    worked, refused = brain.asked[-1].results
+    assert "<value>2</value>" in worked
+    assert "Root has had all its 2 branches" in refused
+
+
 def test_max_depth_of_a_branch_holds_below_it() -> None:
     class Shallow(Module):
         """Be shallow."""

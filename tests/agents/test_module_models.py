@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import BinaryContent, CachePoint, ImageUrl, ModelRequest, UserPromptPart
+from pydantic_ai.messages import BinaryContent, CachePoint, ImageUrl, ModelRequest, TextPart, UserPromptPart
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.models.openrouter import OpenRouterModel
 from pydantic_ai.models.test import TestModel
 
-from forkwise import Module, ModuleError
+from forkwise import Module, ModuleError, Step
 from forkwise.agents.history import messages_of
 from forkwise.agents.models import model_named
-from tests.agents.brain import Brain, finish
+from tests.agents.brain import Asked, Brain, call, finish
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,49 @@ def test_metadata_goes_with_every_request_and_to_no_provider() -> None:
     last = brain.asked[0].messages[-1]
     assert isinstance(last, ModelRequest)
     assert last.metadata == {"run": 7}
+
+
+def test_what_a_model_said_is_sent_back_as_it_was() -> None:
+    said = [TextPart("before"), call("nothing", x=1), TextPart("after", id="kept")]
+    brain = Brain(said, finish())
+
+    class Talking(Module):
+        model = brain
+        max_steps = 2
+
+    Talking()()
+    assert brain.asked[1].messages[1].parts == said
+
+
+def test_a_branch_has_a_copy_of_the_history() -> None:
+    class Meddling(Module):
+        """Meddle."""
+
+        max_steps = 2
+
+        def on_step(self, step: Step) -> None:
+            for entry in self.history:
+                entry["content"] = "changed"
+                for called in entry.get("tool_calls", ()):
+                    called["function"]["arguments"] = "{}"
+
+    def decide(asked: Asked) -> Any:
+        if asked.system == "Meddle.":
+            return call("nothing")
+        if asked.system.startswith("You sum up"):
+            return "Meddled."
+        return [call("nothing", x=1), call("branch", name="Meddling"), finish()][asked.turn]
+
+    class Parent(Module):
+        model = Brain(decide=decide)
+        branches = [Meddling]  # noqa: RUF012
+        max_steps = 3
+
+    parent = Parent()
+    parent(question="Mine.")
+    assert "Mine." in parent.history[1]["content"]
+    assert parent.history[2]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
+    assert parent.history[3]["content"] == "Error: Tool 'nothing' not found"
 
 
 def prompts(history: list[dict[str, Any]], cached: tuple[int, ...] = ()) -> list[Any]:
