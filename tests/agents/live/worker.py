@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -28,9 +29,10 @@ from tests.agents.provider_brain import AskedProvider
 __all__ = ["BEFORE", "Priced", "all_over", "driver", "last_prompts", "last_results", "work", "worker"]
 
 #: What was said before a fork.
+_THEN = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every process
 BEFORE: list[ModelMessage] = [
-    ModelRequest(parts=[UserPromptPart("Name the library.")]),
-    ModelResponse(parts=[TextPart("I can think of two ways.")]),
+    ModelRequest(parts=[UserPromptPart("Name the library.", timestamp=_THEN)]),
+    ModelResponse(parts=[TextPart("I can think of two ways.")], timestamp=_THEN),
 ]
 
 _STEP = re.compile(r"(write|run|fail|say|ask) ?(\S*) ?(.*)", re.DOTALL)

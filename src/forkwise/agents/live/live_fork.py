@@ -23,7 +23,7 @@ from forkwise.agents.live.specs import BranchSpec, ConflictPolicy
 from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle
 from forkwise.agents.live.thread import Thread, ground_of, started
 from forkwise.conversation.saving import Saved
-from forkwise.errors import CommitError, ForkResolvedError
+from forkwise.errors import CommitError, ForkNotFoundError, ForkResolvedError, LedgerError
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.fork import Fork, Settings
@@ -151,7 +151,10 @@ async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitS
     """A fork that another process left, and its threads as far as they had come."""
     fork = Fork(ground.parent, KIND, _settings(plan), resume=fork_id)
     await stack.enter_async_context(fork)
-    saved = await in_thread(Saved.load, fork.ledger.conversations, plan.conversation)
+    try:
+        saved = await in_thread(Saved.load, fork.ledger.conversations, plan.conversation)
+    except LedgerError as error:
+        raise ForkNotFoundError(f"fork {fork_id} was killed before it began; it is given up: {error}") from error
     conversation = saved.conversation
     start = conversation.here
     threads = [
