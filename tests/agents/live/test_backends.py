@@ -255,17 +255,18 @@ class TestADirectory:
             assert [p.name for p in workspace.path.glob("[bc]*")] == names
 
     def test_a_command_whose_agent_is_killed_did_nothing(self, workspace: Workspace) -> None:
-        code = "import sys; from forkwise import LocalBackend; LocalBackend(sys.argv[1]).execute(sys.argv[2])"
-        command = "echo two > a.txt; sleep 3608"
-        agent = subprocess.Popen([sys.executable, "-c", code, workspace.path, command])
-        while not processes_about("sleep 3608"):
-            assert agent.poll() is None
-            time.sleep(0.01)
-        (branch,) = workspace.branches()
-        while (branch.path / "a.txt").read_text() != "two\n":
-            time.sleep(0.01)
-        agent.kill()
-        agent.wait()
+        code = "import os; from forkwise import LocalBackend; LocalBackend('.').execute(os.environ['COMMAND'])"
+        command = {"COMMAND": "echo two > a.txt; sleep 3608"}
+        with subprocess.Popen([sys.executable, "-c", code], cwd=workspace.path, env=os.environ | command) as agent:
+            try:
+                while not processes_about("sleep 3608"):
+                    assert agent.poll() is None
+                    time.sleep(0.01)
+                (branch,) = workspace.branches()
+                while (branch.path / "a.txt").read_text() != "two\n":
+                    time.sleep(0.01)
+            finally:
+                agent.kill()
         while processes_about("sleep 3608"):
             time.sleep(0.01)
         assert (workspace.path / "a.txt").read_text() == "one\n"
