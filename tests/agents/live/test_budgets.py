@@ -123,7 +123,9 @@ async def test_a_tool_has_a_budget_of_its_own(workspace: Workspace) -> None:
     """Spent, it is no longer carried out; the branch goes on."""
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     budget = {"write_file": Budget(requests=1)}
-    await coordinator.fork([BranchSpec("a", "write a.txt 1; write b.txt 2", tool_budgets=budget)], parent_history=BEFORE)
+    await coordinator.fork(
+        [BranchSpec("a", "write a.txt 1; write b.txt 2", tool_budgets=budget)], parent_history=BEFORE
+    )
     result = await coordinator.merge_or_select("pick:a")
     assert result.applied_paths == ["a.txt"]
     assert "budget in this branch is spent" in str(result.history_after_merge)

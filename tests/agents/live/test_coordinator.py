@@ -251,7 +251,10 @@ async def test_model_and_extra_instructions_of_a_spec_are_applied(workspace: Wor
     mine = Brain(decide=work)
     agent = worker(mine, instructions="Be brief.")
     coordinator = ForkCoordinator(agent, workspace=workspace)
-    specs = [BranchSpec("own", "say hi", extra_instructions="Speak French."), BranchSpec("other", "say hi", model="test")]
+    specs = [
+        BranchSpec("own", "say hi", extra_instructions="Speak French."),
+        BranchSpec("other", "say hi", model="test"),
+    ]
     await coordinator.fork(specs, parent_history=BEFORE)
     await all_over(coordinator)
     assert [asked.system for asked in mine.asked] == ["Be brief.\n\nSpeak French."]

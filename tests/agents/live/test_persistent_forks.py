@@ -56,7 +56,9 @@ asyncio.run(main({project!r}))
 def left_by_a_killed_process(workspace: Workspace) -> str:
     """A fork with one branch that was done and one that had done its first step; gives its id."""
     program = LEFT.replace("{project!r}", repr(str(workspace.path)))
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
     assert told.returncode == -9, told.stderr
     return told.stdout.strip()
 

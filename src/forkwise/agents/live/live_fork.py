@@ -33,7 +33,7 @@ from forkwise.sandbox.threads import in_thread
 if TYPE_CHECKING:
     from forkwise.agents.live.coordinator import ForkCoordinator
 
-__all__ = ["LiveFork", "Run", "begin", "place_label", "recall_cost", "reopen", "state_of"]
+__all__ = ["LiveFork", "Run", "begin", "place_label", "reopen", "state_of"]
 
 #: Runs one turn of a branch: gives whether it came to an answer, and what that was.
 Run = Callable[[BranchRuntime], Awaitable[tuple[bool, str]]]
@@ -91,6 +91,7 @@ class LiveFork:
         error = None if state in ("running", "done") else attempt.reason
         status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
         runtime = BranchRuntime(spec, status, coordinator, attempt, thread, Purse(spec.spending, above=self.purse))
+        _recall_cost(runtime, self.fork.ledger.attempt(attempt.id))
         runtime.tool_purses = {name: Purse(budget) for name, budget in spec.tool_budgets.items()}
         made.append(runtime)
         self.branches[attempt.id] = runtime
@@ -164,8 +165,8 @@ async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitS
     return LiveFork(fork, plan, ground, saved, _purse(plan, None)), threads
 
 
-def recall_cost(runtime: BranchRuntime, record: AttemptRecord) -> None:
-    """Take over what a branch had cost when its process was killed."""
+def _recall_cost(runtime: BranchRuntime, record: AttemptRecord) -> None:
+    """Take over what a branch had cost when its process was killed, if one was."""
     cost = record.cost or {}
     usage = runtime.purse.usage
     usage.requests, usage.input_tokens = cost.get("requests", 0), cost.get("input_tokens", 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Ground, ground_for
-from forkwise.agents.live.live_fork import place_label, recall_cost, reopen
+from forkwise.agents.live.live_fork import place_label, reopen
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.settling import ON_CONFLICT, as_parents
 from forkwise.agents.live.status import ForkHandle
@@ -39,12 +39,7 @@ async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandl
             return handle
         plan = ForkPlan.from_json(record.spec, record.id)
         live, threads = await reopen(ground, plan, record.id, stack)
-        before = {attempt.index: attempt for attempt in live.fork.ledger.attempts(record.id)}
-        await coordinator.adopt(live, threads, stack)
-        for runtime in live.branches.values():
-            if runtime.attempt.index in before:
-                recall_cost(runtime, before[runtime.attempt.index])
-        return live.handle
+        return await coordinator.adopt(live, threads, stack)
 
 
 def _found(ground: Ground, fork_id: str | None) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
