@@ -367,7 +367,7 @@ async def test_a_branch_forks_itself_down_to_the_most_that_is_allowed(workspace:
 
 
 async def test_a_programmatic_fork_in_memory_as_the_guide_has_it() -> None:
-    agent = create_deep_agent(Brain(decide=lambda asked: _deep(asked)), forking=True)
+    agent = create_deep_agent(Brain(decide=_deep), forking=True)
     backend = StateBackend({"a.txt": "one"})
     deps = DeepAgentDeps(backend=backend)
     result = await agent.run("warm up the run loop", deps=deps)

@@ -40,7 +40,8 @@ from tests.agents.live.worker import BEFORE, work, worker
 async def main(project):
     brain = Brain(decide=work)
     coordinator = ForkCoordinator(worker(brain), workspace=Workspace(project))
-    specs = [BranchSpec("quick", "write quick.txt one"), BranchSpec("slow", "write slow.txt one; run sleep 100; say end")]
+    slow = "write slow.txt one; run sleep 100; say end"
+    specs = [BranchSpec("quick", "write quick.txt one"), BranchSpec("slow", slow)]
     await coordinator.fork(specs, parent_history=BEFORE)
     quick, slow = coordinator.branches.values()
     await asyncio.wait([quick.task])
