@@ -13,9 +13,10 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widgets import Footer, Label
+from textual.widgets import Footer
 
 from forkwise.app.cli.output import printable
+from forkwise.app.tui.line import Line
 
 __all__ = ["DiffScreen", "DiffView"]
 
@@ -82,7 +83,6 @@ class DiffView(ScrollView, can_focus=True):
 class DiffScreen(Screen[None]):
     """A diff that fills the screen, under a title."""
 
-    DEFAULT_CSS = "DiffScreen > Label { width: 100%; background: $panel; text-style: bold; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "back", "back")]
 
     def __init__(self, title: str, text: str) -> None:
@@ -92,7 +92,7 @@ class DiffScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The title, the diff, the keys."""
-        yield Label(self.heading, markup=False)
+        yield Line(self.heading)
         yield DiffView(self.text)
         yield Footer(compact=True)
 

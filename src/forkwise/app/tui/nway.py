@@ -17,11 +17,12 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.widgets import Footer, Label, OptionList
+from textual.widgets import Footer, OptionList
 from textual.widgets.option_list import Option
 
 from forkwise.app.cli.output import printable
 from forkwise.app.tui.diff import DiffView
+from forkwise.app.tui.line import Line
 from forkwise.app.tui.nway_layout import Cell, GridRow, accept, changed, counted, is_accepted, lay_out, places, reject
 from forkwise.files.choosing import Choice, Lineup
 
@@ -188,7 +189,6 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
     """All paths that attempts changed, each with its N-way diff; gives what was chosen, None where it was left."""
 
     DEFAULT_CSS = """
-    NwayScreen > Label { width: 100%; background: $panel; text-style: bold; padding: 0 1; }
     NwayScreen OptionList { width: auto; max-width: 24; height: 1fr; padding: 0; border: none;
         border-right: solid $panel; }
     NwayScreen > DiffView { height: 30%; border-top: solid $panel; }
@@ -210,7 +210,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
 
     def compose(self) -> ComposeResult:
         """The paths beside the one that is shown."""
-        yield Label(id="nway-title", markup=False)
+        yield Line(id="nway-title")
         with Horizontal():
             yield OptionList(*(Option(self._named(lineup)) for lineup in self.lineups), id="nway-paths", markup=False)
             yield self._view
@@ -287,7 +287,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
 
     def _tell(self) -> None:
         here = self._paths.highlighted or 0
-        self.query_one("#nway-title", Label).update(
+        self.query_one("#nway-title", Line).say(
             f"{printable(self.current.path)} · file {here + 1} of {len(self.lineups)} · taken: {counted(self.choice)}"
         )
 

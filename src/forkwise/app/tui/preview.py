@@ -8,10 +8,11 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Footer, Label
+from textual.widgets import Footer
 
 from forkwise.app.cli.output import printable
 from forkwise.app.tui.diff import DiffView
+from forkwise.app.tui.line import Line
 from forkwise.app.tui.question import Question
 from forkwise.errors import BranchingError
 from forkwise.fork.choosing import Prepared
@@ -23,11 +24,6 @@ class PreviewScreen(Screen[Prepared | None]):
     """Waits for something to be prepared, shows it, and gives it where it is to be committed. None is where it could
     not be had, or is not wanted: what was ``prepared`` until then is the caller's to drop."""
 
-    DEFAULT_CSS = """
-    PreviewScreen > Label { width: 100%; background: $panel; text-style: bold; padding: 0 1; }
-    PreviewScreen > .good { color: $text-success; }
-    PreviewScreen > .bad { color: $text-error; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "commit", "commit", priority=True),
         Binding("escape,q", "back", "back"),
@@ -40,7 +36,7 @@ class PreviewScreen(Screen[Prepared | None]):
 
     def compose(self) -> ComposeResult:
         """What the tests say, over the diff."""
-        yield Label("The choice is put together and tested …", markup=False)
+        yield Line("The choice is put together and tested …")
         yield DiffView("", id="preview")
         yield Footer(compact=True)
 
@@ -58,10 +54,10 @@ class PreviewScreen(Screen[Prepared | None]):
             return
         tests = prepared.tests
         told = "not tested: this fork has no tests" if tests is None else f"tests: {tests.doubt or tests.summary}"
-        label = self.query_one(Label)
-        label.update(f"{'✓' if prepared.is_good else '✗'} {told} · from {', '.join(prepared.attempts)}")
-        label.set_class(prepared.is_good and tests is not None, "good")
-        label.set_class(not prepared.is_good, "bad")
+        line = self.query_one(Line)
+        line.say(f"{'✓' if prepared.is_good else '✗'} {told} · from {', '.join(prepared.attempts)}")
+        line.set_class(prepared.is_good and tests is not None, "good")
+        line.set_class(not prepared.is_good, "bad")
         failures = "" if tests is None or prepared.is_good else f"{tests.feedback().rstrip()}\n\n"
         self.query_one(DiffView).text = failures + (prepared.diff or "nothing is changed by it")
 

@@ -10,10 +10,11 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer, Label, Static, Tree
+from textual.widgets import Footer, Static, Tree
 
 from forkwise.app.cli.output import printable
 from forkwise.app.tui.diff import DiffScreen
+from forkwise.app.tui.line import Line
 from forkwise.app.tui.question import LineQuestion, Question
 from forkwise.app.tui.tree import TreePanel
 from forkwise.conversation.node import Node
@@ -34,7 +35,6 @@ class WalkScreen(Screen[None]):
     something changed; ``model`` is asked where leaves are combined by one, if there is any."""
 
     DEFAULT_CSS = """
-    WalkScreen > Label { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
     WalkScreen TreePanel { width: 3fr; }
     WalkScreen VerticalScroll { width: 2fr; border-left: solid $panel; padding: 0 1; }
     """
@@ -57,7 +57,7 @@ class WalkScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The tree beside the text."""
-        yield Label(id="place")
+        yield Line(id="place")
         with Horizontal():
             yield TreePanel(self.walker.conversation, id="tree")
             with VerticalScroll():
@@ -159,7 +159,7 @@ class WalkScreen(Screen[None]):
 
     def _tell(self) -> None:
         talk = self.walker.conversation
-        self.query_one("#place", Label).update(f"{len(talk)} messages · you are at {talk.here.id}")
+        self.query_one("#place", Line).say(f"{len(talk)} messages · you are at {talk.here.id}")
 
 
 def _spoken(node: Node) -> Text:

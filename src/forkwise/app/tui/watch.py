@@ -11,7 +11,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.widgets import DataTable, Footer, Label
+from textual.widgets import DataTable, Footer
 
 from forkwise.app.cli.board import time_text
 from forkwise.app.cli.output import printable
@@ -20,6 +20,7 @@ from forkwise.app.tui.chips import chip, tally
 from forkwise.app.tui.deciding import DecidingScreen
 from forkwise.app.tui.diff import DiffScreen
 from forkwise.app.tui.forks import ForksScreen
+from forkwise.app.tui.line import Line
 from forkwise.app.tui.output import OutputLog
 from forkwise.app.tui.watched import Look, Watched
 from forkwise.sandbox.threads import in_thread
@@ -34,10 +35,9 @@ class WatchScreen(DecidingScreen):
     """One fork: its attempts above, what the one under the cursor prints below."""
 
     DEFAULT_CSS = """
-    WatchScreen > #fork { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
     WatchScreen > #attempts { height: auto; max-height: 50%; min-height: 4; scrollbar-size-horizontal: 0; }
     WatchScreen > #below { height: 1fr; min-height: 4; }
-    WatchScreen #what { width: 100%; height: 1; padding: 0 1; background: $panel; }
+    WatchScreen #what { text-style: none; }
     WatchScreen OutputLog { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -57,8 +57,8 @@ class WatchScreen(DecidingScreen):
         super().__init__(watched)
         self.table = AttemptTable(id="attempts")
         self.output = OutputLog(id="output")
-        self._first_line = Label("waiting for a fork …", id="fork")
-        self._what = Label(id="what")
+        self._first_line = Line("waiting for a fork …")
+        self._what = Line(id="what")
         self._followed: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -104,7 +104,7 @@ class WatchScreen(DecidingScreen):
         line.append(f"{time_text((fork.ended or self.watched.now()) - fork.started)}  ")
         line.append_text(tally([attempt.state for attempt in look.own]))
         line.append(f"  {self.doing} …" if self.doing else f"  {_outcome(look)}")
-        self._first_line.update(line)
+        self._first_line.say(line)
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
         """Show what another attempt prints."""
@@ -114,9 +114,9 @@ class WatchScreen(DecidingScreen):
         attempt = None if self.look is None else self.look.attempt(self.table.current or "")
         if attempt is None:
             return
-        line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}", no_wrap=True, overflow="ellipsis")
+        line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}")
         line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
-        self._what.update(line)
+        self._what.say(line)
         if attempt.id != self._followed:
             self._followed = attempt.id
             self.output.begin()
@@ -206,12 +206,12 @@ class WatchScreen(DecidingScreen):
 def _outcome(look: Look) -> str:
     """What became of a fork, in a few words."""
     fork = look.fork
+    names = [fork.winner] if fork.winner else (fork.resolution or {}).get("attempts", ())
+    who = " ".join(f"#{name.rpartition('.')[2]}" for name in names)
     if fork.commit is None:
         waits = {"open": "waits for a pick: p", "interrupted": "its process is gone"}
-        return waits.get(look.state, "" if fork.winner is None else f"{fork.winner} won")
-    who = fork.winner or " and ".join((fork.resolution or {}).get("attempts", ()))
-    undone = "" if fork.undone is None else f", undone by {fork.undone}"
-    return f"{who} is commit {fork.commit}{undone}"
+        return waits.get(look.state, f"{who} won" if who else "")
+    return f"{who} → commit {fork.commit}" + ("" if fork.undone is None else f", undone by {fork.undone}")
 
 
 class WatchApp(App[None]):

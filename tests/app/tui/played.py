@@ -1,0 +1,156 @@
+"""Panels played without a terminal: a fork of which every decision is noted instead of carried out, and how a test
+waits for what is to be seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from textual.app import App
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from forkwise.app.cli.board import Row
+from forkwise.app.tui.scripted import ScriptedFork
+from forkwise.app.tui.watch import WatchApp, WatchScreen
+from forkwise.app.tui.watched import Look
+from forkwise.files.commit import Commit
+from forkwise.files.conflict import OnConflict
+from forkwise.fork.choosing import Prepared
+from forkwise.fork.combining import Combined
+from forkwise.ledger.record import ForkRecord, Summary
+
+__all__ = ["COMMIT", "NotedFork", "Scene", "play", "until", "watching"]
+
+COMMIT = Commit(3, "commit", "/main/k3f9ab-0", datetime(2026, 1, 1, tzinfo=UTC), added=("a.txt",))
+
+
+class NotedFork(ScriptedFork):
+    """The scripted fork; what is decided is noted, and what comes of it is what a test has put there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[Any, ...]] = []
+        self.outcomes: list[Any] = []
+        self.told: dict[str, Any] = {}
+        self.state = "running"
+        self.rows: list[Row] | None = None
+        self.printed: dict[str, bytes] = {}
+        self.others: list[Summary] = []
+
+    def look(self) -> Look:
+        look = super().look()
+        fork = replace(look.fork, **{"id": self.fork, **self.told})
+        return Look(fork, self.state, look.rows if self.rows is None else tuple(self.rows))
+
+    def output(self, attempt: str, start: int) -> tuple[int, bytes]:
+        text = self.printed.get(attempt, b"")
+        return len(text), text[start:]
+
+    def forks(self) -> list[Summary]:
+        return self.others
+
+    def committed(self, fork: ForkRecord) -> str:
+        return f"diff of commit {fork.commit}"
+
+    def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
+        return self._note("pick", attempt, on_conflict, force)
+
+    def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
+        return self._note("combine", tuple(attempts), force)
+
+    def commit(self, prepared: Prepared, *, on_conflict: OnConflict = "refuse") -> Commit:
+        return self._note("commit", prepared.diff, on_conflict)
+
+    def drop(self, prepared: Prepared) -> None:
+        self._note("drop")
+
+    def abort(self) -> None:
+        self._note("abort")
+
+    def undo(self, commit: int) -> Commit:
+        return self._note("undo", commit)
+
+    def _note(self, *what: Any) -> Any:
+        self.noted.append(what)
+        outcome = self.outcomes.pop(0) if self.outcomes else COMMIT
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@dataclass
+class Scene:
+    """An app while it is played."""
+
+    app: App[Any]
+    pilot: Pilot[Any]
+
+    @property
+    def screen(self) -> Screen[Any]:
+        return self.app.screen
+
+    @property
+    def watch(self) -> WatchScreen:
+        assert isinstance(self.screen, WatchScreen)
+        return self.screen
+
+    @property
+    def told(self) -> str:
+        """What was told in passing."""
+        return "\n".join(str(note.message) for note in self.app._notifications)
+
+    @property
+    def text(self) -> str:
+        """What is on the screen."""
+        lines = self.screen._compositor.render_strips(self.app.size)
+        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def shows(self, text: str) -> None:
+        """Wait until something is on the screen."""
+        await until(lambda: text in self.text, lambda: f"{text!r} is not shown:\n{self.text}")
+
+    async def tells(self, text: str) -> None:
+        """Wait until something is told in passing."""
+        await until(lambda: text in self.told, lambda: f"{text!r} is not told: {self.told}\n{self.text}")
+
+    async def comes_to(self, kind: type[Screen[Any]]) -> None:
+        """Wait until another screen is up."""
+        await until(lambda: isinstance(self.screen, kind), lambda: f"{self.screen} is up")
+        await self.pilot.pause()
+
+
+async def until(is_so: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
+    """Wait until something is so."""
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(why())
+
+
+def play(app: App[Any], script: Callable[[Scene], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Play a script on an app."""
+
+    async def run() -> None:
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await pilot.pause()
+            await script(Scene(app, pilot))
+
+    asyncio.run(run())
+
+
+def watching(fork: ScriptedFork, script: Callable[[Scene], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Play a script on a fork that is watched, once its attempts are there."""
+
+    async def begin(scene: Scene) -> None:
+        await until(lambda: isinstance(scene.screen, WatchScreen) and scene.watch.table.row_count > 0)
+        await script(scene)
+
+    play(WatchApp(fork), begin, size)
