@@ -16,6 +16,7 @@ from bench.rows.git_status import measure_git_status
 from bench.rows.ledger import measure_ledger
 from bench.rows.live import measure_live
 from bench.rows.live_files import measure_live_files
+from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.walk import measure_walk
@@ -37,4 +38,5 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "diff-report": measure_diff_report,
     "abort": measure_abort,
     "live": measure_live,
+    "live-fork": measure_live_fork,
 }
