@@ -109,6 +109,15 @@ async def test_inspect_diff_and_cost(coordinator: ForkCoordinator) -> None:
     assert await fork_tools.terminate_branch(ctx, f"{fork}.1") == f"Branch {fork}.1 terminated."
 
 
+async def test_a_second_look_waits_for_a_change(workspace: Workspace) -> None:
+    """An agent that polls asks its model once for each branch that ends, not as often as it can."""
+    specs = [{"label": "a", "steer": "run sleep 0.2"}, {"label": "b", "steer": "run sleep 0.4"}]
+    brain = Brain(decide=driver(specs, lambda ids: "abort"))
+    await worker(brain, capabilities=[LiveForkCapability(workspace=workspace)]).run("task")
+    looks = [asked for asked in brain.asked if "inspect_branches" in last_results(asked)]
+    assert len(looks) <= 3
+
+
 async def test_a_file_is_deleted_in_a_branch_and_with_the_merge_in_the_parent(workspace: Workspace) -> None:
     def think(asked: Asked) -> Any:
         if last_prompts(asked) == ["tidy"]:

@@ -31,7 +31,7 @@ _BUDGETS: tuple[BranchState, ...] = ("budget_exhausted", "aggregate_budget_exhau
 class BranchHost:
     """Runs the branches of a fork of an agent. ``inside`` is the branch in which the agent itself runs, ``depth`` how
     many there are around it; ``model`` is what branches run on whose specs name none, where that is another than the
-    agent's own."""
+    agent's own, ``last_look`` what the agent was told last of where the branches stand."""
 
     def __init__(self, agent: Agent[Any, Any], parent_deps: Any, usage_limits: UsageLimits | None) -> None:
         self.agent = agent
@@ -42,6 +42,7 @@ class BranchHost:
         self.materializer: ForkMaterializer | None = None
         self.inside = current_branch()
         self.depth: int = getattr(parent_deps, "fork_depth", 0) if self.inside is None else self.inside.depth
+        self.last_look = ""
         self._live: LiveFork | None = None
         self._is_over = False
         self._outcomes: dict[str, ResolveOutcome] = {}
@@ -84,6 +85,12 @@ class BranchHost:
     def inspect_branches(self) -> list[BranchStatus]:
         """Where the branches stand."""
         return [runtime.status for runtime in self.branches.values()]
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until one of the branches that run has ended, for so many seconds at most."""
+        going = [runtime.task for runtime in self.branches.values() if runtime.is_running]
+        if going:
+            await asyncio.wait(going, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def fork_cost(self) -> ForkCostSummary:
         """What the fork has cost so far; RuntimeError where there is none."""

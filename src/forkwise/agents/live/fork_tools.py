@@ -28,6 +28,7 @@ NOT_ENABLED_MESSAGE = "Forking is not enabled for this run."
 _GO_ON = (
     "[Merged: what was said since the fork was said in the branch {label}. Go on as that; its files are yours now.]"
 )
+_PATIENCE = 10.0  # seconds that a look at what has not changed waits for a change
 _specs = TypeAdapter(list[BranchSpec])
 _isolation = TypeAdapter(BranchIsolation)
 _strategy = TypeAdapter(MergeStrategy)
@@ -83,12 +84,20 @@ async def fork_run(
 
 
 async def inspect_branches(ctx: RunContext[Any]) -> str:
-    """Where the branches of the fork stand. Wait until those you care about are done before you decide."""
+    """Where the branches of the fork stand. Wait until those you care about are done before you decide: who looks again
+    and nothing has changed is answered when a branch ends, or after some seconds."""
     coordinator = _coordinator(ctx)
     if coordinator is None:
         return NOT_ENABLED_MESSAGE
     if coordinator.is_resolved:
         return "No active branches."
+    if _standing(coordinator) == coordinator.last_look:
+        await coordinator.wait_for_change(_PATIENCE)
+    coordinator.last_look = _standing(coordinator)
+    return coordinator.last_look
+
+
+def _standing(coordinator: ForkCoordinator) -> str:
     return "\n".join(
         f"- {status.id} ({status.label}): {status.state}{f', error: {status.error}' if status.error else ''}"
         for status in coordinator.inspect_branches()
