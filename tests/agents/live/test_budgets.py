@@ -81,6 +81,15 @@ async def test_an_aggregate_is_overdrawn_by_one_request_at_most(workspace: Works
     assert await coordinator.merge_or_select("pick:b")
 
 
+async def test_an_aggregate_in_seconds_ends_all_that_run(workspace: Workspace) -> None:
+    coordinator = ForkCoordinator(worker(), workspace=workspace)
+    specs = [BranchSpec("slow", "run sleep 100"), BranchSpec("quick", "say hi")]
+    await coordinator.fork(specs, parent_history=BEFORE, aggregate_budget=Budget(seconds=0.5))
+    await all_over(coordinator)
+    assert [s.state for s in coordinator.inspect_branches()] == ["aggregate_budget_exhausted", "done"]
+    await coordinator.aclose()
+
+
 async def test_requests_that_may_not_fit_are_sent_one_after_the_other(workspace: Workspace) -> None:
     brain = Brain(decide=lambda asked: "done", seconds=0.02)
     coordinator = ForkCoordinator(Agent(brain), workspace=workspace)

@@ -70,6 +70,7 @@ async def test_the_history_after_a_merge_is_the_parents_and_the_winners(coordina
 
 async def test_a_live_branch_is_an_attempt_in_the_ledger(coordinator: ForkCoordinator, workspace: Workspace) -> None:
     handle = await coordinator.fork(TWO, parent_history=BEFORE)
+    await all_over(coordinator)
     result = await coordinator.merge_or_select(f"pick:{handle.branches[0]}")
     with open_ledger(workspace) as ledger:
         fork = ledger.fork(handle.fork_id)

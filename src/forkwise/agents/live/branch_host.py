@@ -188,13 +188,16 @@ class BranchHost:
 
     def stop_spent(self, but: BranchRuntime | None) -> None:
         """End all branches whose common budget is spent; the one that has just come to its answer may say it."""
-        live = self._known()
-        if live.purse.is_empty:
-            for runtime in live.branches.values():
-                if runtime is not but and runtime.is_running:
-                    task = asyncio.create_task(self.terminate_branch(runtime.id, reason=live.purse.state))
-                    self._ending.add(task)
-                    task.add_done_callback(self._ending.discard)
+        if self._known().purse.is_empty:
+            self.stop_all(but)
+
+    def stop_all(self, but: BranchRuntime | None = None) -> None:
+        """End all branches that run, because what they may spend together is spent."""
+        for runtime in self.branches.values():
+            if runtime is not but and runtime.is_running:
+                task = asyncio.create_task(self.terminate_branch(runtime.id, reason=self._known().purse.state))
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
 
     def capture_partial_history(self, branch_id: str, messages: Sequence[ModelMessage]) -> None:
         """Keep what a branch has said so far; that of no known branch is ignored."""

@@ -149,6 +149,8 @@ class ForkCoordinator(BranchHost):
             if runtime.attempt.branch is not None:
                 await self._open_files(runtime)
             self._watch(live, runtime)
+        if live.plan.budget.seconds is not None:
+            stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
         self._open = stack.pop_all()
         await self._opened(live)
         return live.handle
