@@ -39,6 +39,14 @@ def inside(branch: Branch) -> AgentWorkspace:
 
 
 class TestByPydanticAisRules(WorkspaceBackendSuite):
+    # Rules of backends that make or lose machines of their own, which these do not; what becomes of a branch that is
+    # taken away is asked below. And one that cannot be asked by root, who may read everything.
+    test_concurrent_first_use_shares_one_environment = None  # type: ignore[assignment]
+    test_destroying_environment_during_command_raises_unavailable = None  # type: ignore[assignment]
+    test_attaching_to_a_destroyed_environment_raises_unavailable = None  # type: ignore[assignment]
+    if os.geteuid() == 0:
+        test_permission_denied_uses_builtin_error = None  # type: ignore[assignment]
+
     @pytest.fixture(params=["branch", "workspace"])
     def backend(self, request: pytest.FixtureRequest, workspace: Workspace) -> WorkspaceBackend:
         place = workspace if request.param == "workspace" else request.getfixturevalue("branch")
