@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean system weights
+.PHONY: help venv demo test check format bench clean system weights screenshots
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -45,6 +45,9 @@ format: $(STAMP)  ## put the sources into shape
 
 bench: system $(STAMP)  ## figures against the raw floor and the peers (BENCH_ARGS=--json)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+screenshots: $(STAMP)  ## draw the pictures of the panels in docs/images anew
+	$(BIN)/python -m forkwise.app.tui.screenshots docs/images
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

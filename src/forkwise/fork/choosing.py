@@ -22,7 +22,7 @@ from forkwise.fork.testing.report import TestReport
 from forkwise.fork.tests import Tests
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
-from forkwise.sandbox.threads import in_thread
+from forkwise.sandbox.threads import before_leaving, in_thread, to_its_end
 
 __all__ = ["Prepared", "commit_choice", "line_up_attempts", "prepare_choice"]
 
@@ -60,20 +60,22 @@ async def prepare_choice(
 ) -> Prepared:
     """Make a branch of what was chosen, by path: an attempt's version, or hunks of any of them; and test it.
 
-    Nothing is decided by that. BranchError where it cannot be had, such as because what was chosen overlaps.
+    Nothing is decided by that. BranchError where it cannot be had, such as because what was chosen overlaps. Cancelled,
+    it leaves nothing.
     """
     where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
         remains = _undecided(ledger, where, fork)
         attempts = _chosen(choice)
-        made = await in_thread(_make, remains, attempts, choice)
-    try:
-        report = None if tests is None else await tests.test(made)
-        diff = await in_thread(made.diff)
-    except BaseException:
-        await in_thread(made.abort)
-        raise
-    return Prepared(remains.id, attempts, made, diff, report)
+        making = in_thread(_make, remains, attempts, choice)
+        try:
+            made = await before_leaving(making)
+            report = None if tests is None else await tests.test(made)
+            return Prepared(remains.id, attempts, made, await in_thread(made.diff), report)
+        except BaseException:
+            if making.exception() is None:
+                await to_its_end(in_thread(making.result().abort))
+            raise
 
 
 def commit_choice(prepared: Prepared, *, on_conflict: OnConflict = "refuse", keep: bool = False) -> Commit:

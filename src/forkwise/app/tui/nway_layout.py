@@ -3,6 +3,7 @@ what belongs together on one row. Values only; the view draws them."""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def _described(side: Side | None) -> list[str]:
     if side is None:
         return ["(nothing)"]
     if stat.S_ISLNK(side.mode):
-        return [f"→ {_text(side.content or b'')}"]
+        return [f"→ {printable(os.fsdecode(side.content or b''))}"]
     mode = f"mode {stat.S_IMODE(side.mode):o}"
     if side.content is None or not is_text(side.content):
         size = side.size if side.content is None else len(side.content)
@@ -168,7 +169,7 @@ def _head(is_changed: bool) -> Cell:
 
 def _text(line: bytes) -> str:
     ended = line.removesuffix(b"\n").decode("utf-8", "surrogateescape").expandtabs(4)
-    return printable(ended) + ("" if line.endswith(b"\n") else " ⏎̸")
+    return printable(ended) + ("" if line.endswith(b"\n") else " (no newline)")
 
 
 def counted(choice: Mapping[str, Choice]) -> str:

@@ -124,7 +124,7 @@ class TreePanel(Tree[Node]):
         text.append("".join(f"‹{printable(name)}› " for name in labels), "bold magenta")
         text.append(_said(place))
         text.stylize(style)
-        sign = (self.ICON_NODE_EXPANDED if node.is_expanded else self.ICON_NODE) if node.allow_expand else ""
+        sign = (self.ICON_NODE_EXPANDED if node.is_expanded else self.ICON_NODE) if node.allow_expand else "  "
         return Text.assemble((sign, base_style), text)
 
     def _grow(self) -> None:
