@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -32,7 +33,8 @@ HIGHER_FLOORS = ("app", "agents", "explore", "conversation", "fork", "runners", 
 
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=compiled).stdout
 
 
 @pytest.mark.parametrize("name", ["Workspace", "Branch", "ConflictError"])

@@ -20,7 +20,7 @@ def test_the_right_fix_wins_and_nothing_is_left(tmp_path: Path, monkeypatch: pyt
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
     assert "FAILED (failures=1)" in said
-    assert "2 passed" in said
+    assert "2/2" in said
     assert "+        total += -value if value < VALUES[following] else value" in said
     assert "exactly as before" in said
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ def _make(path: Path, what: str | None, where: str) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
+    except OSError:  # a file, or a link to itself, is in the way
         return
     if what is None:
         path.mkdir()

@@ -25,7 +25,9 @@ _ACTIONS = ("create", "look", "delta", "diff", "commit", "undo", "abort")
 _SCRIPT = """
 import os, sys
 from forkwise import Workspace
-from forkwise.files import trash
+from forkwise.files import spares, trash
+
+spares._STOCK = 0  # homes are made when they are asked for, and not by chance before
 
 root, changed = sys.argv[1], int(sys.argv[2])
 workspace = Workspace(root, view="overlay", durable=False)

@@ -27,6 +27,7 @@ _EVERYBODY = "0 0 4294967295"
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
 _TEMPORARY = ("/tmp", "/var/tmp")
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # where forkwise itself is imported from
 _OF_THE_SYSTEM = ("/usr", "/bin", "/sbin", "/lib")  # never links to temporary directories, and not worth a look
 _OWN_STATE = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold the states of workspaces and nothing else
 _LANDLOCK_SINCE = 3  # before, it forbids renaming from one directory to another and does not forbid truncating
@@ -173,7 +174,7 @@ def _mode(path: str) -> int:
 
 def _needed(environment: Mapping[str, str]) -> list[str]:
     """Where programs lie that a command may need although they are in a temporary directory."""
-    found = {sys.prefix, sys.base_prefix, environment.get("VIRTUAL_ENV", "")}
+    found = {sys.prefix, sys.base_prefix, _PACKAGES, environment.get("VIRTUAL_ENV", "")}
     found |= {os.path.dirname(p) for p in environment.get("PATH", "").split(":")}
     places = {os.path.realpath(p) for p in found if p and not p.startswith(_OF_THE_SYSTEM) and os.path.isdir(p)}
     return sorted(places - {"/", *_TEMPORARY})
