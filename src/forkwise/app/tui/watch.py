@@ -27,8 +27,10 @@ from forkwise.sandbox.threads import in_thread
 
 __all__ = ["PACE", "WatchApp", "WatchScreen"]
 
-PACE = 0.1
-"""Seconds between two looks at the ledger, and at what is printed."""
+PACE = 0.25
+"""Seconds between two looks at the ledger."""
+
+_READING = 0.1  # seconds between two looks at what is printed
 
 
 class WatchScreen(DecidingScreen):
@@ -128,7 +130,7 @@ class WatchScreen(DecidingScreen):
             start, piece = await in_thread(self.watched.output, attempt, start)
             if piece and self.output.is_attached:
                 self.output.feed(piece)
-            await asyncio.sleep(PACE)
+            await asyncio.sleep(_READING)
 
     # Showing more
 
