@@ -42,7 +42,7 @@ _PROFILE = OpenAIModelProfile(
 )
 
 # A model this small does not always know when to stop.
-_SETTINGS = ModelSettings(max_tokens=CONTEXT // 4)
+_SETTINGS = ModelSettings(max_tokens=CONTEXT // 8)
 
 
 class _Provider(OpenAIProvider):

@@ -25,7 +25,7 @@ from forkwise.errors import LocalModelError
 __all__ = ["CONTEXT", "MODEL", "Server", "leave", "take"]
 
 MODEL = "SmolLM2-135M-Instruct"
-CONTEXT = 2048
+CONTEXT = 4096
 """How many tokens a prompt and its answer have together."""
 
 START_SECONDS = 60.0
