@@ -31,7 +31,7 @@ demo: $(STAMP)  ## try four fixes side by side, commit the one that passes the t
 	@$(BIN)/python -m forkwise.app.demo
 
 test: system weights  ## all tests (PYTEST_ARGS='-k name' for some)
-	@scripts/run-tests $(PYTEST_ARGS)
+	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction
 	$(BIN)/ruff check .
