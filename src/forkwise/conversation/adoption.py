@@ -6,7 +6,7 @@ Nothing is lost that says something: what cannot stay as it is is put right in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
 
@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 
 from forkwise.conversation.rules import is_answer
 
-__all__ = ["NOTHING", "UNANSWERED", "Adoption", "adopted"]
+__all__ = ["NOTHING", "UNANSWERED", "Adoption", "adopted", "spoken"]
 
 #: What stands where a message had to be, and nothing was said.
 NOTHING = "(nothing)"
@@ -54,6 +54,12 @@ def adopted(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
     if adoption.is_owed:
         history.append(adoption.take(ModelRequest(parts=[])))
     return history
+
+
+def spoken(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+    """A run's messages without an answer that broke off before anything was said: who asks again gets the first."""
+    last = messages[-1] if messages else None
+    return messages[:-1] if isinstance(last, ModelResponse) and not last.parts else messages
 
 
 class Adoption:

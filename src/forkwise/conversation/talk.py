@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserContent
 
-from forkwise.conversation.adoption import Adoption
+from forkwise.conversation.adoption import Adoption, spoken
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.rules import is_answer
@@ -104,7 +104,7 @@ class Turn:
     def take(self, messages: Sequence[ModelMessage]) -> Node:
         """Put what is new of a run's messages into the tree; gives the last node. Results that no word followed yet are
         kept with the calls, where the next word finds them."""
-        new = messages[self._seen :]
+        new = spoken(messages)[self._seen :]
         for number, message in enumerate(new, start=1):
             if isinstance(message, ModelRequest) and number == len(new) and all(map(is_answer, message.parts)):
                 self.settle(message)

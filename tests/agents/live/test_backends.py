@@ -7,18 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forkwise import Workspace
 from forkwise.agents.live.backend import Backend
+from forkwise.agents.live.deep_agent import create_deep_agent
+from forkwise.agents.live.deps import DeepAgentDeps
 from forkwise.agents.live.local_backend import LocalBackend, PlaceBackend
 from forkwise.agents.live.overlay import BranchOverlay
 from forkwise.agents.live.overlay_files import FilesOverlay
 from forkwise.agents.live.overlay_memory import MemoryOverlay
 from forkwise.agents.live.readonly_backend import ReadOnlyBackend
 from forkwise.agents.live.state_backend import StateBackend
+from tests.agents.brain import Asked, Brain, call
 from tests.leftovers import processes_about
 
 FILES = {"a.txt": "one\ntwo\n", "src/main.py": "import os\n", "src/deep/util.py": "x = 1\n", ".hidden/x": "two\n"}
@@ -140,6 +145,50 @@ class TestEditing:
         backend.write("latin", b"caf\xe9 one")
         assert backend.edit("latin", "one", "two").occurrences == 1
         assert backend.read_bytes("latin") == b"caf\xe9 two"
+
+
+class TestAtOnce:
+    """An agent may call several tools in one breath."""
+
+    def test_no_edit_of_a_file_is_lost(self, backend: Backend) -> None:
+        names = [f"line-{n:02}" for n in range(12)]
+        backend.write("many.txt", "".join(f"{name} old\n" for name in names))
+
+        def work(name: str) -> tuple[str | None, str | None]:
+            return backend.edit("many.txt", f"{name} old", f"{name} new").error, backend.write(name, name).error
+
+        with ThreadPoolExecutor(len(names)) as threads:
+            assert list(threads.map(work, names)) == [(None, None)] * len(names)
+        assert backend.read_bytes("many.txt").decode() == "".join(f"{name} new\n" for name in names)
+        assert {name: backend.read_bytes(name).decode() for name in names} == {name: name for name in names}
+
+    def test_what_is_listed_meanwhile_is_whole(self) -> None:
+        backend = StateBackend({"start": "here"})
+        overlay = BranchOverlay(backend)
+
+        def work(number: int) -> int:
+            overlay.write(f"d/{number}", "x")
+            backend.replace({f"e/{number}": b"y", "start": None})
+            return len(list(overlay.walk())) + len(list(backend.walk())) + len(overlay.changes())
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(found > 0 for found in threads.map(work, range(200)))
+        assert len(overlay.ls_info("d")) == len(backend.ls_info("e")) == len(overlay.changes()) == 200
+
+
+@pytest.mark.anyio
+async def test_calls_that_an_agent_makes_in_one_breath_are_all_made(workspace: Workspace) -> None:
+    (workspace.path / "a.txt").write_text("one\ntwo\nthree\n")
+
+    def think(asked: Asked) -> Any:
+        if asked.results:
+            return "done"
+        words = {"one": "1", "two": "2", "three": "3"}
+        return [call("edit", path="a.txt", old_string=old, new_string=new) for old, new in words.items()]
+
+    agent = create_deep_agent(Brain(decide=think))
+    await agent.run("number them", deps=DeepAgentDeps(backend=LocalBackend(workspace)))
+    assert (workspace.path / "a.txt").read_text() == "1\n2\n3\n"
 
 
 class TestDeleting:

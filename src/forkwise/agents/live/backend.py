@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, Self, TypedDict
 
 from forkwise.agents.live.merging import FileOperation
 
@@ -63,32 +65,40 @@ class ExecuteResponse:
     truncated: bool = False
 
 
-class Backend:
+class Backend(ABC):
     """Files, by paths relative to a top, or absolute ones that lie beneath it.
 
     A backend of one's own has five things to do; everything else comes from those. Wherever a ``name`` is taken it is
-    one that ``name_of`` gave. What cannot be done is an OSError.
+    one that ``name_of`` gave. What cannot be done is an OSError. An agent may call several tools at once, in
+    threads: ``lock`` is held from reading a file to writing it, so that no change is lost.
     """
 
+    lock: threading.RLock
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        made = super().__new__(cls)
+        made.lock = threading.RLock()
+        return made
+
+    @abstractmethod
     def name_of(self, path: str) -> str:
         """The one name of a path: relative to the top, which is empty itself. PermissionError for what lies outside."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get(self, name: str) -> bytes:
         """The content of a file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, name: str, content: bytes) -> None:
         """Give a file its content; what it lies in is made."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all it holds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """What a directory holds, sorted by name."""
-        raise NotImplementedError
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
         """All files beneath a directory."""
@@ -101,14 +111,15 @@ class Backend:
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
         """Give several files their content, or remove them (None): all of them, or in the end none."""
         before: dict[str, bytes | None] = {}
-        try:
-            for name, content in contents.items():
-                before[name] = self.get(name) if self.exists(name) else None
-                self._set(name, content)
-        except BaseException:
-            for name, content in before.items():
-                self._set(name, content)
-            raise
+        with self.lock:
+            try:
+                for name, content in contents.items():
+                    before[name] = self.get(name) if self.exists(name) else None
+                    self._set(name, content)
+            except BaseException:
+                for name, content in before.items():
+                    self._set(name, content)
+                raise
 
     def _set(self, name: str, content: bytes | None) -> None:
         if content is not None:
@@ -116,7 +127,7 @@ class Backend:
         elif self.exists(name):
             self.remove(name)
 
-    def changed(self, name: str, operation: FileOperation) -> None:
+    def changed(self, name: str, operation: FileOperation) -> None:  # noqa: B027 - few want to know
         """Called after each write, edit and deletion that was asked for by path."""
 
     # What tools ask for
@@ -155,39 +166,42 @@ class Backend:
     def write(self, path: str, content: str | bytes) -> WriteResult:
         """Write a file."""
         try:
-            name = self.name_of(path)
-            self.put(name, content.encode() if isinstance(content, str) else content)
+            with self.lock:
+                name = self.name_of(path)
+                self.put(name, content.encode() if isinstance(content, str) else content)
+                self.changed(name, "write")
         except OSError as error:
             return WriteResult(error=_said(path, error))
-        self.changed(name, "write")
         return WriteResult(name)
 
     def edit(self, path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         """Replace a text in a file. It has to be there, and only once unless all are meant. Bytes that are no text stay
         as they are."""
         try:
-            name = self.name_of(path)
-            content = self.get(name)
-            old, new = old_string.encode(), new_string.encode()
-            found = content.count(old) if old else 0
-            if not found:
-                return EditResult(error=f"{path!r} does not hold the text that is to be replaced")
-            if found > 1 and not replace_all:
-                return EditResult(error=f"{path!r} holds that text {found} times: give more of it, or replace all")
-            self.put(name, content.replace(old, new))
+            with self.lock:
+                name = self.name_of(path)
+                content = self.get(name)
+                old, new = old_string.encode(), new_string.encode()
+                found = content.count(old) if old else 0
+                if not found:
+                    return EditResult(error=f"{path!r} does not hold the text that is to be replaced")
+                if found > 1 and not replace_all:
+                    return EditResult(error=f"{path!r} holds that text {found} times: give more of it, or replace all")
+                self.put(name, content.replace(old, new))
+                self.changed(name, "edit")
         except OSError as error:
             return EditResult(error=_said(path, error))
-        self.changed(name, "edit")
         return EditResult(name, occurrences=found)
 
     def delete(self, path: str) -> bool:
         """Remove a file, or a directory with all it holds; False where there was nothing."""
         name = self.name_of(path)
-        try:
-            self.remove(name)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        self.changed(name, "delete")
+        with self.lock:
+            try:
+                self.remove(name)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            self.changed(name, "delete")
         return True
 
     def ls_info(self, path: str = "/") -> list[FileInfo]:

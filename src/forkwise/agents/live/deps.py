@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from forkwise.agents.live.backend import Backend
 from forkwise.agents.live.checkpoint import CheckpointStore, InMemoryCheckpointStore
+from forkwise.agents.live.local_backend import PlaceBackend
 from forkwise.agents.live.message_queue import MessageQueue
-from forkwise.agents.live.overlay import BranchOverlay
+from forkwise.agents.live.overlay_files import FilesOverlay
+from forkwise.agents.live.overlay_memory import MemoryOverlay
 from forkwise.agents.live.readonly_backend import ReadOnlyBackend
 from forkwise.agents.live.specs import BranchIsolation
 from forkwise.agents.live.state_backend import StateBackend
@@ -50,7 +52,8 @@ def clone_for_branch(deps: DeepAgentDeps, isolation: BranchIsolation, label: str
     """
     backend: Backend = deps.backend
     if isolation.backend == "copy":
-        backend = BranchOverlay(deps.backend, label)
+        parent = deps.backend
+        backend = FilesOverlay(parent, label) if isinstance(parent, PlaceBackend) else MemoryOverlay(parent, label)
     elif isolation.backend == "share_readonly":
         backend = ReadOnlyBackend(deps.backend)
     return replace(

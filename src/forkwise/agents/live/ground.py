@@ -17,6 +17,7 @@ from forkwise.agents.live.backend import Backend
 from forkwise.agents.live.local_backend import PlaceBackend
 from forkwise.agents.live.overlay import BranchOverlay
 from forkwise.agents.live.overlay_files import FilesOverlay
+from forkwise.agents.live.overlay_memory import MemoryOverlay
 from forkwise.agents.live.runtime import BranchRuntime, current_branch
 from forkwise.agents.live.state_backend import StateBackend
 from forkwise.files.branch import Branch
@@ -48,7 +49,7 @@ class Ground:
         """The files of a branch that was made from here."""
         if isinstance(self.backend, PlaceBackend):
             return FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
-        return BranchOverlay(self.backend, label, conflict_policy=policy)
+        return MemoryOverlay(self.backend, label, conflict_policy=policy)
 
     def close(self) -> None:
         """Remove the directory that was made for this fork alone."""

@@ -66,19 +66,20 @@ class PlaceBackend(Backend):
 
     def delete(self, path: str) -> bool:
         """Remove a file, or a directory with all it holds; of a link only itself. False where there was nothing."""
-        try:
-            name = self.files.tree().resolve(path, follow=False)
-            self.remove(name)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        self.changed(name, "delete")
+        with self.lock:
+            try:
+                name = self.files.tree().resolve(path, follow=False)
+                self.remove(name)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            self.changed(name, "delete")
         return True
 
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
         """Write and remove several files; where changes are recorded that is one commit."""
         if not self.files.is_recorded:
             return super().replace(contents)
-        with self.files.changing() as tree:
+        with self.lock, self.files.changing() as tree:
             for name, content in contents.items():
                 if content is not None:
                     tree.write(name, content)

@@ -6,6 +6,7 @@ have in common is here: the record of what was done, the mirror for people who l
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -90,34 +91,36 @@ class BranchOverlay(Backend):
 
     # What it changed
 
+    @abstractmethod
     def standing(self) -> Mapping[str, Standing]:
         """All paths that differ from the parent, in the order of their names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mark(self, name: str) -> object:
         """The mark that a path's standing has now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def old(self, path: str) -> bytes | None:
         """What the parent has there; None where there is no file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new(self, path: str) -> bytes | None:
         """What the branch has there; None where there is no file."""
-        raise NotImplementedError
 
     def changes(self) -> list[FileChange]:
         """What was done to the paths that differ from the parent, in the order of time: each write, edit and deletion
         that was asked for here, and for what was changed otherwise, as by a command, the change as it was found."""
-        return self._changes(self.standing())
+        with self.lock:
+            return self._changes(self.standing())
 
     def _changes(self, standing: Mapping[str, Standing]) -> list[FileChange]:
-        known = {change.path: mark for change, mark in self._log}
-        for path, now in standing.items():
-            if path not in known or known[path] != now.mark:
-                self._log.append((FileChange(path, now.operation, now.at), now.mark))
-        self._log.sort(key=lambda logged: logged[0].timestamp)
-        return [change for change, mark in self._log if change.path in standing or mark is _NOTED]
+        with self.lock:
+            known = {change.path: mark for change, mark in self._log}
+            for path, now in standing.items():
+                if path not in known or known[path] != now.mark:
+                    self._log.append((FileChange(path, now.operation, now.at), now.mark))
+            self._log.sort(key=lambda logged: logged[0].timestamp)
+            return [change for change, mark in self._log if change.path in standing or mark is _NOTED]
 
     def deleted(self) -> set[str]:
         """The files of the parent that are gone here."""
@@ -173,20 +176,20 @@ class BranchOverlay(Backend):
         elif self.old(change.path) is not None:
             self._mirror.flush_delete(self._label, change)
 
+    @abstractmethod
     def snapshot(self, parent_root: str | Path, *, include_venv: bool = False) -> AbstractContextManager[Path]:
         """A directory that shows the branch to a command that may do with it what it likes: nothing of that is kept.
         Nothing is copied, and nothing is left out, so that ``include_venv`` makes no difference."""
-        raise NotImplementedError
 
     # What becomes of it
 
+    @abstractmethod
     def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
         """Make what was changed here the parent's: all of it or nothing, but for conflicts, which the policy decides.
 
         ``pre_flush_snapshot`` says what the parent had at some paths when the branch was made. Without it, and in a
         directory always, the parent's own dates tell what somebody else has changed since.
         """
-        raise NotImplementedError
 
     def discard(self) -> None:
         """Let go of it, and of all that was changed."""

@@ -67,21 +67,23 @@ class MemoryOverlay(BranchOverlay, Dated):
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file here."""
-        try:
-            self.get(name)
-        except FileNotFoundError:
-            if any(content_of(self, directory) is not None for directory in above(name)):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
-        self._set_here(name, content)
+        with self.lock:
+            try:
+                self.get(name)
+            except FileNotFoundError:
+                if any(content_of(self, directory) is not None for directory in above(name)):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
+            self._set_here(name, content)
 
     def remove(self, name: str) -> None:
         """Hide a file, or all beneath a directory."""
-        try:
-            found = [info["path"] for info in self.walk(name)]
-        except NotADirectoryError:
-            found = [name]
-        for path in found:
-            self._set_here(path, None)
+        with self.lock:
+            try:
+                found = [info["path"] for info in self.walk(name)]
+            except NotADirectoryError:
+                found = [name]
+            for path in found:
+                self._set_here(path, None)
 
     def _set_here(self, name: str, content: bytes | None) -> None:
         before = self._layer.get(name)
@@ -105,7 +107,7 @@ class MemoryOverlay(BranchOverlay, Dated):
 
     def _all(self) -> list[FileInfo]:
         found = {info["path"]: info for info in self.parent.walk()}
-        for path, change in self._layer.items():
+        for path, change in dict(self._layer).items():
             if change.content is None:
                 found.pop(path, None)
             else:
@@ -122,7 +124,7 @@ class MemoryOverlay(BranchOverlay, Dated):
     def standing(self) -> Mapping[str, Standing]:
         """The paths whose content is another than the parent's was."""
         found = {}
-        for path, change in sorted(self._layer.items()):
+        for path, change in sorted(dict(self._layer).items()):
             if change.content != self._base[path]:
                 found[path] = Standing("delete" if change.content is None else "write", change.at, change.changed)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -23,9 +24,9 @@ def moment() -> int:
 class Dated(Backend):
     """A backend that knows when each of its files was last written or removed."""
 
+    @abstractmethod
     def changed_at(self, name: str) -> int:
         """The moment of a file's last change; 0 where it never changed."""
-        raise NotImplementedError
 
 
 class StateBackend(Dated):
@@ -63,35 +64,38 @@ class StateBackend(Dated):
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file."""
-        _put(self._files, self._directories, name, content)
-        self._changed[name] = moment()
+        with self.lock:
+            _put(self._files, self._directories, name, content)
+            self._changed[name] = moment()
 
     def remove(self, name: str) -> None:
         """Remove a file, or all beneath a directory."""
-        self.replace(dict.fromkeys([name] if name in self._files else [info["path"] for info in self.walk(name)]))
+        with self.lock:
+            self.replace(dict.fromkeys([name] if name in self._files else [info["path"] for info in self.walk(name)]))
 
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
         """Write and remove several files at once: whoever reads meanwhile finds all or nothing of it."""
-        files, directories = dict(self._files), Counter(self._directories)
-        for name in [name for name, content in contents.items() if content is None and name in files]:
-            del files[name]
-            directories.subtract(above(name))
-        for name, content in contents.items():
-            if content is not None:
-                _put(files, directories, name, content)
-        self._changed.update(dict.fromkeys(contents, moment()))
-        self._files, self._directories = files, directories
+        with self.lock:
+            files, directories = dict(self._files), Counter(self._directories)
+            for name in [name for name, content in contents.items() if content is None and name in files]:
+                del files[name]
+                directories.subtract(above(name))
+            for name, content in contents.items():
+                if content is not None:
+                    _put(files, directories, name, content)
+            self._changed.update(dict.fromkeys(contents, moment()))
+            self._files, self._directories = files, directories
 
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """What a directory holds."""
-        return listed(((path, len(content)) for path, content in self._files.items()), name)
+        return listed(((path, len(content)) for path, content in self.files.items()), name)
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
         """All files beneath a directory."""
         next(iter(self.names(name)), None)
-        for path in sorted(self._files):
+        for path, content in sorted(self.files.items()):
             if not name or path.startswith(f"{name}/"):
-                yield FileInfo(name=os.path.basename(path), path=path, is_dir=False, size=len(self._files[path]))
+                yield FileInfo(name=os.path.basename(path), path=path, is_dir=False, size=len(content))
 
     def changed_at(self, name: str) -> int:
         """When a file was last written or removed."""

@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.conversation.adoption import Adoption, adopted
+from forkwise.conversation.adoption import Adoption, adopted, spoken
 from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.rules import is_answer
@@ -122,6 +122,7 @@ class Thread:
     def take(self, messages: Sequence[ModelMessage]) -> None:
         """Put what is new of a run's messages into the tree. The last, if it is nothing but results, is kept with the
         calls until more is said. A history that somebody rewrote meanwhile gets a path of its own."""
+        messages = spoken(messages)
         if len(messages) < self._seen:
             return self._start_over(messages)
         try:
