@@ -8,6 +8,7 @@ never less sure than the formula. Whoever knows more adds signals of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -56,7 +57,7 @@ def compute_confidence(signals: ConfidenceSignals, judge_confidence: float) -> f
     heuristic = _SPREAD * signals.quality_spread + _TESTS * (tests or 0.0) + _CONSISTENCY * signals.internal_consistency
     if tests is None:
         heuristic = min(heuristic, NO_TESTS_CAP)
-    return _clamped(round(heuristic, 12) * judge_confidence)
+    return _clamped(round(heuristic, 12) * _known(judge_confidence))
 
 
 def count_retry_parts(messages: Sequence[ModelMessage]) -> int:
@@ -131,7 +132,7 @@ def merge_confidence(evidence: Evidence, signals: Sequence[Signal] | None = None
     caps = [s.cap_without for s in used if measured[s.name] is None and s.cap_without is not None]
     total = sum(weight for weight, _ in said)
     mean = sum(weight * _clamped(value) for weight, value in said) / total if total else 0.0
-    return MergeConfidence(_clamped(min([mean, *caps]) * evidence.verdict.confidence), measured)
+    return MergeConfidence(_clamped(min([mean, *caps]) * _known(evidence.verdict.confidence)), measured)
 
 
 def _tests(evidence: Evidence) -> float | None:
@@ -159,5 +160,11 @@ MERGE_SIGNALS = (
 )
 
 
+def _known(confidence: float) -> float:
+    """A judge's confidence, which counts for nothing where it is no number."""
+    return confidence if math.isfinite(confidence) else 0.0
+
+
 def _clamped(value: float) -> float:
-    return max(0.0, min(1.0, value))
+    """From 0 to 1; what is no number speaks for nothing."""
+    return max(0.0, min(1.0, value)) if math.isfinite(value) else 0.0

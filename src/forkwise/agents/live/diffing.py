@@ -30,6 +30,8 @@ __all__ = ["BranchLike", "build_diff_report"]
 _SNIFFED = 8192  # where a NUL makes content binary
 _MOST_LINES = 500
 _SHOWN = 200  # lines at each end of a diff that has more
+_MOST_TEXT = 200_000  # characters of a diff of which every line is whole
+_LONGEST_LINE = 2_000
 _FILE = stat.S_IFREG | 0o644
 
 
@@ -133,7 +135,8 @@ def build_diff_report(
 
     With ``paths_filter`` only those paths are listed, also those that no branch touched; the summary is over all that
     any branch touched. Diffs are in git's format and can be applied, unless a text is not UTF-8 (its odd bytes are
-    shown as U+FFFD) or a diff has more than 500 lines (its middle is left out).
+    shown as U+FFFD), a diff has more than 500 lines (its middle is left out), or more than 200,000 characters (the
+    ends of its longest lines are).
     """
     branches = [_Branch(runtime.status.id, runtime.spec.label, runtime.overlay) for runtime in runtimes]
     if len({branch.id for branch in branches}) < len(branches):
@@ -205,13 +208,20 @@ def _diff(path: str, version: _Version) -> str:
 
 
 def _preview(diff: str) -> str:
-    if diff.count("\n") <= _MOST_LINES:
+    if len(diff) <= _MOST_TEXT and diff.count("\n") <= _MOST_LINES:
         return diff
     lines = diff.splitlines(keepends=True)
-    if len(lines) <= _MOST_LINES:
-        return diff
-    left_out = f"... [{len(lines) - 2 * _SHOWN} lines truncated] ...\n"
-    return "".join([*lines[:_SHOWN], left_out, *lines[-_SHOWN:]])
+    if len(lines) > _MOST_LINES:
+        left_out = f"... [{len(lines) - 2 * _SHOWN} lines truncated] ...\n"
+        lines = [*lines[:_SHOWN], left_out, *lines[-_SHOWN:]]
+    if len(diff) > _MOST_TEXT:
+        lines = [_shortened(line) for line in lines]
+    return "".join(lines)
+
+
+def _shortened(line: str) -> str:
+    left_out = len(line) - _LONGEST_LINE
+    return line if left_out <= 0 else f"{line[:_LONGEST_LINE]}... [{left_out} characters truncated] ...\n"
 
 
 def _is_binary(content: bytes) -> bool:

@@ -1,13 +1,16 @@
 """JudgeAgent: a model that picks the branch to keep.
 
 What a judge may answer is limited to the branches there are: a name that is none of them goes back to it, and if it
-insists, the verdict says so with no confidence at all. A judge never ends a run.
+insists, the verdict says so with no confidence at all. A judge never ends a run. What somebody else's judge says is
+made sound by `heard`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -30,8 +33,9 @@ from forkwise.agents.live.judge_prompt import JUDGE_PROMPTS, build_judge_prompt
 from forkwise.agents.live.specs import JudgeDomain
 from forkwise.agents.live.verdict import BranchOutcome, JudgeVerdict
 from forkwise.agents.local import is_local, local_model
+from forkwise.sandbox.threads import in_thread
 
-__all__ = ["Judge", "JudgeAgent", "VerdictDraft", "evidence_first"]
+__all__ = ["Judge", "JudgeAgent", "VerdictDraft", "evidence_first", "heard", "name_of"]
 
 _TRIES = 3
 
@@ -60,11 +64,15 @@ class VerdictDraft:
 class JudgeAgent:
     """A judge on one model, ``"local"`` for the one that needs no key. ``domain`` is what it is told to look at.
 
+    The connections of a model that is given by its name are closed after each verdict; those of a model that was made
+    elsewhere are left to whoever made it.
+
     >>> JudgeAgent("test", domain="code").agent.output_type
     <class 'forkwise.agents.live.verdict.JudgeVerdict'>
     """
 
     def __init__(self, model: Model | str, *, domain: JudgeDomain = "general", instructions: str | None = None) -> None:
+        self._opens = isinstance(model, str)
         self.agent: Agent[None, JudgeVerdict] = Agent(
             local_model() if is_local(model) else model,
             output_type=JudgeVerdict,
@@ -83,11 +91,13 @@ class JudgeAgent:
     ) -> tuple[JudgeVerdict, RunUsage]:
         """The verdict, and what it took. Errors of the provider are raised; what a judge says never is one."""
         usage = RunUsage()
-        prompt = build_judge_prompt(goal, diff_report, outcomes)
-        try:
-            result = await self.agent.run(prompt, output_type=_verdict_among(outcomes), usage=usage)
-        except UnexpectedModelBehavior as error:
-            return _no_verdict(outcomes, error), usage
+        kind = _verdict_among(outcomes)
+        prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
+        async with self._connected():
+            try:
+                result = await self.agent.run(prompt, output_type=kind, usage=usage)
+            except UnexpectedModelBehavior as error:
+                return _no_verdict(outcomes, error), usage
         return _plain(result.output), usage
 
     async def stream(
@@ -95,22 +105,48 @@ class JudgeAgent:
     ) -> AsyncIterator[VerdictDraft]:
         """The verdict while it is being said; a judge that is sent back begins anew. The last draft has all of it."""
         usage = RunUsage()
-        prompt = build_judge_prompt(goal, diff_report, outcomes)
+        kind = _verdict_among(outcomes)
+        prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
         said = ""
-        try:
-            async with self.agent.run_stream_events(
-                prompt, output_type=_verdict_among(outcomes), usage=usage
-            ) as events:
-                async for event in events:
-                    if isinstance(event, AgentRunResultEvent):
-                        yield _finished(_plain(event.result.output), usage)
-                    elif isinstance(event, PartStartEvent):
-                        said = _beginning(event.part)
-                    elif isinstance(event, PartDeltaEvent) and (piece := _piece(event.delta)):
-                        said += piece
-                        yield _draft(said)
-        except UnexpectedModelBehavior as error:
-            yield _finished(_no_verdict(outcomes, error), usage)
+        async with self._connected():
+            try:
+                async with self.agent.run_stream_events(prompt, output_type=kind, usage=usage) as events:
+                    async for event in events:
+                        if isinstance(event, AgentRunResultEvent):
+                            yield _finished(_plain(event.result.output), usage)
+                        elif isinstance(event, PartStartEvent):
+                            said = _beginning(event.part)
+                        elif isinstance(event, PartDeltaEvent) and (piece := _piece(event.delta)):
+                            said += piece
+                            yield _draft(said)
+            except UnexpectedModelBehavior as error:
+                yield _finished(_no_verdict(outcomes, error), usage)
+
+    def _connected(self) -> AbstractAsyncContextManager[object]:
+        return self.agent if self._opens else nullcontext()
+
+
+def name_of(judge: Judge) -> str:
+    """What records call a judge: its ``name``, where it has one, or what it is."""
+    name = getattr(judge, "name", None)
+    return name if isinstance(name, str) else type(judge).__name__
+
+
+async def heard(
+    judge: Judge, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+) -> tuple[JudgeVerdict, RunUsage]:
+    """What a judge says, whoever wrote it: a branch that is none of the fork's, or a confidence that is no number from
+    0 to 1, makes a verdict that nobody is sure of."""
+    verdict, usage = await judge.evaluate(goal, diff_report, outcomes)
+    caveats = list(verdict.caveats)
+    if not (math.isfinite(verdict.confidence) and 0.0 <= verdict.confidence <= 1.0):
+        caveats.append(f"the judge gave {verdict.confidence} as its confidence, which is not from 0 to 1")
+        verdict = verdict.model_copy(update={"confidence": 0.0, "caveats": caveats})
+    if all(outcome.branch_id != verdict.winner_branch_id for outcome in outcomes):
+        caveats.append(f"the judge named {verdict.winner_branch_id!r}, which is no branch of this fork")
+        best = evidence_first(outcomes)[0].branch_id
+        verdict = verdict.model_copy(update={"winner_branch_id": best, "confidence": 0.0, "caveats": caveats})
+    return verdict, usage
 
 
 def evidence_first(outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
@@ -190,6 +226,6 @@ def _draft(said: str) -> VerdictDraft:
     winner, confidence, reasoning = (fields.get(n) for n in ("winner_branch_id", "confidence", "reasoning"))
     return VerdictDraft(
         winner if isinstance(winner, str) else None,
-        float(confidence) if isinstance(confidence, int | float) else None,
+        float(confidence) if isinstance(confidence, int | float) and 0 <= confidence <= 1 else None,
         reasoning if isinstance(reasoning, str) else "",
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pydantic_ai.usage import RunUsage
 
 from forkwise.agents.live.diff_report import BranchDiffReport
-from forkwise.agents.live.judge import Judge
+from forkwise.agents.live.judge import Judge, heard, name_of
 from forkwise.agents.live.verdict import BranchOutcome, JudgeVerdict
 
 __all__ = ["PairwiseJudge", "TournamentJudge"]
@@ -35,6 +35,11 @@ class PairwiseJudge:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
 
+    @property
+    def name(self) -> str:
+        """Who judges, and how."""
+        return f"{name_of(self.judge)}, pairwise"
+
     async def evaluate(
         self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
     ) -> tuple[JudgeVerdict, RunUsage]:
@@ -53,6 +58,11 @@ class TournamentJudge:
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
+
+    @property
+    def name(self) -> str:
+        """Who judges, and how."""
+        return f"{name_of(self.judge)}, tournament"
 
     async def evaluate(
         self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
@@ -74,7 +84,7 @@ async def _play(judge: Judge, goal: str, report: BranchDiffReport, pair: tuple[B
     """A winner that changes with the order is none to be sure of."""
     shown = _between(report, pair)
     (one, spent), (other, also) = await asyncio.gather(
-        judge.evaluate(goal, shown, pair), judge.evaluate(goal, shown, pair[::-1])
+        heard(judge, goal, shown, pair), heard(judge, goal, shown, pair[::-1])
     )
     ids = (pair[0].branch_id, pair[1].branch_id)
     surer, less = sorted((one, other), key=lambda verdict: -verdict.confidence)

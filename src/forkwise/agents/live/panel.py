@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from pydantic_ai.usage import RunUsage
 
 from forkwise.agents.live.diff_report import BranchDiffReport
-from forkwise.agents.live.judge import Judge
+from forkwise.agents.live.judge import Judge, heard, name_of
 from forkwise.agents.live.verdict import BranchOutcome, JudgeVerdict
 
 __all__ = ["PANEL_SIZE", "Vote", "detect_judge_models", "majority", "vote"]
@@ -38,12 +38,14 @@ _OPENROUTER = (
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a panel came to: the verdict of the majority, those of all, what they took, and the judges that failed."""
+    """What a panel came to: the verdict of the majority, those of all, what they took, the judges that failed, and the
+    names of those that did not, in the order of their verdicts."""
 
     verdict: JudgeVerdict
     verdicts: tuple[JudgeVerdict, ...]
     usage: RunUsage
     failures: tuple[Exception, ...] = ()
+    judges: tuple[str, ...] = ()
 
 
 def detect_judge_models(fallback: str, env: Mapping[str, str] | None = None) -> list[str]:
@@ -68,16 +70,18 @@ async def vote(
 ) -> Vote:
     """Let all judge at once. A judge whose provider fails has no vote; where all do, the first failure is raised."""
     answers = await asyncio.gather(
-        *(judge.evaluate(goal, diff_report, outcomes) for judge in judges), return_exceptions=True
+        *(heard(judge, goal, diff_report, outcomes) for judge in judges), return_exceptions=True
     )
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
     given = [answer for answer in answers if not isinstance(answer, BaseException)]
+    names = [name_of(j) for j, answer in zip(judges, answers, strict=True) if not isinstance(answer, BaseException)]
     for failure in failures:
         if not given or not isinstance(failure, Exception):
             raise failure
     verdicts = tuple(verdict for verdict, _ in given)
     spent = sum((usage for _, usage in given), RunUsage())
-    return Vote(majority(verdicts), verdicts, spent, tuple(f for f in failures if isinstance(f, Exception)))
+    failed = tuple(f for f in failures if isinstance(f, Exception))
+    return Vote(majority(verdicts), verdicts, spent, failed, tuple(names))
 
 
 def majority(verdicts: Sequence[JudgeVerdict]) -> JudgeVerdict:

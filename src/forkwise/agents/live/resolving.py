@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.usage import RunUsage
 
+from forkwise.agents.live.calibration import Calibration, track_record, votes_of
 from forkwise.agents.live.confidence import (
+    MERGE_SIGNALS,
     Evidence,
     Signal,
     compute_confidence,
@@ -21,7 +23,7 @@ from forkwise.agents.live.confidence import (
 )
 from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.diffing import build_diff_report
-from forkwise.agents.live.judge import Judge, JudgeAgent, evidence_first
+from forkwise.agents.live.judge import Judge, JudgeAgent, heard, name_of
 from forkwise.agents.live.live_fork import LiveFork
 from forkwise.agents.live.matches import PairwiseJudge, TournamentJudge
 from forkwise.agents.live.panel import detect_judge_models, vote
@@ -44,7 +46,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Decision:
-    """What a judge, or several, said of a fork, and how sure that is."""
+    """What a judge, or several, said of a fork, and how sure that is. ``judges`` are the names of those who gave the
+    ``verdicts``."""
 
     verdict: JudgeVerdict
     verdicts: list[JudgeVerdict]
@@ -53,6 +56,7 @@ class Decision:
     merge_confidence: float
     measured: Mapping[str, float | None]
     usage: RunUsage
+    judges: tuple[str, ...] = ()
 
     @property
     def cost_usd(self) -> float | None:
@@ -115,22 +119,23 @@ async def decide(
     *,
     judge: Any = None,
     signals: Sequence[Signal] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
 ) -> Decision:
-    """Ask the judge, or the panel. ``judge`` is used instead of those that the strategy names."""
+    """Ask the judge, or the panel. ``judge`` is used instead of those that the strategy names. How often the picks of
+    these judges held before, by their ``calibrations``, is one of the signals, unless others are given."""
     if strategy.kind == "vote":
         models = [judge] if judge is not None else strategy.judge_models or detect_judge_models(strategy.judge_model)
         found = await vote([_judge(model, strategy) for model in models], goal, report, outcomes)
-        verdict, verdicts, usage = found.verdict, list(found.verdicts), found.usage
+        verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
     else:
         chosen = _judge(strategy.judge_model if judge is None else judge, strategy)
-        verdict, usage = await chosen.evaluate(goal, report, outcomes)
-        verdicts = [verdict]
-    verdict = _known(verdict, outcomes)
+        verdict, usage = await heard(chosen, goal, report, outcomes)
+        verdicts, judges = [verdict], (name_of(chosen),)
     evidence = Evidence(report, outcomes, verdict)
     measured = measure_signals(evidence)
-    merge = merge_confidence(evidence, signals)
+    merge = merge_confidence(evidence, signals or [*MERGE_SIGNALS, track_record(calibrations or {}, *judges)])
     effective = compute_confidence(measured, verdict.confidence)
-    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage)
+    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges)
 
 
 async def judged(coordinator: ForkCoordinator, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
@@ -147,9 +152,19 @@ async def judged(coordinator: ForkCoordinator, live: LiveFork, strategy: MergeSt
     for runtime, outcome in zip(branches, outcomes, strict=True):
         if outcome.test_report is not None:
             live.fork.ledger.record_tests(runtime.id, outcome.test_report.as_json())
-    made = await decide(strategy, live.plan.goal, diff, outcomes, judge=coordinator.judge, signals=coordinator.signals)
+    made = await decide(
+        strategy,
+        live.plan.goal,
+        diff,
+        outcomes,
+        judge=coordinator.judge,
+        signals=coordinator.signals,
+        calibrations=await in_thread(Calibration.from_ledger, live.fork.ledger),
+    )
     told = {"winner": made.verdict.winner_branch_id, "how": strategy.kind, "confidence": made.merge_confidence}
-    live.fork.ledger.record_verdict(live.fork.id, told | {"reasoning": made.verdict.reasoning})
+    live.fork.ledger.record_verdict(
+        live.fork.id, told | {"reasoning": made.verdict.reasoning, "votes": votes_of(made.judges, made.verdicts)}
+    )
     return ResolveOutcome(
         committed=False,
         auto_eligible=made.merge_confidence >= strategy.confidence_threshold,
@@ -176,12 +191,3 @@ def _judge(model: Any, strategy: MergeStrategy) -> Judge:
     if strategy.judging == "pairwise":
         return PairwiseJudge(judge)
     return TournamentJudge(judge) if strategy.judging == "tournament" else judge
-
-
-def _known(verdict: JudgeVerdict, outcomes: Sequence[BranchOutcome]) -> JudgeVerdict:
-    """The verdict; where it names no branch of the fork, as somebody's own judge may, one that nobody is sure of."""
-    if any(outcome.branch_id == verdict.winner_branch_id for outcome in outcomes):
-        return verdict
-    best = evidence_first(outcomes)[0].branch_id
-    caveats = [*verdict.caveats, f"the judge named {verdict.winner_branch_id!r}, which is no branch of this fork"]
-    return verdict.model_copy(update={"winner_branch_id": best, "confidence": 0.0, "caveats": caveats})

@@ -7,6 +7,7 @@ tree-sitter-language-pack has a grammar for will do: definitions are told by how
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,16 @@ from forkwise.agents.live.diff_report import BranchDiffReport
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-__all__ = ["MODULE", "SymbolChange", "SymbolChangeKind", "branch_symbols", "has_grammars", "language_of", "symbols_of"]
+__all__ = [
+    "MODULE",
+    "SymbolChange",
+    "SymbolChangeKind",
+    "branch_symbols",
+    "each_symbol",
+    "has_grammars",
+    "language_of",
+    "symbols_of",
+]
 
 #: The name that stands for all of a file that is in no definition.
 MODULE = "<module>"
@@ -36,8 +46,9 @@ _BY_SUFFIX = {f".{suffix}": language for language, suffixes in _LANGUAGES.items(
 
 _DEFINITION = re.compile(
     r"(?:abstract_|singleton_|generator_)?(?:function|method|class|interface|struct|enum|trait|impl|mod|module|namespace"
-    r"|object|constructor|record|protocol|subroutine|macro|union|type_alias|extension)"
-    r"(?:_(?:definition|declaration|declaration_statement|item|specifier|signature_item))?|type_spec|data_type"
+    r"|constructor|record|protocol|subroutine|macro|union|type_alias|extension)"
+    r"(?:_(?:definition|declaration|declaration_statement|item|specifier|signature_item))?"
+    r"|object_(?:definition|declaration)|type_spec|data_type"
 )
 _KINDS = {
     "method": "method", "function": "function", "subroutine": "function", "variable": "function",
@@ -45,6 +56,10 @@ _KINDS = {
     "trait": "trait", "impl": "implementation", "mod": "module", "namespace": "namespace", "macro": "macro",
     "object": "object",
 }  # fmt: skip
+# A source longer than this was made by a machine: that it changed is all that is told.
+_LONGEST_SOURCE = 1_000_000
+# Of a name that is longer only both ends count, so that names nested without end do not grow with every level.
+_LONGEST_NAME = 200
 # Nodes that hold a definition with something before it: the field it is in.
 _WRAPPERS = {"decorated_definition": "definition", "export_statement": "declaration"}
 _ASSIGNED = {"arrow_function", "function_expression", "function", "generator_function", "class"}
@@ -82,12 +97,15 @@ def language_of(path: str) -> str | None:
 
 def branch_symbols(report: BranchDiffReport, branch_id: str) -> list[SymbolChange]:
     """The definitions that a branch changed, added or removed, in the files whose language is known."""
-    found: list[SymbolChange] = []
+    return list(each_symbol(report, branch_id))
+
+
+def each_symbol(report: BranchDiffReport, branch_id: str) -> Iterator[SymbolChange]:
+    """The same one after the other: no file is read that nobody asks for."""
     for path, change in report.changes_of(branch_id):
         language = language_of(path.path)
         if language and not change.is_binary:
-            found += _compared(path.path, language, path.parent_content or "", change.new_content or "")
-    return found
+            yield from _compared(path.path, language, path.parent_content or "", change.new_content or "")
 
 
 def symbols_of(language: str, source: str) -> dict[str, str]:
@@ -99,6 +117,9 @@ def symbols_of(language: str, source: str) -> dict[str, str]:
 
 
 def _compared(path: str, language: str, old: str, new: str) -> Iterator[SymbolChange]:
+    if max(len(old), len(new)) > _LONGEST_SOURCE:
+        yield SymbolChange(path, MODULE, "module", "added" if not old else "changed" if new else "removed")
+        return
     before, after = _symbols(language, old), _symbols(language, new)
     for name, symbol in after.items():
         if name not in before:
@@ -126,13 +147,14 @@ def _symbols(language: str, source: str) -> dict[str, _Symbol]:
     owners = [(MODULE, -1)]  # of definitions that are open: their names, and how deep they are
     depth = 0
     wrapped: set[int] = set()
+    named: Counter[str] = Counter()
     while True:
         node = cursor.node
         assert node is not None
         own = found[owners[-1][0]].tokens
         is_comment = "comment" in node.type
         if not is_comment and node.id not in wrapped and (definition := _definition(node, wrapped)) is not None:
-            name = _unused(_qualified(owners[-1][0], _name(definition)), found)
+            name = _numbered(_qualified(owners[-1][0], _name(definition)), named)
             found[name] = _Symbol(_kind(definition), [])
             owners.append((name, depth))
         elif not is_comment:
@@ -192,13 +214,11 @@ def _kind(node: Node) -> str:
 
 
 def _qualified(owner: str, name: str) -> str:
-    return name if owner == MODULE else f"{owner}.{name}"
+    whole = name if owner == MODULE else f"{owner}.{name}"
+    return whole if len(whole) <= _LONGEST_NAME else f"{whole[: _LONGEST_NAME // 2]}…{whole[-_LONGEST_NAME // 2 :]}"
 
 
-def _unused(name: str, found: dict[str, _Symbol]) -> str:
+def _numbered(name: str, named: Counter[str]) -> str:
     """The name, numbered where a definition of the same name came before: overloads."""
-    number, free = 1, name
-    while free in found:
-        number += 1
-        free = f"{name}#{number}"
-    return free
+    named[name] += 1
+    return name if named[name] == 1 else f"{name}#{named[name]}"

@@ -19,7 +19,7 @@ class JudgeVerdict(BaseModel):
     """What a judge said: the winner, how sure it is, and why."""
 
     winner_branch_id: str = Field(description="The id of the branch whose work should be kept.")
-    confidence: float = Field(ge=0.0, le=1.0, description="How sure you are of it, from 0 to 1.")
+    confidence: float = Field(ge=0.0, le=1.0, allow_inf_nan=False, description="How sure you are of it, from 0 to 1.")
     reasoning: str = Field(description="Why this branch, in a few sentences.")
     rejected_with_reasons: dict[str, str] = Field(
         default_factory=dict, description="The ids of the other branches, each with why it was not chosen."

@@ -11,6 +11,7 @@ from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
 from forkwise.app.cli.forks import diff, ls, show, watch
 from forkwise.app.cli.history import gc, log, undo
+from forkwise.app.cli.judges import judges
 from forkwise.app.cli.model import model
 from forkwise.app.cli.verb import Commands
 from forkwise.app.cli.walk import walk
@@ -47,6 +48,7 @@ for _verb in (
     log,
     undo,
     gc,
+    judges,
     walk,
     model,
 ):

@@ -124,7 +124,7 @@ def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output
             "inside": fork.parent or "",
             "of": "" if fork.origin == "/main" else fork.origin,
             "tests": str(fork.spec.get("tests") or ""),
-            "judged": ", ".join(f"{name} {value}" for name, value in (fork.verdict or {}).items() if name != "matches"),
+            "judged": _verdict_text(fork.verdict or {}),
             "decided": _resolution_text(fork),
             "commit": _commit_text(fork),
         },
@@ -134,6 +134,13 @@ def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output
         output.line(f"It {advice}.", "yellow")
     elif fork.commit is not None and fork.undone is None and fork.origin == "/main":
         output.line(f"To take it back: {command_line(directory, 'undo', str(fork.commit))}")
+
+
+def _verdict_text(verdict: dict[str, Any]) -> str:
+    told = {name: value for name, value in verdict.items() if name not in ("matches", "votes")}
+    if votes := verdict.get("votes"):
+        told["by"] = " and ".join(f"{vote['judge']} ({vote['confidence']:.2f} sure)" for vote in votes)
+    return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
 def _resolution_text(fork: ForkRecord) -> str:
