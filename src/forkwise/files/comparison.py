@@ -1,5 +1,5 @@
-"""Comparison: what lies between two branches of one parent, as text. Read from their layers, so that it costs what the
-two changed, and no view is brought up."""
+"""Comparison: what lies between a branch and its parent, file by file, and between two branches of one parent, as text.
+Read from their layers, so that it costs what they changed, and no view is brought up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from forkwise.files.diff import FileDiff, unified
 from forkwise.files.state import locked
 from forkwise.files.versions import Versions, file_diffs
 
-__all__ = ["compare"]
+__all__ = ["changed_files", "compare"]
+
+
+def changed_files(branch: Branch) -> list[FileDiff]:
+    """Both versions of every file and link that a branch changed, sorted by path; of large ones only the size."""
+    with ExitStack() as held:
+        held.enter_context(locked(branch.place.state))
+        return list(_changes(branch, held))
 
 
 def compare(first: Branch, second: Branch) -> str:
