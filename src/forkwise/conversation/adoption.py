@@ -39,13 +39,14 @@ _ODD = re.compile(r"[^a-zA-Z0-9_-]")
 _Answer = ToolReturnPart | RetryPromptPart
 
 
-def adopted(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
-    """The same history, so that every rule holds on it; the messages given are not changed.
+def adopted(messages: Iterable[ModelMessage], taken: Iterable[str] = ()) -> list[ModelMessage]:
+    """The same history, so that every rule holds on it; the messages given are not changed. ``taken`` are ids of calls
+    that were made before it.
 
     Messages of one kind behind each other become one. A call that nobody answered is answered by ``UNANSWERED``, a
     result of no call, or a second one, becomes text. Ids are made plain and are each used once. Blank text goes.
     """
-    adoption = Adoption()
+    adoption = Adoption(None, taken)
     history: list[ModelMessage] = []
     for message in _merged(messages):
         if not history and isinstance(message, ModelResponse):

@@ -43,12 +43,12 @@ async def resume(
         remains.must_be_outermost()
         record = remains.record
         if record.stored == "resolved":
-            commit = await in_thread(
+            landed = await in_thread(
                 complete, ledger, where, record.id, on_conflict=on_conflict or "refuse", keep=_keeps(record)
             )
             if witness is not None:
                 witness.begun(record.id)
-            return _recorded(ledger, record, commit)
+            return _recorded(ledger, record, landed.commit)
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)

@@ -14,8 +14,10 @@ from forkwise.files.branch import Branch
 from forkwise.files.combine import Combination, combine
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
+from forkwise.files.owner import Owner
 from forkwise.files.workspace import Workspace
-from forkwise.fork.picking import carry_out
+from forkwise.fork.landing import ConflictPolicy, Landed
+from forkwise.fork.picking import conclude
 from forkwise.fork.remains import Remains, gone
 from forkwise.fork.testing.report import TestReport
 from forkwise.fork.tests import Tests
@@ -31,7 +33,7 @@ __all__ = ["Combined", "combine_attempts"]
 class Combined:
     """What came of combining attempts: which paths were ``merged`` from several, from which attempt each other one was
     ``taken``, the ``conflicts`` that nobody decided, what the ``tests`` said (None: there were none, or it did not come
-    to that), and the ``commit``, which is None where there was something against it."""
+    to that), and the ``commit``, which is None where there was something against it; ``landed`` is how it got there."""
 
     fork: str
     attempts: tuple[str, ...]
@@ -40,6 +42,7 @@ class Combined:
     conflicts: tuple[Clash, ...]
     tests: TestReport | None
     commit: Commit | None
+    landed: Landed | None = None
 
 
 async def combine_attempts(
@@ -52,6 +55,8 @@ async def combine_attempts(
     on_conflict: OnConflict = "refuse",
     keep: bool = False,
     force: bool = False,
+    partial: bool = False,
+    policy: ConflictPolicy | None = None,
 ) -> Combined:
     """Decide a fork for the changes of several of its attempts together, and commit those.
 
@@ -59,20 +64,26 @@ async def combine_attempts(
     to be, and ``favour`` names attempts that win any clash they are part of, the first first. What is left is among the
     ``conflicts``, and nothing is committed then. Nor is it where ``tests``, which run on the combination, do not pass;
     without tests only attempts that succeeded are combined. ``force`` commits all the same: in a clash the first of
-    ``attempts`` wins. Unless it is committed, the fork is as undecided as before.
+    ``attempts`` wins. ``partial`` takes attempts that were stopped or failed for what they are. With a ``policy``
+    branches whose parent was committed to meanwhile are rebased first, and none of the versions is lost where what is
+    combined meets what others changed. Unless it is committed, the fork is as undecided as before.
+
+    A fork that was made inside an attempt is decided by the process that runs it, and by no other.
     """
     where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
         records = {record.id: record for record in map(ledger.attempt, attempts)}
         fork = _fork_of(ledger, where, records)
-        _check(records, is_judged=force or tests is not None)
+        _check(records, is_judged=force or partial or tests is not None)
         names = {record.branch: record.id for record in records.values()}
         decided = {path: ledger.attempt(name).branch for path, name in (prefer or {}).items()}
         favourites = [ledger.attempt(name).branch for name in [*favour, *(records if force else ())]]
         branches = [_branch(fork, record) for record in records.values()]
+        if policy is not None:
+            await in_thread(_bring_up_to_date, branches)
         async with _combination(fork, branches, decided, favourites) as made:
             report = None if tests is None or not made.clean else await tests.test(made.branch)
-            commit = None
+            landed = None
             if made.clean and (force or report is None or report.is_pass):
                 detail = {
                     "attempts": list(records),
@@ -82,7 +93,7 @@ async def combine_attempts(
                 }
                 if not ledger.resolve(fork.id, how="combination", detail=detail):
                     raise ForkResolvedError(f"fork {fork.id} was decided meanwhile", fork=fork.id)
-                commit = await in_thread(carry_out, fork, on_conflict=on_conflict, trust=False, keep=keep)
+                landed = await in_thread(conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict)
     return Combined(
         fork.id,
         tuple(records),
@@ -90,7 +101,8 @@ async def combine_attempts(
         {path: names[name] for path, name in made.taken.items()},
         tuple(_told(clash, names) for clash in made.conflicts),
         report,
-        commit,
+        None if landed is None else landed.commit,
+        landed,
     )
 
 
@@ -108,8 +120,9 @@ def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, Attemp
         told = f"{', '.join(attempts)} are not" if len(attempts) > 1 else f"{', '.join(attempts) or 'nothing'} is not"
         raise LedgerError(f"several attempts of one fork are combined; {told}")
     fork = Remains(ledger, workspace, forks.pop())
-    fork.must_be_outermost()
     record = fork.record
+    if record.owner != Owner.me():
+        fork.must_be_outermost()
     if record.is_over:
         raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
     return fork
@@ -132,6 +145,13 @@ def _branch(fork: Remains, attempt: AttemptRecord) -> Branch:
     if found is None:
         raise gone(attempt)
     return found
+
+
+def _bring_up_to_date(branches: Sequence[Branch]) -> None:
+    """Rebase those whose parent was committed to meanwhile."""
+    for branch in branches:
+        if branch.status == "stale":
+            branch.rebase()
 
 
 @asynccontextmanager

@@ -17,13 +17,13 @@ from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.history import reconcile
-from forkwise.fork.landing import commit_winner
+from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
 from forkwise.fork.remains import Remains, gone
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord
 
-__all__ = ["carry_out", "complete", "pick"]
+__all__ = ["carry_out", "complete", "conclude", "pick"]
 
 
 def pick(
@@ -47,7 +47,7 @@ def pick(
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
-            return complete(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep)
+            return complete(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep).commit
         chain = _chain(ledger, ledger.attempt(attempt) if "." in attempt else _favourite(ledger, attempt))
         innermost, fork = (Remains(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
         if fork.record.is_over:
@@ -66,35 +66,51 @@ def complete(
     workspace: Workspace,
     fork: str,
     *,
+    policy: ConflictPolicy | None = None,
     on_conflict: OnConflict = "refuse",
     trust: bool = False,
     keep: bool = False,
-) -> Commit:
+) -> Landed:
     """Commit what a fork was resolved for, where that did not happen: it was refused, or the process was killed."""
     remains = Remains(ledger, workspace, fork)
     record = remains.record
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
         raise ForkResolvedError(f"fork {record.id} has nothing to be committed: it is {how}", fork=record.id)
-    return carry_out(remains, on_conflict=on_conflict, trust=trust, keep=keep)
+    return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust)
 
 
 def carry_out(fork: Remains, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
     """Commit what a fork was resolved for, and let the rest of it go."""
+    return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust).commit
+
+
+def conclude(
+    fork: Remains,
+    *,
+    keep: bool = False,
+    policy: ConflictPolicy | None = None,
+    on_conflict: OnConflict = "refuse",
+    trust: bool = False,
+) -> Landed:
+    """The same, and with a ``policy`` conflicts are decided and none of the versions is lost, see ``land``."""
     fork.come_to_rest()
     name = fork.outcome()
     commit = None if name is None else fork.committed(name)
     if commit is None:
-        commit = _commit(fork, name, on_conflict, trust)
-        fork.ledger.record_commit(fork.id, commit.id, commit.paths)
+        landed = _land(fork, name, policy, on_conflict, trust)
+        fork.ledger.record_commit(fork.id, landed.commit.id, landed.commit.paths)
     else:
+        landed = Landed(commit, commit.conflicts)
         reconcile(fork.ledger, fork.workspace)  # it may have been undone since, too
     fork.abort_inside("the fork around it was decided")
-    fork.drop(keep=keep)
-    return commit
+    fork.drop(keep=keep, but=landed.kept)
+    return landed
 
 
-def _commit(fork: Remains, name: str | None, on_conflict: OnConflict, trust: bool) -> Commit:
+def _land(
+    fork: Remains, name: str | None, policy: ConflictPolicy | None, on_conflict: OnConflict, trust: bool
+) -> Landed:
     branch = None if name is None else fork.branch(name)
     if branch is None:
         raise BranchNotFoundError(
@@ -104,7 +120,9 @@ def _commit(fork: Remains, name: str | None, on_conflict: OnConflict, trust: boo
     if winner is not None:
         _fold(fork, winner, branch, on_conflict, trust)
     try:
-        return commit_winner(branch, on_conflict, trust=trust)
+        if policy is not None:
+            return land(branch, policy)
+        return Landed(commit_winner(branch, on_conflict, trust=trust))
     except BranchingError:
         with suppress(BranchNotFoundError):
             branch.keep()

@@ -89,10 +89,12 @@ class Remains:
             return next((c for c in history(origin) if c.kind == "commit" and c.branch == path), None)
         return None
 
-    def drop(self, *, keep: bool = False) -> list[str]:
-        """Have its branches vanish, or keep them for somebody to look at; gives their paths."""
+    def drop(self, *, keep: bool = False, but: Branch | None = None) -> list[str]:
+        """Have its branches vanish, or keep them for somebody to look at; gives their paths. ``but`` stays as it is."""
         done = []
         for branch in self.branches():
+            if but is not None and branch.branch_path == but.branch_path:
+                continue
             with suppress(BranchNotFoundError):
                 if keep:
                     branch.keep()

@@ -80,6 +80,7 @@ async def take_turn(
     except (UsageLimitExceeded, RunTimedOut) as error:
         raise BudgetExceededError(str(error).partition(". Consider ")[0]) from error
     finally:
+        await runtime.close_inner()
         run.keep()
 
 

@@ -29,11 +29,12 @@ from forkwise.agents.live.recalling import recall
 from forkwise.agents.live.resolving import goal_of, judged, strategy_key
 from forkwise.agents.live.rewinding import mark_files
 from forkwise.agents.live.runtime import BranchRuntime
-from forkwise.agents.live.settling import check_mergeable, combine_branches, commit_branch
+from forkwise.agents.live.settling import check_mergeable, commit_branch
 from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
 from forkwise.agents.live.status import ForkHandle
 from forkwise.agents.live.store import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
 from forkwise.agents.live.thread import Thread
+from forkwise.agents.live.together import combine_branches
 from forkwise.agents.live.verdict import ResolveOutcome
 from forkwise.errors import ForkDepthLimitError, ForkwiseWarning
 from forkwise.sandbox.threads import in_thread, to_its_end
@@ -144,6 +145,8 @@ class ForkCoordinator(BranchHost):
         """Take over a fork that was opened: its branches run from now on, and what is open is closed with it."""
         await self._open_mirror(live)
         self._live = live
+        if self.inside is not None:
+            self.inside.inner.append(self)
         for number, (spec, thread) in enumerate(zip(live.plan.specs, threads, strict=True)):
             runtime = live.add(spec, number, thread, self._first_turn, self)
             if runtime.attempt.branch is not None:
@@ -235,7 +238,7 @@ class ForkCoordinator(BranchHost):
         detail: Mapping[str, Any],
         prefer: Mapping[str, str],
     ) -> MergeResult:
-        check_mergeable(chosen)
+        check_mergeable(chosen, together=how == "combine")
         for runtime in live.branches.values():
             if runtime.is_running:
                 await self._end(runtime, "another branch won")

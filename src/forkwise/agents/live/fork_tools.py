@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import FunctionToolset, RunContext
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart, UserPromptPart
 
 from forkwise.agents.live.coordinator import ForkCoordinator
 from forkwise.agents.live.cost import ForkCostSummary
@@ -17,7 +17,7 @@ from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.runtime import current_branch
 from forkwise.agents.live.specs import BranchIsolation, BranchSpec, MergeStrategy
 from forkwise.agents.live.thread import own_turns
-from forkwise.conversation.adoption import Adoption
+from forkwise.conversation.adoption import adopted
 from forkwise.errors import BranchingError
 from forkwise.sandbox.threads import in_thread
 
@@ -150,12 +150,8 @@ def _go_on_as(ctx: RunContext[Any], coordinator: ForkCoordinator, result: MergeR
 
 def _behind(several: Sequence[Sequence[ModelMessage]], used: Any, label: str) -> list[ModelMessage]:
     """Conversations as they can follow one in which these ids are used, ending with a word that leads on."""
-    adoption = Adoption(None, used)
-    turns = [adoption.take(message) for one in several for message in one]
-    last = UserPromptPart(_GO_ON.format(label=label))
-    if turns and isinstance(turns[-1], ModelResponse):
-        return [*turns, adoption.take(ModelRequest(parts=[last]))]
-    return [*turns[:-1], *(ModelRequest(parts=[*message.parts, last]) for message in turns[-1:])]
+    last = ModelRequest(parts=[UserPromptPart(_GO_ON.format(label=label))])
+    return adopted([*(message for one in several for message in one), last], used)
 
 
 async def terminate_branch(ctx: RunContext[Any], branch_id: str) -> str:

@@ -23,7 +23,7 @@ from forkwise.fork.agent_files import AgentFiles
 from forkwise.fork.landing import ConflictPolicy, Landed, land
 from forkwise.sandbox.threads import before_leaving, in_thread
 
-__all__ = ["FilesOverlay", "flushed"]
+__all__ = ["FilesOverlay", "conflict_contents", "flushed"]
 
 _OPERATIONS: dict[tuple[str, bool], FileOperation] = {
     ("added", True): "mkdir",
@@ -186,7 +186,7 @@ def flushed(landed: Landed, standing: Mapping[str, Standing], changes: Sequence[
         conflicts=sorted(conflict.path for conflict in landed.conflicts),
         errors=[],
         deleted_paths=sorted(landed.commit.deleted),
-        conflict_contents=_contents(landed),
+        conflict_contents=conflict_contents(landed),
         kept_branch=landed.kept.branch_path if landed.kept else None,
     )
 
@@ -195,7 +195,7 @@ def _operation(standing: Standing | None) -> FileOperation:
     return "write" if standing is None else standing.operation
 
 
-def _contents(landed: Landed) -> dict[str, bytes | None]:
+def conflict_contents(landed: Landed) -> dict[str, bytes | None]:
     """The winner's version of what was left as the parent has it."""
     if landed.kept is None:
         return {}

@@ -9,10 +9,12 @@ from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Ground, ground_for
 from forkwise.agents.live.live_fork import place_label, reopen
 from forkwise.agents.live.merging import MergeResult
-from forkwise.agents.live.settling import ON_CONFLICT, as_parents
+from forkwise.agents.live.overlay_files import conflict_contents
+from forkwise.agents.live.settling import as_parents
 from forkwise.agents.live.status import ForkHandle
 from forkwise.agents.live.store import handle_of, unfinished
-from forkwise.agents.live.thread import Thread, own_turns, successive
+from forkwise.agents.live.thread import Thread
+from forkwise.agents.live.together import in_a_row
 from forkwise.conversation.saving import Saved
 from forkwise.errors import ForkNotFoundError, ForkResolvedError
 from forkwise.files.workspace import Workspace
@@ -63,25 +65,27 @@ def _found(ground: Ground, fork_id: str | None) -> tuple[ForkRecord, ForkHandle,
 def _completed(ledger: Ledger, workspace: Workspace, fork: ForkRecord) -> MergeResult:
     """Carry out what was decided when the process was killed."""
     plan = ForkPlan.from_json(fork.spec, fork.id)
-    commit = complete(ledger, workspace, fork.id, on_conflict=ON_CONFLICT[plan.strategy.conflict_policy])
+    landed = complete(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
+    commit = landed.commit
     conversation = Saved.load(ledger.conversations, plan.conversation).conversation
     index = {attempt.id: attempt.index for attempt in ledger.attempts(fork.id)}
     combined = [name for name in (fork.resolution or {}).get("attempts", []) if name in index]
     chosen = [fork.winner] if fork.winner is not None else combined
-    first, *others = (
+    threads = [
         Thread(conversation, conversation.labels[place_label(index[n])], place_label(index[n]), conversation.here)
         for n in chosen
-    )
-    history = as_parents(first.history(), first.start.depth)
+    ]
     return MergeResult(
         fork_id=fork.id,
         winner_branch_id=chosen[0],
         discarded_branches=[name for name in index if name not in chosen],
-        history_after_merge=successive(history, *map(own_turns, others)) if others else history,
+        history_after_merge=in_a_row(threads) if combined else as_parents(threads[0].history(), threads[0].start.depth),
         applied_paths=sorted([*commit.added, *commit.changed]),
         applied_changes=len(commit.paths),
-        conflicts=[conflict.path for conflict in commit.conflicts],
+        conflicts=sorted(conflict.path for conflict in landed.conflicts),
         deleted_paths=sorted(commit.deleted),
+        conflict_contents=conflict_contents(landed),
+        kept_branch=landed.kept.branch_path if landed.kept else None,
         combined_branches=combined,
         commit_id=str(commit.id),
     )

@@ -34,7 +34,7 @@ class BranchRuntime:
 
     ``task`` ends when the turn under way does, with what the agent gave; ``overlay`` is what it changed in its files,
     None once the fork is resolved. ``partial_history`` is what it had said before its last request. ``steering`` is
-    what it is told with its next request.
+    what it is told with its next request. ``inner`` are those who fork the branch itself.
     """
 
     spec: BranchSpec
@@ -55,6 +55,7 @@ class BranchRuntime:
     blocked_commands: list[str] = field(default_factory=list)
     steering: deque[str] = field(default_factory=deque)
     tool_purses: dict[str, Purse] = field(default_factory=dict, repr=False)
+    inner: list[ForkCoordinator] = field(default_factory=list, repr=False)
 
     @property
     def id(self) -> str:
@@ -92,6 +93,12 @@ class BranchRuntime:
         self.status.state = state
         self.status.error = None if state == "done" else error
         self.status.last_activity_at = datetime.now(UTC)
+
+    async def close_inner(self) -> None:
+        """Drop the forks that were made inside the branch and not decided."""
+        for coordinator in self.inner:
+            await coordinator.aclose()
+        self.inner.clear()
 
     def close(self) -> None:
         """Let go of what the branch had while it was not decided."""

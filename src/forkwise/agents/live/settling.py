@@ -1,4 +1,4 @@
-"""Settling a fork: the work of one branch, or of several together, made the parent's, and what that comes to."""
+"""Settling a fork: the work of a branch made the parent's, and what that comes to."""
 
 from __future__ import annotations
 
@@ -11,30 +11,17 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from forkwise.agents.live.cost import BranchCost, ForkCostSummary
 from forkwise.agents.live.live_fork import LiveFork
 from forkwise.agents.live.merging import FlushReport, MergeResult
-from forkwise.agents.live.overlay_files import FilesOverlay
-from forkwise.agents.live.replaying import content_of, replay
 from forkwise.agents.live.runtime import BranchRuntime
-from forkwise.agents.live.specs import ConflictPolicy
-from forkwise.agents.live.thread import own_turns, successive
-from forkwise.errors import ConflictError
-from forkwise.files.conflict import Conflict, OnConflict
-from forkwise.files.merge import is_text, merge
-from forkwise.fork.combining import combine_attempts
-from forkwise.sandbox.threads import in_thread
+from forkwise.files.workspace import Workspace
 
 __all__ = [
-    "ON_CONFLICT",
     "as_parents",
     "check_mergeable",
-    "clash",
-    "combine_branches",
     "commit_branch",
     "costs_of",
     "is_mergeable",
+    "merged",
 ]
-
-#: How a policy is told to a commit.
-ON_CONFLICT: dict[ConflictPolicy, OnConflict] = {"keep_newer": "theirs", "last_write_wins": "ours"}
 
 
 def is_mergeable(runtime: BranchRuntime) -> bool:
@@ -43,10 +30,11 @@ def is_mergeable(runtime: BranchRuntime) -> bool:
     return state == "done" or (state != "failed" and (bool(runtime.partial_history) or runtime.thread.has_spoken))
 
 
-def check_mergeable(branches: Sequence[BranchRuntime]) -> None:
-    """Raise RuntimeError, which says why, where a branch has nothing to be merged."""
+def check_mergeable(branches: Sequence[BranchRuntime], *, together: bool = False) -> None:
+    """Raise RuntimeError, which says why, where a branch has nothing to be merged. One that failed after it had spoken
+    cannot be picked, but its work can be put ``together`` with that of others."""
     for runtime in branches:
-        if not is_mergeable(runtime):
+        if not is_mergeable(runtime) and not (together and runtime.thread.has_spoken):
             why = f": {runtime.status.error}" if runtime.status.error else ""
             raise RuntimeError(f"branch {runtime.id} cannot be merged, it is {runtime.status.state}{why}")
 
@@ -56,98 +44,7 @@ async def commit_branch(live: LiveFork, winner: BranchRuntime, how: str, detail:
     forced = {} if winner.attempt.success else {"force": True}
     report = await live.commit(winner, how, {**detail, **forced})
     history = as_parents(winner.thread.history(), winner.thread.start.depth)
-    commit = None if live.ground.is_in_memory or live.fork.commit is None else str(live.fork.commit.id)
-    return _result(live, [winner], history, report, commit)
-
-
-async def combine_branches(
-    live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
-) -> MergeResult:
-    """Decide for the work of several branches. Where they clash and nobody says whose version it is, the one that a
-    judge chose counts; where none did, ConflictError names the paths, and nothing is decided."""
-    if len({runtime.id for runtime in chosen}) < 2:
-        raise ValueError("two branches at least are combined")
-    if live.ground.is_in_memory:
-        report = await _combine_in_memory(live, chosen, prefer, favourites)
-    else:
-        report = await _combine_files(live, chosen, prefer, favourites)
-    first, *others = chosen
-    history = successive(
-        as_parents(first.thread.history(), first.thread.start.depth), *(own_turns(one.thread) for one in others)
-    )
-    commit = None if live.ground.is_in_memory else live.fork.ledger.fork(live.fork.id).commit
-    return _result(live, chosen, history, report, None if commit is None else str(commit))
-
-
-async def _combine_files(
-    live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
-) -> FlushReport:
-    overlays = [runtime.overlay for runtime in chosen if isinstance(runtime.overlay, FilesOverlay)]
-    changes = [change for overlay in overlays for change in await in_thread(overlay.changes)]
-    ids = {name: runtime.id for runtime in chosen for name in (runtime.id, runtime.spec.label)}
-    done = await combine_attempts(
-        live.ground.parent.workspace,
-        [runtime.id for runtime in chosen],
-        tests=None,
-        prefer={path: ids.get(name, name) for path, name in prefer.items()},
-        favour=[name for name in favourites if name in ids],
-        on_conflict=ON_CONFLICT[live.plan.strategy.conflict_policy],
-    )
-    if done.commit is None:
-        raise clash([Conflict(one.path, "unmerged", one.detail) for one in done.conflicts])
-    touched = set(done.commit.paths)
-    return FlushReport(
-        applied_paths=sorted([*done.commit.added, *done.commit.changed]),
-        applied_changes=sum(change.path in touched for change in changes),
-        conflicts=sorted(conflict.path for conflict in done.commit.conflicts),
-        errors=[],
-        deleted_paths=sorted(done.commit.deleted),
-    )
-
-
-async def _combine_in_memory(
-    live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
-) -> FlushReport:
-    made: dict[str, bytes | None] = {}
-    clashes = []
-    for path in sorted({path for runtime in chosen for path in runtime.overlay.touched()}):
-        versions = {r.id: r.overlay.new(path) for r in chosen if path in r.overlay.touched()}
-        decided = [r.id for r in chosen if prefer.get(path) in (r.id, r.spec.label)] + [*favourites]
-        whose = next((name for name in decided if name in versions), None)
-        if whose is not None or len(set(versions.values())) == 1:
-            made[path] = versions[whose or next(iter(versions))]
-            continue
-        made[path] = _merged(chosen[0].overlay.old(path), list(versions.values()))
-        if made[path] is None:
-            clashes.append(Conflict(path, "unmerged", f"{' and '.join(versions)} changed it differently"))
-    if clashes:
-        raise clash(clashes)
-    backend = live.ground.backend
-    old = {path: chosen[0].overlay.old(path) for path in made}
-    live.fork.ledger.resolve(live.fork.id, how="combination", detail={"attempts": [r.id for r in chosen]})
-    changes = [change for runtime in chosen for change in runtime.overlay.changes()]
-    policy = live.plan.strategy.conflict_policy
-    return replay(made, changes, backend, lambda path: content_of(backend, path) != old[path], policy)
-
-
-def _merged(base: bytes | None, versions: Sequence[bytes | None]) -> bytes | None:
-    """All versions of a text in one; None where they do not go together."""
-    if base is None or not is_text(base):
-        return None
-    whole = base
-    for version in versions:
-        if version is None or not is_text(version) or not (made := merge(base, whole, version)).clean:
-            return None
-        whole = made.content
-    return whole
-
-
-def clash(conflicts: Sequence[Conflict]) -> ConflictError:
-    """The error that says on what branches do not agree."""
-    told = "; ".join(map(str, conflicts[:5]))
-    return ConflictError(
-        f"nothing was merged: {told}. Say whose version it is to be, or pick one branch", conflicts=conflicts
-    )
+    return merged(live, [winner], history, report)
 
 
 def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
@@ -165,14 +62,13 @@ def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
     return ForkCostSummary(live.fork.id, costs, total, cap, left, judge_usd)
 
 
-def _result(
-    live: LiveFork,
-    chosen: Sequence[BranchRuntime],
-    history: list[ModelMessage],
-    report: FlushReport,
-    commit: str | None,
+def merged(
+    live: LiveFork, chosen: Sequence[BranchRuntime], history: list[ModelMessage], report: FlushReport
 ) -> MergeResult:
+    """How a fork ended that was decided for some of its branches."""
     names = {runtime.id for runtime in chosen}
+    is_undoable = not live.ground.is_in_memory and isinstance(live.ground.parent, Workspace)
+    commit = live.fork.ledger.fork(live.fork.id).commit if is_undoable else None
     return MergeResult(
         fork_id=live.fork.id,
         winner_branch_id=chosen[0].id,
@@ -187,7 +83,7 @@ def _result(
         conflict_contents=report.conflict_contents,
         kept_branch=report.kept_branch,
         combined_branches=[runtime.id for runtime in chosen] if len(chosen) > 1 else [],
-        commit_id=commit,
+        commit_id=None if commit is None else str(commit),
     )
 
 
