@@ -91,13 +91,16 @@ def _has_changes(branch: Branch) -> bool:
 
 
 def _unfinished(workspace: Workspace) -> Iterator[str]:
-    """Homes whose makers were killed: whoever makes one holds the lock, and now we do; spares are made without it."""
+    """Homes whose makers were killed: whoever makes one holds the lock, and now we do; spares are made without it, and
+    what was set aside goes with its process."""
     parents: list[Parent] = [workspace, *workspace.settled_branches()]
     for parent in parents:
         branches = f"{parent.place.path}/branches"
         names = os.listdir(branches) if os.path.isdir(branches) else []
         yield from (
-            f"{branches}/{n}" for n in names if n.startswith(".new-") or (n.startswith(".spare-") and _is_dead(n))
+            f"{branches}/{n}"
+            for n in names
+            if n.startswith(".new-") or (n.startswith((".spare-", ".aside-")) and _is_dead(n))
         )
 
 

@@ -46,7 +46,11 @@ def abort_fork(
 
 def _abandon(fork: Remains, reason: str) -> tuple[str, ...]:
     """Give up what was decided for and not committed. A branch is either committed or dropped, whoever is quicker."""
-    dropped = tuple(fork.drop()) if fork.record.commit is None else ()
+    is_cut = fork.record.commit is None
+    dropped = tuple(fork.drop()) if is_cut else ()
+    replaced = (fork.record.resolution or {}).get("replaces") if is_cut else None
+    if replaced is not None and not any(commit.undoes == replaced for commit in fork.workspace.history()):
+        fork.ledger.reinstate(fork.id)  # it was to be overridden, and nothing was undone for it yet
     reconcile(fork.ledger, fork.workspace)
     record = fork.record
     if record.commit is not None:

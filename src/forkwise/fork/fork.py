@@ -20,6 +20,7 @@ from forkwise.errors import (
     ForkResolvedError,
     LedgerError,
 )
+from forkwise.files.aside import Aside
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -30,6 +31,7 @@ from forkwise.fork.candidate import Candidate
 from forkwise.fork.dropping import drop, keep_winner, write_ends, write_surely
 from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
+from forkwise.fork.overriding import set_losers_aside
 from forkwise.fork.performance import perform
 from forkwise.fork.telling import said
 from forkwise.fork.tracing import failed, span
@@ -115,6 +117,7 @@ class Fork:
         self.attempts: list[Attempt] = []
         self.commit: Commit | None = None
         self.landed: Landed | None = None
+        self.aside: dict[str, Aside] = {}
         self._spec = spec or {}
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
@@ -291,30 +294,35 @@ class Fork:
 
     # The one resolution
 
-    async def resolve(self, winner: Attempt, how: str, detail: dict[str, Any] | None = None) -> Commit:
+    async def resolve(
+        self, winner: Attempt, how: str, detail: dict[str, Any] | None = None, *, aside: bool = False
+    ) -> Commit:
         """Decide for a winner: its changes are committed into the parent, all other attempts are gone.
 
         Raises ForkResolvedError where somebody else decided before. Where the commit is refused (a conflict), that is
         raised, and the winner's branch is kept for somebody to look at. What was decided is carried out: who is
-        cancelled meanwhile comes too late.
+        cancelled meanwhile comes too late. With ``aside`` the branches of the others are set ``aside`` instead of
+        dropped, for somebody who decides otherwise.
         """
         if not self.ledger.resolve(self.id, how=how, winner=winner.id, detail=detail):
             await self.abort("it was decided elsewhere")
             raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
         self._is_over = True
-        return await to_its_end(asyncio.ensure_future(self._carry_out(winner)))
+        return await to_its_end(asyncio.ensure_future(self._carry_out(winner, aside=aside)))
 
-    async def _carry_out(self, winner: Attempt) -> Commit:
+    async def _carry_out(self, winner: Attempt, *, aside: bool) -> Commit:
         others = [a for a in self.attempts if a is not winner]
         try:
             with span("commit", fork=self.id, attempt=winner.id):
                 await self.cancel(others, "another attempt won")
                 self.commit = await in_thread(self._commit, winner.place)
+            if aside:
+                self.aside = await in_thread(set_losers_aside, others)
         except BranchingError as error:
             error.add_note(await in_thread(keep_winner, winner))
             raise
         finally:
-            await self._drop(others)
+            await self._drop([attempt for attempt in others if attempt.id not in self.aside])
         commit = self.commit
         await write_surely(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
         await self._show_parent()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from forkwise.errors import BranchingError, BranchNotFoundError, ForkResolvedError, LedgerError
+from forkwise.errors import BranchingError, BranchNotFoundError, CommitError, ForkResolvedError, LedgerError
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
@@ -98,6 +98,7 @@ def conclude(
     name = fork.outcome()
     commit = None if name is None else fork.committed(name)
     if commit is None:
+        _take_back(fork)
         landed = _land(fork, name, policy, on_conflict, trust)
         fork.ledger.record_commit(fork.id, landed.commit.id, landed.commit.paths)
     else:
@@ -106,6 +107,18 @@ def conclude(
     fork.abort_inside("the fork around it was decided")
     fork.drop(keep=keep, but=landed.kept)
     return landed
+
+
+def _take_back(fork: Remains) -> None:
+    """Undo what a fork was decided for before somebody decided otherwise. Where that cannot be undone, it stands."""
+    number = (fork.record.resolution or {}).get("replaces")
+    if number is None or any(commit.undoes == number for commit in fork.workspace.history()):
+        return
+    try:
+        fork.workspace.undo(number)
+    except CommitError:
+        fork.ledger.reinstate(fork.id)
+        raise
 
 
 def _land(

@@ -168,6 +168,28 @@ class Ledger(Reading):
                 raise LedgerError(f"fork {record.id} cannot get commit {commit}: {why}", subject=record.id)
             self._append(record.id, None, "committed", commit=commit, paths=list(paths))
 
+    def override(self, fork: str, winner: str) -> None:
+        """Decide a fork anew for another attempt, which is to take the place of what was committed: from now on it is
+        one that was resolved and not committed, until ``record_commit``. ``reinstate`` takes that back."""
+        with self._transaction():
+            record, won = self.fork(fork), self.attempt(winner)
+            if record.stored != "resolved" or record.commit is None or record.undone is not None:
+                raise LedgerError(f"fork {record.id} has no outcome that could be overridden", subject=record.id)
+            if won.fork != record.id or won.id == record.winner:
+                raise LedgerError(f"{won.id} cannot take the place of {record.winner}", subject=won.id)
+            before = {"winner": record.winner, "resolution": record.resolution}
+            resolution = {"how": "override", "replaces": record.commit, "before": before}
+            self._append(record.id, None, "overridden", winner=won.id, commit=None, resolution=resolution)
+
+    def reinstate(self, fork: str) -> None:
+        """Have a fork decided as it was before ``override``, whose commit still stands."""
+        with self._transaction():
+            record = self.fork(fork)
+            told = record.resolution or {}
+            if record.commit is not None or "replaces" not in told:
+                raise LedgerError(f"fork {record.id} was not overridden, or that was carried out", subject=record.id)
+            self._append(record.id, None, "reinstated", commit=told["replaces"], **told["before"])
+
     def record_undo(self, commit: int, by: int, workspace: str) -> bool:
         """Write down that a commit of a workspace was undone by another; False where no fork had made it.
 

@@ -29,7 +29,7 @@ from forkwise.agents.live.recalling import recall
 from forkwise.agents.live.resolving import goal_of, judged, strategy_key
 from forkwise.agents.live.rewinding import mark_files
 from forkwise.agents.live.runtime import BranchRuntime
-from forkwise.agents.live.settling import check_mergeable, commit_branch
+from forkwise.agents.live.settling import check_mergeable, commit_branch, override_winner
 from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
 from forkwise.agents.live.status import ForkHandle
 from forkwise.agents.live.store import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
@@ -131,6 +131,7 @@ class ForkCoordinator(BranchHost):
             return await self._begin(plan, parent_history)
 
     async def _begin(self, plan: ForkPlan, history: Sequence[ModelMessage]) -> ForkHandle:
+        await self._let_losers_go()
         self._forget()
         async with AsyncExitStack() as stack:
             ground = await in_thread(ground_for, self.workspace, self.parent_deps)
@@ -190,6 +191,7 @@ class ForkCoordinator(BranchHost):
         async with self._lock:
             if not self.is_resolved:
                 raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
+            await self._let_losers_go()
             self._forget()
             return await recall(self, fork_id)
 
@@ -252,6 +254,26 @@ class ForkCoordinator(BranchHost):
         self.merge_result = result
         return result
 
+    async def override(self, branch: str) -> MergeResult:
+        """Decide otherwise after a judge or a vote did: what the winner put into the files is undone, and this branch
+        is merged instead. The result has the conversation to go on with; the ledger has that the judge was overridden.
+
+        The losers are there for that until the next fork, ``aclose``, or the end of the process. CommitError, with
+        nothing changed, where the files have been changed since; RuntimeError where a person decided, or where the
+        fork was made inside a branch; ValueError where there is no such branch.
+        """
+        async with self._lock:
+            live, runtime = self._known(), self._find(branch)
+            if not self._is_over:
+                raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
+            return await to_its_end(asyncio.ensure_future(self._override(live, runtime)))
+
+    async def _override(self, live: LiveFork, runtime: BranchRuntime) -> MergeResult:
+        result = await override_winner(live, runtime)
+        await self._anchor(live, f"post-fork:{live.fork.id}", result.history_after_merge)
+        self.merge_result = result
+        return result
+
     async def abort_fork(self) -> list[str]:
         """Drop the fork with all its branches; gives their ids. RuntimeError where there is none to drop."""
         live = self._known()
@@ -263,6 +285,12 @@ class ForkCoordinator(BranchHost):
         """Drop the fork, if it is not resolved, and leave nothing of it behind. To be called as often as one likes."""
         if self._live is not None and not self._is_over:
             await to_its_end(asyncio.ensure_future(self._drop(self._live)))
+        await self._let_losers_go()
+
+    async def _let_losers_go(self) -> None:
+        if self._live is not None and self._live.losers is not None:
+            losers, self._live.losers = self._live.losers, None
+            await to_its_end(in_thread(losers.let_go))
 
     async def _drop(self, live: LiveFork) -> None:
         async with self._lock:

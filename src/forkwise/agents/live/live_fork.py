@@ -15,9 +15,12 @@ from pydantic_ai.messages import ModelMessage
 
 from forkwise.agents.live.fork_plan import KIND, ForkPlan
 from forkwise.agents.live.ground import Ground
+from forkwise.agents.live.local_backend import PlaceBackend
 from forkwise.agents.live.merging import FlushError, FlushReport
 from forkwise.agents.live.overlay_files import FilesOverlay, flushed
+from forkwise.agents.live.overriding import JUDGED, Losers, LosersInMemory, LosersOnDisk
 from forkwise.agents.live.purse import Purse
+from forkwise.agents.live.replaying import content_of
 from forkwise.agents.live.runtime import BranchRuntime
 from forkwise.agents.live.specs import BranchSpec, ConflictPolicy
 from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle
@@ -57,7 +60,7 @@ def state_of(state: AttemptState, reason: str | None) -> BranchState:
 
 @dataclass(eq=False)
 class LiveFork:
-    """A fork that is not resolved, or was just now."""
+    """A fork that is not resolved, or was just now. ``losers`` are those that may still be decided for."""
 
     fork: Fork
     plan: ForkPlan
@@ -65,6 +68,7 @@ class LiveFork:
     saved: Saved
     purse: Purse
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
+    losers: Losers | None = None
 
     @property
     def handle(self) -> ForkHandle:
@@ -114,18 +118,33 @@ class LiveFork:
     async def commit(self, winner: BranchRuntime, how: str, detail: dict[str, Any]) -> FlushReport:
         """Decide for a branch, and make its changes the parent's. What could not be changed is reported."""
         overlay = winner.overlay
+        may_be_overridden = how in JUDGED and self.fork.inside is None
         if not isinstance(overlay, FilesOverlay):
-            await self.fork.resolve(winner.attempt, how, detail)
-            report: FlushReport = overlay.flush_to(self.ground.backend)
-            return report
+            return await self._commit_in_memory(winner, how, detail, may_be_overridden)
         standing = await in_thread(overlay.standing)
         changes = await in_thread(overlay.changes)
         try:
-            await self.fork.resolve(winner.attempt, how, detail)
+            await self.fork.resolve(winner.attempt, how, detail, aside=may_be_overridden)
         except CommitError as error:
             return FlushReport([], 0, [], [FlushError(p, "write", str(error)) for p in error.paths or [""]])
         assert self.fork.landed is not None
+        if may_be_overridden:
+            place, backend = self.ground.parent.workspace, self.ground.backend
+            assert isinstance(backend, PlaceBackend)
+            self.losers = LosersOnDisk(self.fork.id, place, backend, self.fork.aside)
         return await in_thread(flushed, self.fork.landed, standing, changes)
+
+    async def _commit_in_memory(
+        self, winner: BranchRuntime, how: str, detail: dict[str, Any], may_be_overridden: bool
+    ) -> FlushReport:
+        await self.fork.resolve(winner.attempt, how, detail)
+        overlay, backend = winner.overlay, self.ground.backend
+        before = {path: content_of(backend, path) for path in overlay.touched()}
+        report: FlushReport = overlay.flush_to(backend)
+        if may_be_overridden:
+            others = {r.id: r.overlay for r in self.branches.values() if r is not winner and r.overlay is not None}
+            self.losers = LosersInMemory(backend, others, before, {path: content_of(backend, path) for path in before})
+        return report
 
     def decide_conflicts(self, policy: ConflictPolicy) -> None:
         """What becomes of paths that somebody else changed meanwhile."""

@@ -14,6 +14,7 @@ from forkwise.agents.live.local_backend import PlaceBackend
 from forkwise.agents.live.state_backend import StateBackend
 from forkwise.errors import BranchingError, CommitError
 from forkwise.files.commit import Commit
+from forkwise.files.standing import to_be_undone
 from forkwise.files.workspace import Workspace
 from forkwise.sandbox.threads import before_leaving, in_thread
 
@@ -77,34 +78,10 @@ def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
 def _go_back(workspace: Workspace, head: int) -> list[Commit]:
     done: list[Commit] = []
     try:
-        for number in _to_be_undone(workspace.history(), head):
+        for number in to_be_undone(workspace.history(), head):
             done.append(workspace.undo(number))
     except BaseException:
         for commit in reversed(done):
             workspace.undo(commit.id)
         raise
     return done
-
-
-def _to_be_undone(history: Sequence[Commit], head: int) -> list[int]:
-    """Which commits, undos and redos have to be taken back, in order, for all to stand as it did at a number.
-
-    A commit with its undos and redos is a chain whose last link says whether it stands.
-    """
-    if history and head < history[-1].id - 1:
-        raise CommitError(f"commits after {head} were collected: the files cannot be had back as they were then")
-    chains: dict[int, list[Commit]] = {}
-    first_of: dict[int, int] = {}
-    for commit in reversed(history):
-        first = first_of.get(commit.undoes or 0, commit.id)
-        first_of[commit.id] = first
-        chains.setdefault(first, []).append(commit)
-    drop, bring_back = [], []
-    for chain in chains.values():
-        then = [commit for commit in chain if commit.id <= head]
-        is_standing, was_standing = chain[-1].kind != "undo", bool(then) and then[-1].kind != "undo"
-        if is_standing and not was_standing:
-            drop.append(chain[-1].id)
-        elif was_standing and not is_standing:
-            bring_back.append(chain[-1].id)
-    return sorted(drop, reverse=True) + sorted(bring_back, reverse=True)

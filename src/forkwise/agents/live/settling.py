@@ -13,6 +13,8 @@ from forkwise.agents.live.live_fork import LiveFork
 from forkwise.agents.live.merging import FlushReport, MergeResult
 from forkwise.agents.live.runtime import BranchRuntime
 from forkwise.files.workspace import Workspace
+from forkwise.ledger.opening import open_ledger
+from forkwise.sandbox.threads import in_thread
 
 __all__ = [
     "as_parents",
@@ -21,6 +23,7 @@ __all__ = [
     "costs_of",
     "is_mergeable",
     "merged",
+    "override_winner",
 ]
 
 
@@ -62,13 +65,30 @@ def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
     return ForkCostSummary(live.fork.id, costs, total, cap, left, judge_usd)
 
 
+async def override_winner(live: LiveFork, runtime: BranchRuntime) -> MergeResult:
+    """Have a branch that lost by the word of a judge take the winner's place."""
+    losers = live.losers
+    if losers is None:
+        raise RuntimeError(
+            f"fork {live.fork.id} was not decided by a judge, or inside a branch: only what auto or vote merged into "
+            "the agent's own files can be overridden"
+        )
+    if runtime.id not in losers.names or not is_mergeable(runtime):
+        raise RuntimeError(f"branch {runtime.id} ({runtime.spec.label}) is what is there now, or has nothing to merge")
+    report = await in_thread(losers.put_in_place, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy)
+    history = as_parents(runtime.thread.history(), runtime.thread.start.depth)
+    return merged(live, [runtime], history, report)
+
+
 def merged(
     live: LiveFork, chosen: Sequence[BranchRuntime], history: list[ModelMessage], report: FlushReport
 ) -> MergeResult:
     """How a fork ended that was decided for some of its branches."""
     names = {runtime.id for runtime in chosen}
-    is_undoable = not live.ground.is_in_memory and isinstance(live.ground.parent, Workspace)
-    commit = live.fork.ledger.fork(live.fork.id).commit if is_undoable else None
+    commit = None
+    if not live.ground.is_in_memory and isinstance(live.ground.parent, Workspace):
+        with open_ledger(live.ground.parent) as ledger:
+            commit = ledger.fork(live.fork.id).commit
     return MergeResult(
         fork_id=live.fork.id,
         winner_branch_id=chosen[0].id,
