@@ -273,6 +273,11 @@ class Branch(Parent):
         self._on_success = self._on_error = None
         return self
 
+    def hide(self) -> None:
+        """Take its view down, for nobody works in it now; the next look brings it up again."""
+        with self._lock():
+            self.view_kind.hide(self.home)
+
     def _sync(self, lock: Lock, *, keep: bool = False) -> None:
         birth = Birth.load(self.home)
         birth.synced = lock.now()

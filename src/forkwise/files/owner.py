@@ -31,6 +31,11 @@ class Owner:
         """Another process that runs now."""
         return cls(pid, _start_time(pid) or 0, boot_id(), _space())
 
+    @classmethod
+    def nobody(cls) -> Owner:
+        """No process at all; it is never alive."""
+        return cls(0, 0, boot_id(), _space())
+
     @property
     def alive(self) -> bool:
         """Whether that process still runs; one whose PID namespace is not ours counts as alive until a reboot."""

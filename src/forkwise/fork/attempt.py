@@ -87,7 +87,10 @@ class Attempt:
         _current.set(self)
 
     def write_end(self) -> None:
-        """Write down what came of it; what never came to run was cancelled."""
+        """Write down what came of it; what never came to run was cancelled. Of what is left to somebody else to go on
+        with nothing is written."""
+        if self.fork.is_left and self.state in ("pending", "running", "cancelled"):
+            return
         if self.state == "pending" or self.state == "running":
             self.state, self.reason = "cancelled", self.reason or "it was not run to its end"
         error = None if self.error is None else error_as_data(self.error)

@@ -132,6 +132,7 @@ class Fork:
         )
         self._heeding: asyncio.Task[None] | None = None
         self._is_over = False
+        self.is_left = False
         self._is_decided_elsewhere = False
 
     @property
@@ -351,6 +352,17 @@ class Fork:
             self.ledger.record_verdict(self.id, {"winner": favourite.id, "how": how})
         self.ledger.await_pick(self.id)
         self._is_over = True
+
+    async def leave(self) -> None:
+        """Let go of it undecided, as a kill would: what runs is ended, but the ledger has it as running, so that who
+        resumes the fork goes on with it. Branches stay, and are mounted no more."""
+        self.is_left = True
+        await self.cancel(self.attempts, "the fork was left")
+        self._is_over = True
+        for attempt in self.attempts:
+            if attempt.branch is not None:
+                await in_thread(attempt.branch.hide)
+        self.ledger.release_fork(self.id)
 
     async def abort(self, reason: str, *, keep: bool = True) -> None:
         """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the

@@ -110,6 +110,13 @@ class Ledger(Reading):
                     self._append(record.id, attempt.id, "interrupted", state="pending", started=None)
             return True
 
+    def release_fork(self, fork: str) -> None:
+        """Let go of a fork that runs: it is interrupted from now on, for whoever takes it over."""
+        with self._transaction():
+            record = self.fork(fork)
+            if record.stored == "running":
+                self._append(record.id, None, "released", owner=Owner.nobody().dump())
+
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
         """Write down what a judge said; the last verdict is the one that counts."""
         with self._transaction():

@@ -292,6 +292,32 @@ class ForkCoordinator(BranchHost):
             losers, self._live.losers = self._live.losers, None
             await to_its_end(in_thread(losers.let_go))
 
+    async def leave(self) -> ForkHandle | None:
+        """Let go of the fork undecided, for ``resume`` to go on with, here or in another process; gives what names it.
+        Branches that run are ended, and are running again when it is resumed. None where nothing is undecided, or where
+        there is nothing that could be resumed: files in memory are dropped."""
+        if self._live is None or self._is_over:
+            return None
+        if self.is_in_memory:
+            await self.aclose()
+            return None
+        return await to_its_end(asyncio.ensure_future(self._leave(self._live)))
+
+    async def _leave(self, live: LiveFork) -> ForkHandle | None:
+        async with self._lock:
+            if self._is_over:
+                return None
+            handle = live.handle
+            for runtime in live.branches.values():
+                if runtime.is_running and runtime.status.current_turn:
+                    runtime.task.cancel("the fork was left")
+            await live.fork.leave()
+            await asyncio.wait([runtime.task for runtime in live.branches.values()])
+            live.saved.save()
+            await self._close()
+            self._live = None
+            return handle
+
     async def _drop(self, live: LiveFork) -> None:
         async with self._lock:
             if not self._is_over:

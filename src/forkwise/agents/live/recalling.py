@@ -18,6 +18,7 @@ from forkwise.agents.live.together import in_a_row
 from forkwise.conversation.saving import Saved
 from forkwise.errors import ForkNotFoundError, ForkResolvedError
 from forkwise.files.workspace import Workspace
+from forkwise.fork.landing import Landed
 from forkwise.fork.picking import complete
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
@@ -27,7 +28,7 @@ from forkwise.sandbox.threads import in_thread
 if TYPE_CHECKING:
     from forkwise.agents.live.coordinator import ForkCoordinator
 
-__all__ = ["recall"]
+__all__ = ["recall", "recall_merge"]
 
 
 async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
@@ -66,6 +67,20 @@ def _completed(ledger: Ledger, workspace: Workspace, fork: ForkRecord) -> MergeR
     """Carry out what was decided when the process was killed."""
     plan = ForkPlan.from_json(fork.spec, fork.id)
     landed = complete(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
+    return _result(ledger, fork, plan, landed)
+
+
+def recall_merge(ledger: Ledger, workspace: Workspace, fork_id: str) -> MergeResult | None:
+    """How a live fork was merged, by this process or by another, whose word on it was lost; None where it was not."""
+    fork = ledger.fork(fork_id)
+    commit = next((one for one in workspace.history() if one.id == fork.commit), None)
+    if fork.stored != "resolved" or commit is None:
+        return None
+    landed = Landed(commit, commit.conflicts)
+    return _result(ledger, fork, ForkPlan.from_json(fork.spec, fork.id), landed)
+
+
+def _result(ledger: Ledger, fork: ForkRecord, plan: ForkPlan, landed: Landed) -> MergeResult:
     commit = landed.commit
     conversation = Saved.load(ledger.conversations, plan.conversation).conversation
     index = {attempt.id: attempt.index for attempt in ledger.attempts(fork.id)}

@@ -6,6 +6,7 @@ import click
 
 import forkwise
 from forkwise.app.cli.branch import branch
+from forkwise.app.cli.chat import chat
 from forkwise.app.cli.decisions import abort, combine, pick, resume
 from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
@@ -49,6 +50,7 @@ for _verb in (
     undo,
     gc,
     judges,
+    chat,
     walk,
     model,
 ):

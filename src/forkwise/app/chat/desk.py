@@ -1,0 +1,77 @@
+"""Desk: all that the parts of a chat work with: the workspace, the conversation, the agent and its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.models import Model
+
+from forkwise.agents.live.capability import LiveForkCapability
+from forkwise.agents.live.checkpoint_files import FileCheckpointStore
+from forkwise.agents.live.deep_agent import create_deep_agent
+from forkwise.agents.live.deps import DeepAgentDeps
+from forkwise.agents.live.local_backend import LocalBackend
+from forkwise.app.chat.approvals import Approvals
+from forkwise.app.chat.feed import Feed
+from forkwise.app.chat.keeping import Kept
+from forkwise.app.chat.models import ChatModels
+from forkwise.app.chat.settings import MOST_BRANCHES, Settings
+from forkwise.app.chat.showing import Showing
+from forkwise.files.workspace import Workspace
+
+__all__ = ["Desk"]
+
+_MOST_CHECKPOINTS = 50
+_TOOLLESS = "You are a helpful assistant. Answer briefly."
+
+
+@dataclass(eq=False)
+class Desk:
+    """What a chat has. ``model_name`` is which model answers; ``settings`` what the next fork is made with."""
+
+    workspace: Workspace
+    kept: Kept
+    feed: Feed
+    models: ChatModels
+    settings: Settings
+    model_name: str
+    approvals: Approvals = field(init=False)
+    showing: Showing = field(init=False)
+    forking: LiveForkCapability = field(init=False)
+    deps: DeepAgentDeps = field(init=False)
+    agent: Agent[DeepAgentDeps, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.approvals = Approvals(self.feed)
+        self.showing = Showing(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
+        store = FileCheckpointStore(self.workspace.state / "chats" / f"{self.kept.id}.checkpoints")
+        self.forking = LiveForkCapability(
+            max_branches=MOST_BRANCHES, workspace=self.workspace, test_command=self.settings.test
+        )
+        self.deps = DeepAgentDeps(LocalBackend(self.workspace), checkpoint_store=store)
+        self.use_model(self.model_name)
+
+    @property
+    def model(self) -> Model:
+        """The model that answers."""
+        return self.models.open(self.model_name)
+
+    def use_model(self, name: str) -> None:
+        """Have another model answer from now on; raises where there is none of that name."""
+        model = self.models.open(name)
+        if model.profile.get("supports_tools", True):
+            self.agent = create_deep_agent(
+                model,
+                forking=self.forking,
+                include_checkpoints=True,
+                checkpoint_frequency="every_turn",
+                max_checkpoints=_MOST_CHECKPOINTS,
+                capabilities=[self.showing],
+            )
+        else:
+            self.agent = Agent(
+                model, deps_type=DeepAgentDeps, instructions=_TOOLLESS, capabilities=[self.forking, self.showing]
+            )
+        self.model_name = name

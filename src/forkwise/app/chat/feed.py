@@ -1,0 +1,48 @@
+"""Feed: who listens to a chat, and how they are told what happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from forkwise.app.chat.events import Event
+
+__all__ = ["Feed", "Listener"]
+
+#: Is told of each event, on the event loop, one after the other. It must not block.
+Listener = Callable[[Event], None]
+
+
+class Feed:
+    """Any number of listeners. One that fails does not keep the others, or the chat, from going on.
+
+    >>> from forkwise.app.chat.events import Notice
+    >>> feed, heard = Feed(), []
+    >>> stop = feed.listen(heard.append)
+    >>> feed.tell(Notice("hello")); stop(); feed.tell(Notice("nobody hears this"))
+    >>> heard
+    [Notice(text='hello')]
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Have somebody told of all that happens from now on; gives what ends that."""
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return stop
+
+    def tell(self, event: Event) -> None:
+        """Tell everybody."""
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - a face that fails to show something is no reason to stop
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"a listener failed on {event!r}", "exception": error}
+                )

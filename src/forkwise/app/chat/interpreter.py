@@ -1,0 +1,216 @@
+"""Interpreter: lines that are typed, carried out on a session. What comes of them is told as events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Literal
+
+from pydantic_ai.exceptions import AgentRunError, UserError
+
+import forkwise
+from forkwise.app.chat import telling
+from forkwise.app.chat.command import Line, UsageError, help_text, parse
+from forkwise.app.chat.events import Copied, Failed, Notice, Shown
+from forkwise.app.chat.failing import told
+from forkwise.app.chat.form import form_of
+from forkwise.app.chat.tuning import budget_change, count_change, model_change
+from forkwise.conversation.recombination import WAYS
+from forkwise.errors import BranchingError
+from forkwise.sandbox.threads import in_thread
+
+if TYPE_CHECKING:
+    from forkwise.app.chat.session import Session
+
+__all__ = ["BLOCKED", "Interpreter", "When"]
+
+#: When a line is done: see `Session.submit`.
+When = Literal["now", "soon", "in_order"]
+
+BLOCKED = "a fork is open: /merge or /abort it first, or tell a branch something with >>LABEL"
+_AT_IT = "the agent is at it: wait until it is done, or interrupt it first"
+
+#: What is done at once in any case: something waits for it.
+_ANSWERS = ("approve", "deny")
+
+_EXPECTED = (BranchingError, ValueError, LookupError, RuntimeError, OSError, AgentRunError, UserError)
+
+
+class Interpreter:
+    """Reads lines and does what they ask for."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._alone = asyncio.Lock()
+
+    async def submit(self, text: str, when: When) -> None:
+        """Do what a line asks for; what goes wrong is told."""
+        try:
+            line = parse(text)
+            if line is None:
+                return
+            if self._goes_beside(line, when):
+                await self._do(line)
+                return
+            if self._alone.locked() and when == "now":
+                raise RuntimeError(_AT_IT)
+            async with self._alone:
+                await self._do(line)
+        except _EXPECTED as error:
+            self._tell(Failed(told(error)))
+
+    def _goes_beside(self, line: Line, when: When) -> bool:
+        """Whether a line is done while something else is."""
+        if line.kind == "steer":
+            return when != "in_order" or self._session.fork is not None
+        if when == "in_order":
+            return line.command is not None and line.command.name in _ANSWERS
+        return line.kind == "shell" or (line.command is not None and line.command.during_turn)
+
+    async def _do(self, line: Line) -> None:
+        session = self._session
+        if line.kind == "steer":
+            label, message = session.addressed(line.rest)
+            if not message:
+                raise UsageError(f"what is {label} to be told? >>{label} message")
+            await session.say(label, message)
+        elif line.kind == "shell":
+            self._tell(Shown(f"! {line.rest}", await session.shell(line.rest)))
+        elif line.kind == "prompt":
+            await session.prompt(line.rest)
+        else:
+            await self._command(line)
+
+    async def _command(self, line: Line) -> None:
+        command = line.command
+        assert command is not None
+        if self._session.fork is not None and not command.during_fork and command.name != "fork":
+            raise RuntimeError(BLOCKED)
+        name = command.name.replace("-", "_").replace(" ", "_")
+        doing: Callable[[Line], Awaitable[None]] = getattr(self, f"_do_{name}")
+        await doing(line)
+
+    def _tell(self, event: Copied | Failed | Notice | Shown) -> None:
+        self._session.desk.feed.tell(event)
+
+    # Forks
+
+    async def _do_fork(self, line: Line) -> None:
+        if self._session.fork is None and not line.rest:
+            raise UsageError("what are the branches to do? /fork TASK, or /fork LABEL: TASK | LABEL: TASK")
+        await self._session.open_fork(form_of(self._session.settings, line.rest))
+
+    async def _do_fork_diff(self, line: Line) -> None:
+        session = self._session
+        if not line.rest:
+            report = await in_thread(session.choices.diff)
+            self._tell(Shown("files that branches changed", telling.touched(report)))
+            return
+        if await session.choices.open_diff(line.rest):
+            self._tell(Notice(f"opened {line.rest} in a diff tool"))
+            return
+        report = await in_thread(session.choices.diff, [line.rest])
+        self._tell(Shown(line.rest, telling.differences(report)))
+
+    async def _do_fork_branches(self, line: Line) -> None:
+        self._session.change(*count_change(self._session.settings, line.words))
+
+    async def _do_fork_budget(self, line: Line) -> None:
+        self._session.change(*budget_change(self._session.settings, line.words))
+
+    async def _do_fork_model(self, line: Line) -> None:
+        self._session.change(*model_change(self._session.settings, line.words))
+
+    async def _do_branches(self, line: Line) -> None:
+        self._tell(Shown("branches", telling.branches(self._session.branches())))
+
+    async def _do_merge(self, line: Line) -> None:
+        session = self._session
+        if session.fork is None:
+            raise RuntimeError("no fork is open: /fork makes one")
+        if not line.rest:
+            self._tell(Shown("branches", telling.branches(session.branches())))
+            self._tell(Notice("/merge LABEL keeps one, /merge combine:A,B several, /merge auto what a judge says"))
+        elif line.rest == "judge":
+            await session.judge()
+        elif await session.merge(line.rest) is None:
+            self._tell(Notice("nothing was merged: that is not sure enough; /merge LABEL decides"))
+
+    async def _do_abort(self, line: Line) -> None:
+        if line.rest:
+            await self._session.terminate(line.rest)
+        else:
+            await self._session.abort()
+
+    async def _do_undo(self, line: Line) -> None:
+        await self._session.undo()
+
+    async def _do_nway(self, line: Line) -> None:
+        lineups = await self._session.choices.line_up()
+        chosen = [one for one in lineups if not line.rest or one.path == line.rest]
+        if not chosen:
+            raise ValueError(f"no branch that is over changed {line.rest or 'anything'}")
+        labels = {view.id: view.label for view in self._session.branches()}
+        self._tell(Shown(line.rest or "all files", telling.lined_up(chosen, labels)))
+
+    # Places
+
+    async def _do_load(self, line: Line) -> None:
+        if line.rest:
+            await self._session.load(line.rest)
+        else:
+            self._tell(Shown("checkpoints", telling.checkpoints(await self._session.checkpoints())))
+
+    async def _do_tree(self, line: Line) -> None:
+        self._tell(Shown("conversation", telling.tree(self._session.conversation)))
+
+    async def _do_go(self, line: Line) -> None:
+        if not line.rest:
+            raise UsageError("where to? /go NODE, by its number or a label; /tree shows them")
+        self._session.go(line.rest)
+
+    async def _do_compare(self, line: Line) -> None:
+        if len(line.words) != 2:
+            raise UsageError("which two places? /compare A B, by their numbers or labels; /tree shows them")
+        first, second = line.words
+        self._tell(Shown(f"{first} and {second}", self._session.compare(first, second) or "they are the same"))
+
+    async def _do_combine(self, line: Line) -> None:
+        words = line.words
+        how = words.pop(0) if words and words[0] in WAYS else "concatenate"
+        await self._session.combine(words, how)
+
+    # Asking and telling
+
+    async def _do_approve(self, line: Line) -> None:
+        self._session.approve(line.rest or None)
+
+    async def _do_deny(self, line: Line) -> None:
+        self._session.deny(line.rest or None)
+
+    async def _do_cost(self, line: Line) -> None:
+        self._tell(Shown("cost", telling.cost(self._session.cost, self._session.branches())))
+
+    async def _do_tokens(self, line: Line) -> None:
+        self._tell(Shown("tokens", telling.tokens(self._session.cost, self._session.branches())))
+
+    async def _do_model(self, line: Line) -> None:
+        if line.rest:
+            await in_thread(self._session.desk.models.open, line.rest)
+            self._session.use_model(line.rest)
+        else:
+            self._tell(Shown("model", self._session.model_name))
+
+    async def _do_copy(self, line: Line) -> None:
+        if not self._session.last_answer:
+            raise ValueError("nothing was answered yet")
+        self._tell(Copied(self._session.last_answer))
+
+    async def _do_version(self, line: Line) -> None:
+        self._tell(Shown("version", forkwise.__version__))
+
+    async def _do_help(self, line: Line) -> None:
+        self._tell(Shown("help", help_text(line.rest)))
+
+    async def _do_quit(self, line: Line) -> None:
+        await self._session.close()

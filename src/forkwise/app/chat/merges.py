@@ -1,0 +1,184 @@
+"""Merges: the open fork decided, by a person or by judges, and the last merge taken back.
+
+Files and conversation go together. What is about to be undone is noted first; a merge whose word was lost is found in
+the ledger. So whatever is killed, the next start brings both to the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from forkwise.agents.live.merging import MergeResult
+from forkwise.agents.live.recalling import recall_merge
+from forkwise.agents.live.specs import MergeStrategy
+from forkwise.agents.live.verdict import ResolveOutcome
+from forkwise.app.chat.desk import Desk
+from forkwise.app.chat.events import Judged, MergeUndone, Notice
+from forkwise.app.chat.failing import told
+from forkwise.app.chat.forks import Forks, resolved
+from forkwise.app.chat.keeping import FORK, MERGED, OVER, UNDOING
+from forkwise.app.chat.models import is_own
+from forkwise.conversation.node import Node
+from forkwise.errors import BranchingError, CommitError
+from forkwise.files.commit import Commit
+from forkwise.sandbox.threads import before_leaving, in_thread
+
+__all__ = ["Merges"]
+
+_Kind = Literal["auto", "auto_with_fallback", "vote"]
+
+
+class Merges:
+    """How the forks of a chat end."""
+
+    def __init__(self, desk: Desk, forks: Forks) -> None:
+        self._desk = desk
+        self._forks = forks
+
+    # Deciding
+
+    async def judge(self, kind: _Kind = "auto_with_fallback") -> ResolveOutcome:
+        """Ask judges which branch is the best, and tell what they say. ``auto`` and ``vote`` merge it as well, ``auto``
+        only where it is sure enough. To ask again costs nothing."""
+        coordinator, desk = self._forks.current, self._desk
+        name = desk.settings.judge or desk.model_name
+        by_panel = kind == "vote" and desk.settings.judge is None and not is_own(name)
+        coordinator.judge = None if by_panel else desk.models.open(name)
+        outcome = await coordinator.resolve(MergeStrategy(kind=kind, judge_model=name))
+        verdict = outcome.verdict
+        label = None if verdict is None else coordinator.branches[verdict.winner_branch_id].spec.label
+        desk.feed.tell(
+            Judged(
+                fork=coordinator.fork_id or "",
+                winner=label,
+                confidence=outcome.merge_confidence or 0.0,
+                reasoning="no branch can be merged" if verdict is None else verdict.reasoning,
+                is_sure=outcome.committed or outcome.auto_eligible,
+                caveats=() if verdict is None else tuple(verdict.caveats),
+            )
+        )
+        if outcome.merge_result is not None:
+            await self.settle(outcome.merge_result, kind)
+        return outcome
+
+    async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
+        """Decide the fork for a branch by its label, for several (``combine:a,b``), or as judges say (``auto``,
+        ``vote``); None where those are not sure enough. Branches that are chosen are waited for. In a combination
+        ``prefer`` says by path whose version it is where branches clash."""
+        coordinator = self._forks.current
+        if choice in ("auto", "vote"):
+            outcome = await self.judge("vote" if choice == "vote" else "auto")
+            return outcome.merge_result
+        kind, _, names = choice.partition(":") if choice.startswith("combine:") else ("pick", "", choice)
+        chosen = [self._forks.find(name.strip()) for name in (names.split(",") if kind == "combine" else [names])]
+        ids = ",".join(runtime.id for runtime in chosen)
+        by_id = {path: self._forks.find(name).id for path, name in (prefer or {}).items()}
+        result = await coordinator.merge_or_select(f"{kind}:{ids}", prefer=by_id)
+        await self.settle(result, kind)
+        return result
+
+    async def settle(self, result: MergeResult, how: str) -> None:
+        """Go on as what was merged, and tell of it."""
+        labels = self._forks.labels_by_id
+        await self._forks.followed()
+        self._forks.graft_all()
+        self.go_on_as(result)
+        self._forks.forget()
+        self._desk.feed.tell(resolved(result, labels, how))
+
+    def go_on_as(self, result: MergeResult) -> Node:
+        """Put what was merged into the conversation, and be there; all of it is written down at once."""
+        kept = self._desk.kept
+        at = kept.marked(FORK, result.fork_id) or kept.conversation.root
+        node = kept.graft(result.history_after_merge[at.depth :], at)
+        here = kept.settle(node)
+        kept.mark(MERGED, result.fork_id, here)
+        kept.save()
+        return here
+
+    def find_lost(self, fork: str) -> bool:
+        """Whether a fork was merged and the conversation did not hear of it, such as because of a kill; it does now."""
+        result = recall_merge(self._desk.kept.ledger, self._desk.workspace, fork)
+        if result is not None:
+            self.go_on_as(result)
+        return result is not None
+
+    # Taking back
+
+    @property
+    def last(self) -> str | None:
+        """The fork that was merged last and is not taken back."""
+        labels = [name for name in self._desk.kept.conversation.labels if name.startswith(MERGED)]
+        return labels[-1].removeprefix(MERGED) if labels else None
+
+    async def undo(self) -> str:
+        """Take the last merge back: its files are as before it, and the conversation is where it was forked; gives the
+        fork. CommitError where somebody changed those files since: nothing is changed then."""
+        fork = self.last
+        if fork is None:
+            raise CommitError("nothing was merged in this chat that could be taken back")
+        commit = self._commit(fork)
+        self._check_later(fork, commit)
+        kept = self._desk.kept
+        kept.mark(UNDOING, fork, self._before(fork))
+        kept.save()
+        await before_leaving(in_thread(self._take_back, fork, commit))
+        self._taken_back(fork, commit)
+        return fork
+
+    def _check_later(self, fork: str, commit: Commit | None) -> None:
+        """Refuse where more was said and done since: files and words would no longer go together."""
+        kept = self._desk.kept
+        merged = kept.marked(MERGED, fork)
+        if commit is None or merged is None or kept.here is merged or not kept.here.is_below(merged):
+            return
+        later = [one for one in self._desk.workspace.history() if one.id > commit.id and one.undone_by is None]
+        if any(one.kind == "commit" for one in later):
+            raise CommitError(
+                f"files were changed since that merge: /load fork:{fork} goes back to before it, with all files"
+            )
+
+    def _take_back(self, fork: str, commit: Commit | None) -> None:
+        """Undo the files of a merge, if they are not undone yet."""
+        try:
+            if commit is not None and commit.undone_by is None and commit.paths:
+                done = self._desk.workspace.undo(commit)
+                self._desk.kept.ledger.record_undo(commit.id, done.id, str(self._desk.workspace.path))
+        except BranchingError:
+            self._desk.kept.unmark(UNDOING, fork)
+            self._desk.kept.save()
+            raise
+
+    def _taken_back(self, fork: str, commit: Commit | None) -> None:
+        kept = self._desk.kept
+        node = kept.marked(UNDOING, fork) or self._before(fork)
+        here = kept.settle(node)
+        for mark in (UNDOING, MERGED):
+            kept.unmark(mark, fork)
+        kept.mark(OVER, fork, here)
+        kept.save()
+        self._desk.feed.tell(MergeUndone(fork, None if commit is None else str(commit.id), here.id))
+
+    async def finish_undo(self, fork: str) -> None:
+        """Bring an undo to its end that a kill cut short."""
+        commit = self._commit(fork)
+        try:
+            await before_leaving(in_thread(self._take_back, fork, commit))
+        except BranchingError as error:
+            self._desk.feed.tell(Notice(f"the undo of fork {fork} was interrupted and is not done: {told(error)}"))
+            return
+        self._taken_back(fork, commit)
+        self._desk.feed.tell(Notice(f"the undo of fork {fork}, which was interrupted, is done now"))
+
+    def _commit(self, fork: str) -> Commit | None:
+        number = self._desk.kept.ledger.fork(fork).commit
+        return next((one for one in self._desk.workspace.history() if one.id == number), None)
+
+    def _before(self, fork: str) -> Node:
+        """Where the conversation was before a fork: at an answer with which the agent was done."""
+        kept = self._desk.kept
+        node = kept.marked(FORK, fork) or kept.conversation.root
+        while node.parent is not None and (not node.is_response or node.calls):
+            node = node.parent
+        return node

@@ -1,0 +1,364 @@
+"""Session: a chat as a program has it: an agent in a workspace, its conversation, its forks, and all that can be asked
+for. A face listens to its events, calls its methods, and decides nothing.
+
+It loads an agent's libraries; who wants a first frame before that asks `opening.open_session` for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from forkwise.agents.live.checkpoint import Checkpoint
+from forkwise.agents.live.merging import MergeResult
+from forkwise.agents.live.verdict import ResolveOutcome
+from forkwise.app.chat.choices import Choices
+from forkwise.app.chat.costs import cost_of
+from forkwise.app.chat.desk import Desk
+from forkwise.app.chat.events import ApprovalAsked, CostChanged, Ended, Notice, Ready, SettingsChanged, TurnEnded
+from forkwise.app.chat.feed import Feed, Listener
+from forkwise.app.chat.forks import BranchView, Forks
+from forkwise.app.chat.form import BranchRow, ForkForm, blank_form
+from forkwise.app.chat.interpreter import BLOCKED, Interpreter, When
+from forkwise.app.chat.keeping import Kept
+from forkwise.app.chat.merges import Merges
+from forkwise.app.chat.models import ChatModelError, ChatModels
+from forkwise.app.chat.moves import Moves
+from forkwise.app.chat.recovery import recover
+from forkwise.app.chat.said import Said, said
+from forkwise.app.chat.settings import Settings, load_settings, save_settings
+from forkwise.app.chat.turns import Turns
+from forkwise.conversation.conversation import Conversation
+from forkwise.conversation.node import Node
+from forkwise.files.workspace import Workspace
+from forkwise.sandbox.threads import in_thread
+
+__all__ = ["BranchRow", "BranchView", "ForkForm", "Said", "Session"]
+
+
+class Session:
+    """A chat. ``async with await Session.open(directory, model="local") as session: …``"""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._turns = Turns(desk)
+        self._forks = Forks(desk)
+        self._merges = Merges(desk, self._forks)
+        self._moves = Moves(desk)
+        self.choices = Choices(desk, self._forks, self._merges)
+        self._interpreter = Interpreter(self)
+        self._alone = asyncio.Lock()
+        self._is_closed = False
+        desk.showing.returned = self._tool_returned
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        *,
+        model: str | None = None,
+        conversation: str | None = None,
+        is_new: bool = False,
+        ask: Sequence[str] = (),
+        listener: Listener | None = None,
+    ) -> Session:
+        """Open a chat in a directory: the conversation of that name, or the last one, or a new one. What an earlier
+        chat left undone is done first, and told to the listener.
+
+        Raises ChatModelError, SettingsError, ConversationError.
+        """
+        feed = Feed()
+        if listener is not None:
+            feed.listen(listener)
+        desk, was_held = await in_thread(_desk, directory, model, conversation, is_new, tuple(ask), feed)
+        try:
+            session = cls(desk)
+            if was_held:
+                feed.tell(Notice("another chat has the last conversation of this workspace: this is a new one"))
+            await session._start()
+        except BaseException:
+            desk.kept.close()
+            raise
+        return session
+
+    async def _start(self) -> None:
+        kept = self.desk.kept
+        kept.save()
+        here = kept.here
+        self.desk.feed.tell(
+            Ready(kept.id, str(self.desk.workspace.path), self.desk.model_name, kept.is_new, here.depth)
+        )
+        await recover(self.desk, self._forks, self._merges, self._moves)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the chat: a turn under way is interrupted, an open fork is kept for the next one; nothing runs on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._turns.interrupt()
+        async with self._alone:
+            await self._forks.leave()
+        self.desk.kept.save()
+        self.desk.feed.tell(Ended())
+        self.desk.kept.close()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Have somebody told of all that happens from now on; gives what ends that."""
+        return self.desk.feed.listen(listener)
+
+    # What there is
+
+    @property
+    def id(self) -> str:
+        """The name of the conversation."""
+        return self.desk.kept.id
+
+    @property
+    def model_name(self) -> str:
+        """Which model answers."""
+        return self.desk.model_name
+
+    @property
+    def workspace(self) -> Workspace:
+        """Where the agent works."""
+        return self.desk.workspace
+
+    @property
+    def conversation(self) -> Conversation:
+        """All that was said; to be read."""
+        return self.desk.kept.conversation
+
+    @property
+    def here(self) -> Node:
+        """Where the conversation goes on."""
+        return self.desk.kept.here
+
+    @property
+    def settings(self) -> Settings:
+        """What the next fork is made with."""
+        return self.desk.settings
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn of the agent is under way."""
+        return self._turns.is_under_way
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the chat is over."""
+        return self._is_closed
+
+    @property
+    def fork(self) -> str | None:
+        """The id of the open fork, if one is."""
+        coordinator = self._forks.coordinator
+        return None if coordinator is None else coordinator.fork_id
+
+    @property
+    def last_merge(self) -> str | None:
+        """The id of the fork that was merged last, if that can be taken back."""
+        return self._merges.last
+
+    @property
+    def last_answer(self) -> str:
+        """What the agent said last, in words."""
+        return self.desk.kept.last_answer
+
+    @property
+    def approvals(self) -> list[ApprovalAsked]:
+        """The tool calls that wait for a person's word."""
+        return self.desk.approvals.pending
+
+    @property
+    def cost(self) -> CostChanged:
+        """What all of it has taken."""
+        return cost_of(self.conversation)
+
+    def branches(self) -> list[BranchView]:
+        """Where the branches of the open fork stand."""
+        return self._forks.views()
+
+    def said(self, branch: str | None = None) -> list[Said]:
+        """What was said up to here, or in a branch of the open fork since it was forked."""
+        if branch is None:
+            return said(self.conversation.path())
+        return said(self._forks.find(branch).thread.own_messages())
+
+    # Talking
+
+    async def submit(self, line: str, when: When = "now") -> None:
+        """Do what a line asks for, and wait until it is done. What goes wrong is told as an event.
+
+        What cannot be done before the agent is done is refused ``now``, and waited for with ``soon``. ``in_order`` has
+        all lines wait for those before, but for answers to what is asked, and for what is said to branches.
+        """
+        await self._interpreter.submit(line, when)
+
+    async def prompt(self, text: str) -> TurnEnded:
+        """Say something to the agent, and wait for the end of its answer. RuntimeError while a fork is open."""
+        async with self._alone:
+            if self._forks.is_open:
+                raise RuntimeError(BLOCKED)
+            try:
+                return await self._turns.prompt(text)
+            finally:
+                self._forks.turn_ended()
+
+    def interrupt(self) -> bool:
+        """End the turn of the agent under way; whether there was one."""
+        return self._turns.interrupt()
+
+    async def say(self, branch: str, message: str) -> None:
+        """Tell a branch something, while it runs or when it is done."""
+        await self._forks.say(branch, message)
+
+    def addressed(self, text: str) -> tuple[str, str]:
+        """Whom the text behind ``>>`` is for, and what they are told; ValueError where that is no branch."""
+        return self._forks.addressed(text)
+
+    async def shell(self, command: str) -> str:
+        """Run a shell command in the workspace, confined as the agent's are; gives what it printed."""
+        done = await self.desk.deps.backend.async_execute(command, None)
+        return f"{done.output.rstrip()}\nexit code: {done.exit_code}".lstrip()
+
+    def approve(self, id_: str | None = None) -> None:
+        """Let a tool be called; LookupError where no such call waits."""
+        self.desk.approvals.answer(id_, True)
+
+    def deny(self, id_: str | None = None) -> None:
+        """Do not let a tool be called; LookupError where no such call waits."""
+        self.desk.approvals.answer(id_, False)
+
+    def nobody_answers(self) -> None:
+        """From now on nobody can be asked: whatever needs a person's word is denied."""
+        self.desk.approvals.nobody_answers()
+
+    def _tool_returned(self, tool: str) -> None:
+        if tool == "fork_run":
+            self._forks.agent_forked(self._turns.node)
+        elif tool == "merge_or_select":
+            merged = self._forks.agent_decided()
+            if merged is not None:
+                self._turns.merged(merged)
+
+    # Forks
+
+    def fork_form(self, task: str = "") -> ForkForm:
+        """What a picker begins with: as many rows as the settings say."""
+        return blank_form(self.settings, task)
+
+    async def open_fork(self, form: ForkForm) -> str:
+        """Split the conversation into branches, which begin to run; gives the fork's id. RuntimeError where one is open
+        already, ValueError where the form makes no sense."""
+        async with self._alone:
+            if self._forks.is_open:
+                raise RuntimeError(ALREADY[self._forks.by])
+            return await self._forks.open(form)
+
+    async def judge(self) -> ResolveOutcome:
+        """Ask a judge which branch is the best; nothing is merged by that."""
+        return await self._merges.judge()
+
+    async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
+        """Decide the fork: for a label, ``combine:a,b``, ``auto`` or ``vote``; None where judges are not sure."""
+        async with self._alone:
+            return await self._merges.merge(choice, prefer)
+
+    async def terminate(self, branch: str) -> None:
+        """End one branch; it can still be merged with what it did."""
+        await self._forks.terminate(branch)
+
+    async def abort(self) -> None:
+        """Drop the fork with all its branches."""
+        await self._forks.abort()
+
+    async def undo(self) -> str:
+        """Take the last merge back, its files and what was said; gives the fork."""
+        async with self._alone:
+            self._no_fork()
+            return await self._merges.undo()
+
+    # Places
+
+    def go(self, name: str) -> Node:
+        """Go on from another place, by the number of a message or a label."""
+        self._no_fork()
+        return self._moves.go(name)
+
+    def compare(self, first: str, second: str) -> str:
+        """How what was said up to two places differs."""
+        return self._moves.compare(first, second)
+
+    async def combine(self, names: Sequence[str] = (), how: str = "concatenate") -> Node:
+        """Make one answer of several, and go on from there."""
+        async with self._alone:
+            self._no_fork()
+            return await self._moves.combine(names, how)  # type: ignore[arg-type]
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """What can be gone back to, the oldest first."""
+        return await self._moves.checkpoints()
+
+    async def load(self, name: str) -> Checkpoint:
+        """Go back to a checkpoint, with its files."""
+        async with self._alone:
+            self._no_fork()
+            return await self._moves.load(name)
+
+    def _no_fork(self) -> None:
+        if self._forks.is_open:
+            raise RuntimeError(BLOCKED)
+
+    # Settings
+
+    def use_model(self, name: str) -> None:
+        """Have another model answer; ChatModelError where it cannot be had."""
+        self.desk.use_model(name)
+        self.desk.feed.tell(SettingsChanged(f"model = {name}"))
+
+    def change(self, told: str, changes: Mapping[str, object]) -> None:
+        """Change settings and write them down; ValueError where they make no sense."""
+        if changes:
+            changed = replace(self.settings, **changes)  # type: ignore[arg-type]
+            save_settings(self.workspace.path, changed)
+            self.desk.settings = changed
+        self.desk.feed.tell(SettingsChanged(told))
+
+
+ALREADY = {
+    "agent": "agent already forked — resolve it first: /merge or /abort",
+    "user": "a fork is open already — resolve it first: /merge or /abort",
+}
+
+
+def _desk(
+    directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
+) -> tuple[Desk, bool]:
+    workspace = Workspace(directory)
+    settings = load_settings(workspace.path)
+    if ask:
+        settings = replace(settings, ask=ask)
+    name = model or settings.model
+    if name is None:
+        raise ChatModelError(
+            "which model is to answer?",
+            remedy="say --model provider:name (such as anthropic:claude-sonnet-4-6), or --model local",
+        )
+    models = ChatModels(Path.cwd())
+    models.open(name)
+    kept = Kept.open(workspace, conversation, is_new=is_new)
+    try:
+        desk = Desk(workspace, kept, feed, models, settings, name)
+    except BaseException:
+        kept.close()
+        raise
+    return desk, kept.was_held

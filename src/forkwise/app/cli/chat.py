@@ -1,0 +1,73 @@
+"""``forkwise chat``: a conversation with an agent in a workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from forkwise.app.cli.failure import Stopped
+from forkwise.app.cli.output import Output, printable
+from forkwise.app.cli.verb import Verb, stream_option
+
+__all__ = ["chat"]
+
+
+@click.command(
+    "chat",
+    cls=Verb,
+    streams=True,
+    example=("forkwise chat --model anthropic:claude-sonnet-4-6", "forkwise chat --model local --plain"),
+)
+@click.argument(
+    "directory",
+    metavar="[DIR]",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+)
+@click.option(
+    "--model", metavar="MODEL", help="Which model answers: anthropic:…, openai:…, local, or script:FILE to play one."
+)
+@click.option("--conversation", metavar="ID", help="Go on with this conversation.  [default: the last one]")
+@click.option("--new", "is_new", is_flag=True, help="Begin a new conversation.")
+@click.option("--ask", metavar="TOOL", multiple=True, help="Have this tool approved each time before it is called.")
+@click.option("--plain", is_flag=True, help="Lines instead of panels: for a screen reader, or a log.")
+@stream_option
+def chat(
+    directory: Path,
+    model: str | None,
+    conversation: str | None,
+    is_new: bool,
+    ask: tuple[str, ...],
+    plain: bool,
+    output: Output,
+) -> None:
+    """Talk with an agent that works in DIR, fork the conversation, compare its branches, and go on as one of them.
+
+    The conversation is kept, and gone on with the next time. With --plain, with --json, and where there is no terminal,
+    lines are read from stdin, and what happens is printed line by line.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("pydantic_ai") is None:
+        raise click.UsageError("chat needs pydantic-ai: pip install 'forkwise[agents]'")
+    if conversation is not None and is_new:
+        raise click.UsageError("--conversation goes on with one, --new begins another: say one of them")
+    from forkwise.app.cli.private import enter_to_create
+
+    enter_to_create(directory, None)  # while there is one thread only: branches have to be mounted
+    from forkwise.app.chat.face import chat_in_lines
+    from forkwise.app.chat.lines import JsonLines, PlainLines
+
+    def print_line(line: str) -> None:
+        sys.stdout.write(f"{printable(line, keep=chr(9))}\n")
+        sys.stdout.flush()
+
+    show = JsonLines(print_line) if output.as_json else PlainLines(print_line)
+    ended_by = asyncio.run(
+        chat_in_lines(directory, show, model=model, conversation=conversation, is_new=is_new, ask=ask)
+    )
+    if ended_by is not None:
+        raise Stopped(ended_by, "what was said is kept")

@@ -1,0 +1,168 @@
+"""Forking a conversation: branches that run side by side, are spoken to, merged, dropped, and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from forkwise.app.chat.events import (
+    BranchChanged,
+    BranchText,
+    Failed,
+    ForkAdopted,
+    ForkLeft,
+    ForkOpened,
+    ForkResolved,
+    MergeUndone,
+    Notice,
+    TurnBegan,
+)
+from forkwise.app.chat.form import BranchRow, ForkForm
+from tests.app.chat.talking import call, chatting, write_script
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_branches_run_and_one_is_merged_and_taken_back(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("hello")
+        before = session.here
+        await session.submit("/fork task")
+        fork = session.fork
+        assert fork is not None
+        assert heard.last(ForkOpened) == ForkOpened(fork, ("a", "b"), "user")
+        await heard.branch("a", "done")
+        await heard.branch("b", "done")
+        assert "".join(event.text for event in heard.of(BranchText) if event.branch == "a") == "a wrote lib.txt."
+        assert [(view.label, view.state, view.requests) for view in session.branches()] == [
+            ("a", "done", 2),
+            ("b", "done", 2),
+        ]
+        assert not (project / "lib.txt").exists()
+        await session.submit("hello")
+        assert "a fork is open" in heard.last(Failed).text
+        await session.submit("/fork-branches 3")
+        assert "a fork is open" in heard.last(Failed).text
+        await session.submit("/fork another")
+        assert "resolve it first" in heard.last(Failed).text
+        await session.submit("/merge b")
+        assert (project / "lib.txt").read_text() == "from b\n"
+        resolved = heard.last(ForkResolved)
+        assert (resolved.how, resolved.winners, resolved.paths) == ("pick", ("b",), ("lib.txt",))
+        assert session.fork is None
+        assert session.last_answer == "b wrote lib.txt."
+        assert {f"{fork}/a", f"{fork}/b", f"merged:{fork}"} <= set(session.conversation.labels)
+        await session.submit("/undo")
+        assert not (project / "lib.txt").exists()
+        assert heard.last(MergeUndone).fork == fork
+        assert session.here is before
+        await session.submit("/undo")
+        assert "nothing was merged" in heard.last(Failed).text
+        await session.submit("hello once more")
+        assert session.last_answer.startswith("Hi there")
+
+
+async def test_a_branch_is_spoken_to_while_it_runs_and_when_it_is_done(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.open_fork(ForkForm((BranchRow("a", "task until"), BranchRow("b", "task"))))
+        await heard.branch("b", "done")
+        await session.submit(">>a more of it")
+        assert "told a" in heard.last(Notice).text
+        await session.submit(">>c hello")
+        assert "no branch 'c'" in heard.last(Failed).text
+        (project.parent / "script" / "a").touch()
+        await heard.branch("a", "done")
+        await session.submit(">>b more of it")
+        assert heard.last(TurnBegan) == TurnBegan("more of it", "b")
+        await heard.branch("b", "done", 2)
+        assert [line.text for line in session.said("b") if line.who == "user"] == ["task", "more of it"]
+        report = session.choices.diff()
+        assert [path.path for path in report.paths] == ["lib.txt", "more.txt"]
+        await session.submit("/merge b")
+        assert (project / "more.txt").read_text() == "more\n"
+        heard_of_a = [line.text for line in session.said() if line.who == "user"]
+        assert heard_of_a == ["task", "more of it"]
+
+
+async def test_a_branch_is_ended_and_a_fork_dropped(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork a: task until | b: task")
+        await heard.branch("b", "done")
+        await session.submit("/abort a")
+        assert [view.state for view in session.branches()] == ["terminated", "done"]
+        await session.submit("/abort")
+        assert heard.last(ForkResolved).how == "abort"
+        assert session.fork is None
+        assert list(project.iterdir()) == [project / "a.txt"]
+        await session.submit("/merge a")
+        assert "no fork is open" in heard.last(Failed).text
+
+
+async def test_two_branches_are_combined(project: Path) -> None:
+    rules = [
+        {"branch": name, "steps": [{"calls": [call("write", path=f"{name}.md", content=name)]}, {"say": name}]}
+        for name in "ab"
+    ]
+    model = write_script(project.parent, rules)
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork task")
+        await session.submit("/merge combine:a,b")
+        heard.fine()
+        assert heard.last(ForkResolved).winners == ("a", "b")
+        assert {(project / f"{name}.md").read_text() for name in "ab"} == {"a", "b"}
+        await session.submit("/undo")
+        heard.fine()
+        assert not (project / "a.md").exists()
+
+
+async def test_an_open_fork_is_kept_for_the_next_chat(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("hello")
+        await session.submit("/fork a: task until | b: task")
+        await heard.branch("b", "done")
+        fork = session.fork
+    assert heard.last(ForkLeft).fork == fork
+    assert not (project / "lib.txt").exists()
+    (project.parent / "script" / "a").touch()
+    async with chatting(project, model) as (again, heard):
+        assert heard.last(ForkAdopted) == ForkAdopted(fork or "", ("a", "b"), "resumed")
+        await heard.branch("a", "done")
+        assert [event.state for event in heard.of(BranchChanged) if event.branch == "b"][-1] == "done"
+        await again.submit("/merge b")
+        heard.fine()
+        assert (project / "lib.txt").read_text() == "from b\n"
+        assert [line.text for line in again.said() if line.who == "user"] == ["hello", "task"]
+
+
+async def test_a_fork_of_the_agent_is_adopted(project: Path) -> None:
+    specs = [{"label": label, "steer": f"task {label}"} for label in "ab"]
+    rules = [
+        {"when": "^try", "steps": [{"calls": [call("fork_run", specs=specs)]}, {"say": "They are at it."}]},
+        *({"branch": n, "steps": [{"calls": [call("write", path="n", content=n)]}, {"say": n}]} for n in "ab"),
+    ]
+    model = write_script(project.parent, rules)
+    async with chatting(project, model) as (session, heard):
+        await session.submit("try both")
+        heard.fine()
+        assert heard.last(ForkOpened).by == "agent"
+        assert heard.last(ForkAdopted).why == "agent"
+        await session.submit("/fork more")
+        assert "agent already forked" in heard.last(Failed).text
+        await session.submit("/merge b")
+        heard.fine(but=1)
+        assert (project / "n").read_text() == "b"
+        assert session.last_answer == "b"
+        await session.submit("/undo")
+        heard.fine(but=1)
+        assert session.here is session.conversation.root
+        assert not (project / "n").exists()
+
+
+async def test_closing_ends_a_turn_that_waits(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        turn = asyncio.create_task(session.submit("wait"))
+        await heard.until(lambda: session.is_busy)
+    await turn
+    assert session.is_closed
