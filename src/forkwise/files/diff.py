@@ -13,15 +13,17 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from forkwise.files.lines import Edit, edits, is_text, lines_of
 
-__all__ = ["LIMIT", "FileDiff", "Side", "chunks", "unified"]
+__all__ = ["LIMIT", "FileDiff", "Side", "chunks", "unified", "unified_file"]
 
 LIMIT = 8 * 1024 * 1024
 """How many bytes a side may have for its content to be shown."""
 
 _NO_BLOB = "0" * 40
+_SMALL = 64 * 1024
 _UNENDED = b"\n\\ No newline at end of file\n"
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")  # printable ASCII without quotes and backslashes
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
@@ -56,12 +58,8 @@ def chunks(
     if context < 0:
         raise ValueError(f"context must not be negative, got {context}")
     for change in changes:
-        old, new = _shown(change.old), _shown(change.new)
-        if old and new and stat.S_IFMT(old.mode) != stat.S_IFMT(new.mode):
-            yield from _file(FileDiff(change.path, old, None), context, binary, limit)
-            yield from _file(FileDiff(change.path, None, new), context, binary, limit)
-        elif old or new:
-            yield from _file(FileDiff(change.path, old, new), context, binary, limit)
+        if text := unified_file(change, context=context, binary=binary, limit=limit):
+            yield text
 
 
 def unified(changes: Iterable[FileDiff], *, context: int = 3, binary: bool = False, limit: int | None = LIMIT) -> str:
@@ -85,47 +83,51 @@ def unified(changes: Iterable[FileDiff], *, context: int = 3, binary: bool = Fal
     return "".join(chunks(changes, context=context, binary=binary, limit=limit))
 
 
+def unified_file(change: FileDiff, *, context: int = 3, binary: bool = False, limit: int | None = LIMIT) -> str:
+    """The same of one path."""
+    old, new = _shown(change.old), _shown(change.new)
+    if old and new and stat.S_IFMT(old.mode) != stat.S_IFMT(new.mode):
+        gone = _file(change.path, old, None, context, binary, limit)
+        return gone + _file(change.path, None, new, context, binary, limit)
+    return _file(change.path, old, new, context, binary, limit) if old or new else ""
+
+
 def _shown(side: Side | None) -> Side | None:
     return side if side and (stat.S_ISREG(side.mode) or stat.S_ISLNK(side.mode)) else None
 
 
-def _file(change: FileDiff, context: int, binary: bool, limit: int | None) -> Iterator[str]:
+def _file(path: str, old: Side | None, new: Side | None, context: int, binary: bool, limit: int | None) -> str:
     """One path whose sides, where there are both, are of one type."""
-    old, new = change.old, change.new
     old_mode, new_mode = _mode(old), _mode(new)
-    is_hidden = any(_is_over(side, limit) for side in (old, new))
     is_same = bool(old and new and old.content == new.content and old.content is not None)
     if is_same and old_mode == new_mode:
-        return
-    old_name, new_name = _quoted(f"a/{change.path}"), _quoted(f"b/{change.path}")
-    yield f"diff --git {old_name} {new_name}\n"
+        return ""
+    old_name, new_name = _quoted(f"a/{path}"), _quoted(f"b/{path}")
+    head = f"diff --git {old_name} {new_name}\n"
     if not old:
-        yield f"new file mode {new_mode}\n"
+        head += f"new file mode {new_mode}\n"
     elif not new:
-        yield f"deleted file mode {old_mode}\n"
+        head += f"deleted file mode {old_mode}\n"
     elif old_mode != new_mode:
-        yield f"old mode {old_mode}\nnew mode {new_mode}\n"
+        head += f"old mode {old_mode}\nnew mode {new_mode}\n"
     if is_same:
-        return
+        return head
     old_label, new_label = old_name if old else "/dev/null", new_name if new else "/dev/null"
-    if is_hidden:
+    if _is_over(old, limit) or _is_over(new, limit):
         # Begun and ended like this, git takes it for a binary file; else it would make or delete one silently.
-        yield f"Files {old_label}{_size(old)} and {new_label}{_size(new)} differ\n"
-        return
+        return f"{head}Files {old_label}{_size(old)} and {new_label}{_size(new)} differ\n"
     before, after = (old and old.content) or b"", (new and new.content) or b""
-    yield f"index {_blob(old)}..{_blob(new)}" + (f" {old_mode}\n" if old_mode == new_mode else "\n")
+    head += f"index {_blob(old)}..{_blob(new)}" + (f" {old_mode}\n" if old_mode == new_mode else "\n")
     if is_text(before) and is_text(after):
-        if before != after:
-            # A name with a space would end there for `patch`, were it not for the tab.
-            tab = "\t" if " " in change.path else ""
-            yield f"--- {old_label}{tab if old else ''}\n+++ {new_label}{tab if new else ''}\n"
-            yield from _hunks(lines_of(before), lines_of(after), context)
-    elif binary:
-        yield "GIT binary patch\n"
-        yield from _literal(after)
-        yield from _literal(before)
-    else:
-        yield f"Binary files {old_label} and {new_label} differ\n"
+        if before == after:
+            return head
+        # A name with a space would end there for `patch`, were it not for the tab.
+        tab = "\t" if " " in path else ""
+        labels = f"--- {old_label}{tab if old else ''}\n+++ {new_label}{tab if new else ''}\n"
+        return "".join([head, labels, *_hunks(_lines(before), _lines(after), context)])
+    if binary:
+        return "".join([head, "GIT binary patch\n", *_literal(after), *_literal(before)])
+    return f"{head}Binary files {old_label} and {new_label} differ\n"
 
 
 def _mode(side: Side | None) -> str:
@@ -152,9 +154,20 @@ def _blob(side: Side | None) -> str:
     """The name git gives to this content, which it asks for before it applies anything binary."""
     if side is None or side.content is None:
         return _NO_BLOB
-    digest = hashlib.sha1(b"blob %d\0" % len(side.content), usedforsecurity=False)
-    digest.update(side.content)
-    return digest.hexdigest()
+    return _small_blob(side.content) if len(side.content) <= _SMALL else _blob_of(side.content)
+
+
+def _blob_of(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+
+
+def _lines(content: bytes) -> list[bytes]:
+    return _small_lines(content) if len(content) <= _SMALL else lines_of(content)
+
+
+# Several versions of a file are mostly diffed one after the other, against the same one.
+_small_blob = lru_cache(maxsize=4)(_blob_of)
+_small_lines = lru_cache(maxsize=4)(lines_of)
 
 
 def _quoted(path: str) -> str:
@@ -171,15 +184,15 @@ def _quoted(path: str) -> str:
     return f'"{text}"' if len(text) != len(raw) or " /" in text else text
 
 
-def _hunks(old: list[bytes], new: list[bytes], context: int) -> Iterator[str]:
+def _hunks(old: list[bytes], new: list[bytes], context: int) -> list[str]:
+    hunks: list[str] = []
     group: list[Edit] = []
     for edit in edits(old, new):
         if group and edit.old_start - group[-1].old_stop > 2 * context:
-            yield _hunk(group, old, new, context)
+            hunks.append(_hunk(group, old, new, context))
             group = []
         group.append(edit)
-    if group:
-        yield _hunk(group, old, new, context)
+    return [*hunks, _hunk(group, old, new, context)] if group else hunks
 
 
 def _hunk(group: list[Edit], old: list[bytes], new: list[bytes], context: int) -> str:
@@ -188,17 +201,23 @@ def _hunk(group: list[Edit], old: list[bytes], new: list[bytes], context: int) -
     at = group[0].old_start - lead
     old_range = _span(at, group[-1].old_stop + trail)
     new_range = _span(group[0].new_start - lead, group[-1].new_stop + trail)
-    lines = []
+    parts = []
     for edit in group:
-        lines += [b" " + line for line in old[at : edit.old_start]]
-        lines += [b"-" + line for line in old[edit.old_start : edit.old_stop]]
-        lines += [b"+" + line for line in new[edit.new_start : edit.new_stop]]
+        parts.append(_led(b" ", old[at : edit.old_start]))
+        parts.append(_led(b"-", old[edit.old_start : edit.old_stop]))
+        parts.append(_led(b"+", new[edit.new_start : edit.new_stop]))
         at = edit.old_stop
-    lines += [b" " + line for line in old[at : at + trail]]
-    # Only the last line of a text can be without an ending, and it may be anywhere in its hunk.
-    if not (old and new) or not (old[-1].endswith(b"\n") and new[-1].endswith(b"\n")):
-        lines = [line if line.endswith(b"\n") else line + _UNENDED for line in lines]
-    return f"@@ -{old_range} +{new_range} @@\n{b''.join(lines).decode('utf-8', 'surrogateescape')}"
+    parts.append(_led(b" ", old[at : at + trail]))
+    return f"@@ -{old_range} +{new_range} @@\n{b''.join(parts).decode('utf-8', 'surrogateescape')}"
+
+
+def _led(mark: bytes, lines: list[bytes]) -> bytes:
+    """Lines with a mark before each."""
+    if not lines:
+        return b""
+    text = mark + mark.join(lines)
+    # Only the last line of a text can be without an ending.
+    return text if text.endswith(b"\n") else text + _UNENDED
 
 
 def _span(start: int, stop: int) -> str:

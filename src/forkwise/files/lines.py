@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
-from itertools import count, pairwise
+from itertools import compress, count, pairwise
+from operator import ne
 from typing import NamedTuple, TypeAlias
 
 __all__ = ["Edit", "edits", "is_text", "lines_of"]
@@ -41,7 +42,7 @@ def is_text(data: bytes) -> bool:
     >>> is_text(b"caf\xe9\r\n"), is_text(b"\x7fELF\x00")
     (True, False)
     """
-    return b"\0" not in data[:_SNIFFED]
+    return data.find(b"\0", 0, _SNIFFED) < 0
 
 
 def lines_of(data: bytes) -> list[bytes]:
@@ -62,9 +63,10 @@ def edits(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
     >>> edits([b"a\n", b"b\n", b"c\n"], [b"a\n", b"c\n", b"d\n"])
     [Edit(old_start=1, old_stop=2, new_start=1, new_stop=1), Edit(old_start=3, old_stop=3, new_start=2, new_stop=3)]
     """
+    replaced = _replaced(old, new)
+    if replaced is not None:
+        return replaced
     head, tail = _ends(old, new)
-    if head == len(old) == len(new):
-        return []
     reach = _REACH
     while True:
         top, bottom = max(head - reach, 0), max(tail - reach, 0)
@@ -72,6 +74,26 @@ def edits(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
         if (not found.is_at_top or not top) and (not found.is_at_bottom or not bottom):
             return [Edit(e[0] + top, e[1] + top, e[2] + top, e[3] + top) for e in found.edits] if top else found.edits
         reach *= 8
+
+
+def _replaced(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit] | None:
+    """The edits where lines were replaced by as many that the old text has nowhere, while the new one has nowhere what
+    they replace: as none of them can be kept, all others are, where they are, and no edit could stand elsewhere. None
+    where it is not as plain as that."""
+    if len(old) != len(new):
+        return None
+    places = [*compress(count(), map(ne, old, new))]
+    if not ({old[at] for at in places}.isdisjoint(new) and {new[at] for at in places}.isdisjoint(old)):
+        return None
+    found: list[Edit] = []
+    start = stop = -1
+    for at in places:
+        if at != stop:
+            if stop > start:
+                found.append(Edit(start, stop, start, stop))
+            start = at
+        stop = at + 1
+    return [*found, Edit(start, stop, start, stop)] if places else found
 
 
 class _Found(NamedTuple):

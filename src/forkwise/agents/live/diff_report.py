@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 __all__ = [
     "BranchChange",
@@ -19,21 +19,24 @@ BranchDiffAgreement = Literal["unanimous_change", "unanimous_no_change", "split"
 BranchDiffOperation = Literal["created", "modified", "deleted", "untouched"]
 
 
-class _LateText:
-    """A field whose text is worked out when it is first read, if what it was given is a function."""
+_T = TypeVar("_T")
+
+
+class _Late(Generic[_T]):
+    """A field that is worked out when it is first read, if what it was given is a function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: object | None, owner: type | None = None) -> str:
+    def __get__(self, instance: object | None, owner: type | None = None) -> _T:
         if instance is None:
             raise AttributeError(self._name)  # as for any field that has no default
-        held: str | Callable[[], str] = instance.__dict__[self._name]
-        if not isinstance(held, str):
+        held: _T | Callable[[], _T] = instance.__dict__[self._name]
+        if callable(held):
             held = instance.__dict__[self._name] = held()
         return held
 
-    def __set__(self, instance: object, value: str | Callable[[], str]) -> None:
+    def __set__(self, instance: object, value: _T | Callable[[], _T]) -> None:
         instance.__dict__[self._name] = value
 
 
@@ -65,7 +68,7 @@ class BranchChange:
         return BranchChange(**(vars(self) | fields))
 
 
-BranchChange.unified_diff_vs_parent = _LateText("unified_diff_vs_parent")  # type: ignore[assignment]
+BranchChange.unified_diff_vs_parent = _Late[str]("unified_diff_vs_parent")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,15 @@ class PathDiff:
     agreement: BranchDiffAgreement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DiffSummary:
     """All paths that any branch touched, in figures.
 
     ``agreement_score`` is 1 − split / touched: it measures conflict on the same path, so branches that each work on
     files of their own agree fully. ``content_agreement`` measures whether they did the same work, wherever: the share
     of changed lines that the branches have in common, 1.0 where all changed the same and 0.0 where no line is shared;
-    None where fewer than two branches changed anything.
+    None where fewer than two branches changed anything. It takes a look at every line, and so it is taken when somebody
+    asks for it.
     """
 
     total_paths_touched: int
@@ -94,6 +98,9 @@ class DiffSummary:
     per_branch_unique: dict[str, int]
     agreement_score: float
     content_agreement: float | None = None
+
+
+DiffSummary.content_agreement = _Late[float | None]("content_agreement")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)

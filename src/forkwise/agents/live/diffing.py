@@ -1,7 +1,8 @@
 """Building a diff report: every path that any branch touched, what each made of it, and how they relate.
 
 Nothing is compared with everything: a version that several branches share is diffed once and when somebody reads it,
-renames are found through lines, and the text itself by an algorithm that costs little where little changed.
+renames are found through lines, and the text itself by an algorithm that costs little where little changed. How far the
+branches did the same work is worked out when somebody asks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +25,7 @@ from forkwise.agents.live.diff_report import (
     PathDiff,
 )
 from forkwise.agents.live.likeness import Known, origins
-from forkwise.files.diff import FileDiff, Side, unified
+from forkwise.files.diff import FileDiff, Side, unified_file
 
 __all__ = ["BranchLike", "build_diff_report"]
 
@@ -81,13 +83,6 @@ class _Version(NamedTuple):
         return "untouched" if self.old == self.new and self.old_mode == self.new_mode else "modified"
 
 
-class _Shown(NamedTuple):
-    """A version as a report has it, and its pieces of work."""
-
-    change: BranchChange
-    pieces: frozenset[Hashable]
-
-
 class _LateDiff:
     """The diff of a version, worked out once for all branches that have it."""
 
@@ -109,7 +104,6 @@ class _Branch:
     files: BranchFiles | None
     untouched: BranchChange = field(init=False)
     versions: dict[str, _Version] = field(default_factory=dict)
-    pieces: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.untouched = BranchChange(self.id, self.label, "untouched", None, "", 0, is_binary=False)
@@ -153,8 +147,7 @@ def build_diff_report(
 
 
 def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
-    shown: dict[_Version, _Shown] = {}
-    before: dict[bytes | None, set[bytes]] = {}  # the lines of the parent's content, of which there is mostly one
+    shown: dict[_Version, BranchChange] = {}
     changes = {}
     first: _Version | None = None
     states: list[tuple[bytes | None, int]] = []
@@ -165,15 +158,11 @@ def _path_diff(path: str, branches: Sequence[_Branch]) -> PathDiff:
             continue
         first = first or version
         states.append((version.new, 0 if version.new is None else version.new_mode))
-        one = shown.get(version)
-        if one is None:
-            if version.old not in before:
-                before[version.old] = set((version.old or b"").splitlines())
-            one = shown[version] = _show(path, version, branch, before[version.old])
-            changes[branch.id] = one.change
+        same = shown.get(version)
+        if same is None:
+            changes[branch.id] = shown[version] = _show(path, version, branch)
         else:
-            changes[branch.id] = one.change.but(branch_id=branch.id, branch_label=branch.label)
-        branch.pieces |= one.pieces
+            changes[branch.id] = same.but(branch_id=branch.id, branch_label=branch.label)
     return PathDiff(path, _text(first and first.old), changes, classify(states))
 
 
@@ -184,24 +173,39 @@ def _quiet(path: str, branches: Sequence[_Branch]) -> PathDiff:
     return PathDiff(path, _text(content), {branch.id: branch.untouched for branch in branches}, classify([]))
 
 
-def _show(path: str, version: _Version, branch: _Branch, before: set[bytes]) -> _Shown:
+def _show(path: str, version: _Version, branch: _Branch) -> BranchChange:
     new = version.new
     size = 0 if new is None else len(new)
     if new is not None and _is_binary(new):
         digest = sha256(new).hexdigest()
         diff = f"[binary · {size} bytes · sha256:{digest[:12]}]"
-        change = BranchChange(branch.id, branch.label, version.operation, None, diff, size, True, digest)
-        return _Shown(change, frozenset([digest]))
+        return BranchChange(branch.id, branch.label, version.operation, None, diff, size, True, digest)
     late: Any = _LateDiff(path, version)
-    change = BranchChange(branch.id, branch.label, version.operation, _text(new), late, size, is_binary=False)
-    # Where no line says what changed (a mode, the order of lines), the change as a whole is the piece.
-    return _Shown(change, changed_lines(before, set((new or b"").splitlines())) or frozenset([version]))
+    text = None if new is None else new.decode("utf-8", "replace")
+    return BranchChange(branch.id, branch.label, version.operation, text, late, size, is_binary=False)
+
+
+def _shared_work(branches: Sequence[_Branch]) -> float | None:
+    """How much of the work of branches is the same."""
+    lines: dict[bytes | None, frozenset[bytes]] = {}  # of each content, of which the parent's is mostly there often
+
+    def pieces(version: _Version) -> frozenset[Hashable]:
+        if version.new is not None and _is_binary(version.new):
+            return frozenset([version.new])
+        if version.old not in lines:
+            lines[version.old] = frozenset((version.old or b"").splitlines())
+        # Where no line says what changed (a mode, the order of lines), the change as a whole is the piece.
+        return changed_lines(lines[version.old], set((version.new or b"").splitlines())) or frozenset([version])
+
+    return content_agreement(
+        {branch.id: {piece for version in branch.versions.values() for piece in pieces(version)} for branch in branches}
+    )
 
 
 def _diff(path: str, version: _Version) -> str:
     old = None if version.old is None else Side(version.old_mode, version.old)
     new = None if version.new is None else Side(version.new_mode, version.new)
-    text = unified([FileDiff(path.lstrip("/"), old, new)])
+    text = unified_file(FileDiff(path.lstrip("/"), old, new))
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -225,7 +229,7 @@ def _shortened(line: str) -> str:
 
 
 def _is_binary(content: bytes) -> bool:
-    return b"\0" in content[:_SNIFFED]
+    return content.find(b"\0", 0, _SNIFFED) >= 0
 
 
 def _text(content: bytes | None) -> str | None:
@@ -260,11 +264,5 @@ def _summary(diffs: Iterable[PathDiff], branches: Sequence[_Branch]) -> DiffSumm
         if diff.agreement == "unique":
             unique[next(b.id for b in branches if diff.path in b.versions)] += 1
     total, split = sum(counted.values()), counted["split"]
-    return DiffSummary(
-        total,
-        counted["unanimous_change"],
-        split,
-        unique,
-        1.0 - split / max(total, 1),
-        content_agreement({branch.id: branch.pieces for branch in branches}),
-    )
+    late: Any = partial(_shared_work, branches)
+    return DiffSummary(total, counted["unanimous_change"], split, unique, 1.0 - split / max(total, 1), late)

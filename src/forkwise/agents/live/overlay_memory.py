@@ -135,12 +135,13 @@ class MemoryOverlay(BranchOverlay, Dated):
 
     def old(self, path: str) -> bytes | None:
         """What the parent had when the path was first changed."""
-        name = plain_name(path)
+        name = path if path in self._base else plain_name(path)
         return self._base[name] if name in self._base else content_of(self.parent, name)
 
     def new(self, path: str) -> bytes | None:
         """What the branch has."""
-        return content_of(self, plain_name(path))
+        change = self._layer.get(path)
+        return content_of(self, plain_name(path)) if change is None else change.content
 
     @contextmanager
     def snapshot(self, parent_root: str | Path, *, include_venv: bool = False) -> Iterator[Path]:
