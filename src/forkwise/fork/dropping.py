@@ -11,7 +11,7 @@ from forkwise.fork.attempt import Attempt
 from forkwise.ledger.output import remove_output
 from forkwise.sandbox.threads import in_thread
 
-__all__ = ["drop", "keep_winner", "write_ends", "write_surely"]
+__all__ = ["drop", "hide", "keep_winner", "write_ends", "write_surely"]
 
 
 async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
@@ -25,6 +25,13 @@ async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
             continue
         except BranchingError as error:
             warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
+
+
+async def hide(attempts: Iterable[Attempt]) -> None:
+    """Have the branches of attempts stay, and their views taken down."""
+    for attempt in attempts:
+        if attempt.branch is not None:
+            await in_thread(attempt.branch.hide)
 
 
 def keep_winner(winner: Attempt) -> str:

@@ -28,12 +28,12 @@ from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
-from forkwise.fork.dropping import drop, keep_winner, write_ends, write_surely
+from forkwise.fork.dropping import drop, hide, keep_winner, write_ends, write_surely
 from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
 from forkwise.fork.overriding import set_losers_aside
 from forkwise.fork.performance import perform
-from forkwise.fork.telling import said
+from forkwise.fork.telling import why_left
 from forkwise.fork.tracing import failed, span
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.protocol import Ledger
@@ -175,7 +175,7 @@ class Fork:
                 if not self._is_over and isinstance(error, asyncio.CancelledError):
                     await self.abort(str(error) or "it was interrupted", keep=False)
                 elif not self._is_over:
-                    await self.abort(_why_left(error))
+                    await self.abort(why_left(error))
             finally:
                 if self._heeding is not None:
                     self._heeding.cancel()
@@ -359,9 +359,7 @@ class Fork:
         self.is_left = True
         await self.cancel(self.attempts, "the fork was left")
         self._is_over = True
-        for attempt in self.attempts:
-            if attempt.branch is not None:
-                await in_thread(attempt.branch.hide)
+        await hide(self.attempts)
         self.ledger.release_fork(self.id)
 
     async def abort(self, reason: str, *, keep: bool = True) -> None:
@@ -389,12 +387,6 @@ def _parallel(asked: int | None) -> int:
     if asked is not None and asked < 1:
         raise ValueError(f"at least one attempt has to run at a time, not {asked}")
     return asked or default_parallel()
-
-
-def _why_left(error: BaseException | None) -> str:
-    if error is None:
-        return "it was left unresolved"
-    return str(error) if isinstance(error, ForkResolvedError) else said(error)
 
 
 def _attempt_in(parent: Workspace | Branch) -> Attempt | None:

@@ -12,9 +12,10 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any
 
+from forkwise.errors import ForkResolvedError
 from forkwise.fork.testing.plain import clipped
 
-__all__ = ["as_data", "as_score", "as_truth", "error_as_data", "said", "shown"]
+__all__ = ["as_data", "as_score", "as_truth", "error_as_data", "said", "shown", "why_left"]
 
 _REASON = 2000  # characters
 _TEXT = 100_000
@@ -30,6 +31,13 @@ def said(error: BaseException) -> str:
     "KeyError: 'x'"
     """
     return f"{type(error).__name__}: {_message(error) or 'no message'}"
+
+
+def why_left(error: BaseException | None) -> str:
+    """Why a fork was left unresolved, by what was raised in it."""
+    if error is None:
+        return "it was left unresolved"
+    return str(error) if isinstance(error, ForkResolvedError) else said(error)
 
 
 def _message(error: BaseException) -> str:

@@ -113,8 +113,7 @@ class Ledger(Reading):
     def release_fork(self, fork: str) -> None:
         """Let go of a fork that runs: it is interrupted from now on, for whoever takes it over."""
         with self._transaction():
-            record = self.fork(fork)
-            if record.stored == "running":
+            if (record := self.fork(fork)).stored == "running":
                 self._append(record.id, None, "released", owner=Owner.nobody().dump())
 
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:

@@ -8,9 +8,10 @@ import forkwise
 from forkwise.app.cli.branch import branch
 from forkwise.app.cli.chat import chat
 from forkwise.app.cli.decisions import abort, combine, pick, resume
+from forkwise.app.cli.diff import diff
 from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
-from forkwise.app.cli.forks import diff, ls, show, watch
+from forkwise.app.cli.forks import ls, show, watch
 from forkwise.app.cli.history import gc, log, undo
 from forkwise.app.cli.judges import judges
 from forkwise.app.cli.model import model

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PACE", "Board", "Row", "attempt_record", "event_record", "rows_of", "tests_text", "time_text"]
 
 PACE = 0.1
+_GRACE = 10.0  # seconds that a decision is given to be committed
 """Seconds between two looks at the ledger."""
 
 _WIDEST_LABEL = 32
@@ -80,11 +81,14 @@ class Board:
             self._live = None
 
     def follow(self) -> ForkRecord:
-        """Show it until it no longer runs; gives what it is then."""
+        """Show it until it no longer runs; gives what it is then. What was decided a moment ago is being committed."""
+        grace = _GRACE
         while True:
             fork = self.refresh()
-            if fork.state != "running":
+            is_landing = fork.stored == "resolved" and fork.commit is None and fork.owner.alive and grace > 0
+            if fork.state != "running" and not is_landing:
                 return self.refresh()
+            grace -= PACE if is_landing else 0.0
             time.sleep(PACE)
 
     def refresh(self) -> ForkRecord:

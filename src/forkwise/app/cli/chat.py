@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from forkwise.app.cli.failure import Stopped
 from forkwise.app.cli.output import Output, printable
-from forkwise.app.cli.verb import Verb, stream_option
+from forkwise.app.cli.verb import Verb, stream_option, workspace_option
 
 __all__ = ["chat"]
 
@@ -22,10 +21,7 @@ __all__ = ["chat"]
     example=("forkwise chat --model anthropic:claude-sonnet-4-6", "forkwise chat --model local --plain"),
 )
 @click.argument(
-    "directory",
-    metavar="[DIR]",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
+    "target", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
     "--model", metavar="MODEL", help="Which model answers: anthropic:…, openai:…, local, or script:FILE to play one."
@@ -34,14 +30,16 @@ __all__ = ["chat"]
 @click.option("--new", "is_new", is_flag=True, help="Begin a new conversation.")
 @click.option("--ask", metavar="TOOL", multiple=True, help="Have this tool approved each time before it is called.")
 @click.option("--plain", is_flag=True, help="Lines instead of panels: for a screen reader, or a log.")
+@workspace_option
 @stream_option
 def chat(
-    directory: Path,
+    target: Path | None,
     model: str | None,
     conversation: str | None,
     is_new: bool,
     ask: tuple[str, ...],
     plain: bool,
+    directory: Path,
     output: Output,
 ) -> None:
     """Talk with an agent that works in DIR, fork the conversation, compare its branches, and go on as one of them.
@@ -55,7 +53,11 @@ def chat(
         raise click.UsageError("chat needs pydantic-ai: pip install 'forkwise[agents]'")
     if conversation is not None and is_new:
         raise click.UsageError("--conversation goes on with one, --new begins another: say one of them")
+    import asyncio
+
     from forkwise.app.cli.private import enter_to_create
+
+    directory = target or directory
 
     enter_to_create(directory, None)  # while there is one thread only: branches have to be mounted
     from forkwise.app.chat.face import chat_in_lines

@@ -1,4 +1,4 @@
-"""``forkwise ls``, ``show``, ``watch`` and ``diff``: what the ledger knows of forks and of their attempts."""
+"""``forkwise ls``, ``show`` and ``watch``: what the ledger knows of forks and of their attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.protocol import Ledger
     from forkwise.ledger.record import AttemptRecord, ForkRecord, Summary
 
-__all__ = ["diff", "fork_record", "ls", "remedy", "show", "watch"]
+__all__ = ["fork_record", "ls", "remedy", "show", "watch"]
 
 _LISTED = 20
 _LINES = 20  # of what an attempt printed last
@@ -304,56 +304,6 @@ def _watch_in_panels(name: str | None, directory: Path, output: Output) -> None:
         _, ledger = _opened(directory)
         with ledger:
             _show_fork(ledger, ledger.fork(watched.fork), directory, output)
-
-
-class _DiffVerb(Verb):
-    """A verb with an option whose value may be left out, and which would else take the next word for it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read ``--tool`` as one without a value."""
-        return super().parse_args(ctx, ["--tool=" if word == "--tool" else word for word in args])
-
-
-@click.command(
-    "diff", cls=_DiffVerb, example=("forkwise diff k3f9ab.1 | git apply", "forkwise diff --tool=vimdiff k3f9ab")
-)
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="[B]", required=False)
-@click.option(
-    "--tool",
-    metavar="[=TOOL]",
-    help="Open a diff tool: git, pycharm, code, one that git knows, or a command with {parent} and {branches}.",
-)
-@workspace_option
-@json_option
-def diff(first: str, second: str | None, tool: str | None, directory: Path, output: Output) -> None:
-    """Show what turns attempt A into attempt B, or what A alone changed.
-
-    Both are attempts whose branches are still there (of a fork that runs, waits for a pick or was interrupted, or made
-    with --keep), or names of branches. With --tool A can be a fork too: then all its attempts are shown beside what
-    they were made from. --tool alone takes FORKWISE_DIFFTOOL, PyCharm, VS Code, or what git is set up with.
-    """
-    from forkwise.files.comparison import compare
-    from forkwise.fork.remains import branch_of
-
-    workspace, ledger = _opened(directory)
-    if tool is not None:
-        if output.as_json:
-            raise click.UsageError("--tool opens another program, and has nothing for --json to print")
-        from forkwise.app.cli.difftool import open_tool, sides_of
-
-        with ledger:
-            sides = sides_of(ledger, workspace, first, second)
-        open_tool(tool, workspace.path, sides, between=second is not None)
-        return
-    with ledger:
-        found = [branch_of(ledger, workspace, name) for name in (first, second) if name is not None]
-    text = found[0].diff() if len(found) == 1 else compare(*found)
-    if output.as_json:
-        old = found[0].parent if len(found) == 1 else found[0]
-        output.document({"from": old.branch_path, "to": found[-1].branch_path, "diff": text})
-    else:
-        output.diff(text)
 
 
 def fork_record(fork: ForkRecord) -> dict[str, Any]:
