@@ -123,6 +123,7 @@ if TYPE_CHECKING:
     from forkwise.fork.combining import Combined, combine_attempts
     from forkwise.fork.evaluation import Evaluation, Evaluator, SmallerDiff
     from forkwise.fork.fork import Fork
+    from forkwise.fork.heeding import abort_attempt
     from forkwise.fork.picking import pick
     from forkwise.fork.testing.report import TestReport
     from forkwise.fork.tests import Tests
@@ -266,6 +267,7 @@ __all__ = [
     "TreeSearch",
     "Workspace",
     "__version__",
+    "abort_attempt",
     "abort_fork",
     "adopted",
     "agent_workspace",

@@ -101,6 +101,7 @@ HOMES = {
     "TreeOfThoughts": "forkwise.explore.tree_of_thoughts",
     "TreeSearch": "forkwise.explore.tree_search",
     "Workspace": "forkwise.files.workspace",
+    "abort_attempt": "forkwise.fork.heeding",
     "abort_fork": "forkwise.fork.clearing",
     "adopted": "forkwise.conversation.adoption",
     "agent_workspace": "forkwise.fork.agent_workspace",

@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
+from forkwise.files.owner import Owner
 from forkwise.files.views.mountpoint import mounts
 from forkwise.ledger.opening import open_ledger
 from tests.fork.killed import becomes_so
@@ -389,3 +390,69 @@ def test_a_fork_of_another_process_is_aborted(run: Run, ask: Ask, project: Path,
     assert not processes_about(f"{tmp_path}/on")
     with open_ledger(Workspace(project)) as ledger:
         assert [a.state for a in ledger.attempts(fork)] == ["cancelled"]
+
+
+def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Path, tmp_path: Path) -> None:
+    stuck = f"touch {tmp_path}/on; sleep 1000"
+    works = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo 2 > two.txt"
+    words = ["speculate", "--all", "--writable", str(tmp_path), "-c", stuck, "-c", works]
+    with subprocess.Popen([sys.executable, "-c", MAIN, *words], cwd=project, stdout=subprocess.DEVNULL) as driver:
+        try:
+            assert becomes_so((tmp_path / "on").exists)
+            fork = ask("ls")["forks"][0]["id"]
+            ended = ask("abort", f"{fork[:5]}.1")
+            left = [line for line in processes_about(f"{tmp_path}/on") if MAIN not in line]
+            told = ask("show", fork)["fork"]["attempts"]
+            again = run("abort", f"{fork}.1", code=1).stderr
+        finally:
+            (tmp_path / "go").touch()
+    assert (ended, left) == ({"aborted": f"{fork}.1", "dropped": []}, [])
+    assert [(a["state"], a["reason"]) for a in told] == [("cancelled", "ended by hand"), ("running", None)]
+    assert "it is cancelled already" in again
+    assert driver.returncode == 0
+    assert (project / "two.txt").read_text() == "2\n"
+    assert "nothing of it runs" in run("abort", f"{fork}.2", code=4).stderr
+    assert "name that" in run("abort", f"{fork}.2", "--lost", code=2).stderr
+
+
+def test_an_attempt_ended_after_a_kill_is_not_run_again(
+    run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path
+) -> None:
+    fork = kill("echo 1 > one.txt", f"touch {tmp_path}/on; sleep 1000", once=("on",))
+    assert run("abort", f"{fork}.2").stdout == f"Ended {fork}.2; the other attempts go on.\n"
+    assert f"/main/{fork}-1" not in [branch.branch_path for branch in Workspace(project).branches()]
+    run("resume", fork, "--quiet")
+    assert [(a["id"], a["state"]) for a in ask("show", fork)["fork"]["attempts"]] == [
+        (f"{fork}.1", "succeeded"),
+        (f"{fork}.2", "cancelled"),
+    ]
+    assert (project / "one.txt").exists()
+
+
+def test_what_attempts_print_is_told_line_by_line(run: Run, hold: Callable[..., str], project: Path) -> None:
+    fork = hold("echo said; printf '\\033[31mred'", "true")
+    lines = run("watch", fork, "--plain").stdout.splitlines()
+    assert lines[0] == (
+        f"From another terminal, forkwise pick {fork}.N commits attempt N, forkwise abort {fork}.N ends it, "
+        f"forkwise abort {fork} gives the fork up."
+    )
+    told = [line for line in lines if line.startswith(f"{fork}.1")]
+    assert told[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]
+    assert told[3].startswith(f"{fork}.1 succeeded in "), "its last words come before its end"
+    assert f"{fork} waits for a pick" in lines
+    assert not any(line.startswith("attempt ") for line in lines), "no table: it is not read well aloud"
+    run("pick", f"{fork}.1")
+    assert run("watch", fork, "--plain").stdout.startswith(f"Fork {fork}: speculate")
+
+
+def test_a_fork_of_another_machine_is_left_to_it(run: Run, ask: Ask, project: Path) -> None:
+    there = Owner(os.getpid(), 1, "another boot", "pid:[1]", "another machine", "far")
+    with open_ledger(Workspace(project)) as ledger:
+        fork = ledger.begin_fork("run", workspace=str(project), spec={}, owner=there).id
+        ledger.start_attempt(ledger.add_attempt(fork, "0", index=0, label="true", branch=f"{fork}-0").id)
+    assert ask("ls")["forks"][0]["state"] == "running"
+    assert f"{os.getpid()} on far" in run("show", fork).stdout
+    assert "it is running" in run("resume", fork, code=4).stderr
+    assert ask("gc", "--force")["aborted"] == []
+    assert ask("abort", fork, "--lost") == {"aborted": fork, "dropped": []}
+    assert [a["state"] for a in ask("show", fork)["fork"]["attempts"]] == ["cancelled"]

@@ -72,8 +72,8 @@ class Attempt:
             raise RuntimeError(f"attempt {self.id} has no branch: it never came to run")
         return self.branch
 
-    def recall(self, record: AttemptRecord, branch: Branch) -> None:
-        """Take over what the ledger knows of it, from the process that ran it."""
+    def recall(self, record: AttemptRecord, branch: Branch | None) -> None:
+        """Take over what the ledger knows of it, from the process that ran it; its branch, where that is left."""
         self.branch = branch
         self.state = record.state
         self.scores = tuple(record.scores or (() if record.score is None else (record.score,)))

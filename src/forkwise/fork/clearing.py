@@ -23,13 +23,14 @@ _AROUND = "the fork around it is over"
 
 
 def abort_fork(
-    workspace: Workspace | str | os.PathLike[str], fork: str, reason: str = "aborted by hand"
+    workspace: Workspace | str | os.PathLike[str], fork: str, reason: str = "aborted by hand", *, lost: bool = False
 ) -> tuple[str, ...]:
     """Give a fork up, whoever runs it or ran it, and drop all of its branches; gives those that were left to drop.
 
-    One that still runs is ended by the process that runs it, which is waited for. One that was decided and never
-    committed is given up as well, but one that was committed raises ForkResolvedError: ``undo`` takes that back. To
-    abort what was aborted before clears what may be left of it.
+    One that still runs is ended by the process that runs it, which is waited for; one of another machine as well,
+    unless ``lost`` says that it will not come back. One that was decided and never committed is given up as well, but
+    one that was committed raises ForkResolvedError: ``undo`` takes that back. To abort what was aborted before clears
+    what may be left of it.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
@@ -40,7 +41,7 @@ def abort_fork(
             return _abandon(remains, reason)
         ledger.abort_fork(remains.id, reason, {"keep": False})
         remains.abort_inside(reason)
-        remains.come_to_rest()
+        remains.come_to_rest(lost=lost)
         return tuple(remains.drop())
 
 

@@ -30,6 +30,7 @@ from forkwise.fork.attempt import Attempt, current_attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.dropping import drop, hide, keep_winner, write_ends, write_surely
 from forkwise.fork.evaluation import Evaluator
+from forkwise.fork.heeding import heed, is_decided
 from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
 from forkwise.fork.overriding import set_losers_aside
 from forkwise.fork.performance import perform
@@ -43,9 +44,6 @@ from forkwise.runners.protocol import Runner
 from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["Fork", "Settings", "default_parallel", "open_ledger", "parent_of"]
-
-
-_PACE = 0.25  # seconds between two looks at whether somebody else has decided
 
 
 def default_parallel() -> int:
@@ -166,7 +164,7 @@ class Fork:
             self._open.close()
             raise
         self._known = {a.key: a for a in self._ledger.attempts(self.id)}
-        self._heeding = asyncio.create_task(self._heed())
+        self._heeding = asyncio.create_task(heed(self))
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
@@ -180,21 +178,15 @@ class Fork:
                 if self._heeding is not None:
                     self._heeding.cancel()
 
-    async def _heed(self) -> None:
-        """End all attempts as soon as somebody else decides the fork: a person who picks, or who aborts it."""
-        while True:
-            await asyncio.sleep(_PACE)
-            if self._is_over:
-                return
-            if self._is_decided():
-                self._is_decided_elsewhere = True
-                await self.cancel(self.attempts, "the fork was decided elsewhere")
-                return
+    async def give_way(self) -> None:
+        """End all attempts, because somebody else has decided it: a person who picked, or who aborted it."""
+        self._is_decided_elsewhere = True
+        await self.cancel(self.attempts, "the fork was decided elsewhere")
 
-    def _is_decided(self) -> bool:
-        with suppress(LedgerError):  # it cannot be asked now: whoever has to write to it will say so
-            return self.ledger.fork(self.id).is_over
-        return False
+    @property
+    def is_over(self) -> bool:
+        """Whether it was resolved, held or aborted here."""
+        return self._is_over
 
     def _begin(self, ledger: Ledger) -> ForkRecord:
         if self._resume is None:
@@ -219,9 +211,9 @@ class Fork:
         key = str(index) if key is None else key
         record = self._known.get(key)
         left = None if record is None else self._left_of(record)
-        if self._is_decided():
+        if is_decided(self):
             raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
-        if record is None or (record.is_over and left is None):
+        if record is None or (record.is_over and left is None and record.unwanted is None):
             record = self.ledger.add_attempt(
                 self.id,
                 key,
@@ -232,7 +224,7 @@ class Fork:
                 round=0 if record is None else record.round + 1,
             )
         attempt = Attempt(self, record, candidate, feedback)
-        if left is not None:
+        if left is not None or (record.is_over and record.unwanted is not None):
             attempt.recall(record, left)
         self.attempts.append(attempt)
         self._tasks[attempt.id] = asyncio.create_task(self._perform(attempt, record))
@@ -241,7 +233,7 @@ class Fork:
     async def _perform(self, attempt: Attempt, record: AttemptRecord) -> None:
         try:
             async with self._slots:
-                if attempt.branch is not None:
+                if attempt.state != "pending":
                     return  # it was over when the process that ran it was killed
                 attempt.begin()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:

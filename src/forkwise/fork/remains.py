@@ -17,10 +17,12 @@ from forkwise.files.workspace import Workspace
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord, ForkRecord
 
-__all__ = ["Remains", "branch_of"]
+__all__ = ["PATIENCE", "Remains", "branch_of", "gone"]
+
+PATIENCE = 60.0
+"""Seconds for a process to end what it runs, once it was told that this is no longer wanted."""
 
 _PACE = 0.05
-_PATIENCE = 60.0  # seconds for a process to end what it runs, once it was told that this is no longer wanted
 
 
 class Remains:
@@ -111,20 +113,30 @@ class Remains:
             self.ledger.abort_fork(fork.id, reason)
             fork.abort_inside(reason)
 
-    def come_to_rest(self) -> None:
+    def come_to_rest(self, *, lost: bool = False) -> None:
         """Wait until nothing of it runs any more: the process that runs it sees in the ledger that it was decided. What
-        was going on when that was killed is written down as cancelled."""
-        deadline = time.monotonic() + _PATIENCE
-        while self.record.owner.alive and (going := self._going()):
+        was going on when that was killed is written down as cancelled. ``lost`` says that the other machine that ran it
+        will not come back; of a process of this machine that is seen."""
+        deadline = time.monotonic() + PATIENCE
+        while self._is_run(lost) and (going := self._going()):
             if time.monotonic() > deadline:
+                owner = self.record.owner
+                remedy = (
+                    "abort it with lost=True (--lost) if that machine is gone"
+                    if owner.is_elsewhere
+                    else ("end that process, then do this again")
+                )
                 raise BranchError(
-                    f"fork {self.id} was decided, but process {self.record.owner.pid} still runs {', '.join(going)}: "
-                    "end that process, then do this again"
+                    f"fork {self.id} was decided, but process {owner.told} still runs {', '.join(going)}: {remedy}"
                 )
             time.sleep(_PACE)
         for name in self._going():
             with suppress(LedgerError):  # it was written down meanwhile
                 self.ledger.end_attempt(name, "cancelled", reason="its process was killed")
+
+    def _is_run(self, lost: bool) -> bool:
+        owner = self.record.owner
+        return owner.alive and not (lost and owner.is_elsewhere)
 
     def _going(self) -> list[str]:
         own = [attempt.id for attempt in self.attempts if not attempt.is_over]

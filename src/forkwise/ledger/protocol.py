@@ -298,6 +298,14 @@ class Ledger(Reading):
             given = {name: value for name, value in told.items() if value is not None}
             self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
 
+    def ask_to_end(self, attempt: str, reason: str) -> None:
+        """Write down that an attempt is no longer wanted. Whoever runs it reads that, and ends it."""
+        with self._transaction():
+            record = self.attempt(attempt)
+            if record.is_over:
+                raise LedgerError(f"attempt {record.id} cannot be ended: it is {record.state} already", subject=attempt)
+            self._append(record.fork, record.id, "unwanted", unwanted=reason)
+
     def record_tests(self, attempt: str, report: Mapping[str, Any]) -> None:
         """Write down what the tests said of an attempt; the last report is the one that counts."""
         self._tell(attempt, "tested", tests=dict(report))

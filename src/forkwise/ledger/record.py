@@ -68,7 +68,8 @@ class AttemptRecord:
     ``key`` is its place in what the fork was told to try, and no other of the same ``round`` has it. ``ending`` and
     ``exit_code`` say how its process ended, ``reason`` why it counts as failed or was cancelled. ``wall`` and ``cpu``
     are seconds, ``memory`` bytes. ``scores`` is what ``score`` was made of, for comparing one after the other.
-    ``tail`` is the end of its output as text; all of it is had by ``read_output``.
+    ``tail`` is the end of its output as text; all of it is had by ``read_output``. ``unwanted`` is why somebody asked
+    for it to be ended, which whoever runs it does then.
     """
 
     id: str
@@ -98,6 +99,7 @@ class AttemptRecord:
     last_line: str | None = None
     output_bytes: int = 0
     tail: str | None = None
+    unwanted: str | None = None
 
     @property
     def is_over(self) -> bool:

@@ -71,6 +71,9 @@ class NotedFork(ScriptedFork):
     def abort(self) -> None:
         self._note("abort")
 
+    def end(self, attempt: str) -> None:
+        self._note("end", attempt)
+
     def undo(self, commit: int) -> Commit:
         return self._note("undo", commit)
 

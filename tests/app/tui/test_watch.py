@@ -372,6 +372,21 @@ def test_abort(fork: NotedFork, key: str) -> None:
     watching(fork, script)
 
 
+def test_one_attempt_is_ended(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("x")
+        await scene.tells("k3f9ab.1 is over: it succeeded.")
+        await scene.press("down", "x")
+        await scene.comes_to(Question)
+        assert "End k3f9ab.2, with all that it started?" in scene.text
+        await scene.press("escape", "x")
+        await answered(scene, "y")
+        await scene.tells("Ended k3f9ab.2; the others go on.")
+        assert fork.noted == [("end", "k3f9ab.2")]
+
+    watching(fork, script)
+
+
 def test_undo(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("u")

@@ -118,6 +118,31 @@ def test_a_clash_is_chosen_from_tested_and_committed(watched: Watched, project: 
     assert Workspace(project).branches() == []
 
 
+def test_files_are_opened_in_ones_own_tool(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\ncat "$1" "$2" > "$0.part" && mv "$0.part" "$0.seen"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("FORKWISE_DIFFTOOL", f"{tool} {{parent}} {{branches}}")
+    seen = tmp_path / "tool.seen"
+
+    async def script(scene: Scene) -> None:
+        await begun(scene)
+        await scene.press("o")
+        await scene.tells("Opened what ")
+        await until(seen.exists)
+        assert seen.read_text() == TEXT + TEXT.replace("one", "UNO")
+
+    play(WatchApp(watched), script)
+    assert watched.fork is not None
+    monkeypatch.setenv("FORKWISE_DIFFTOOL", "vimdiff {parent} {branches}")
+    opening = watched.open(f"{watched.fork}.2")
+    assert opening.in_terminal
+    copies = [Path(word) for word in opening.commands[0][1:]]
+    assert [copy.read_text() for copy in copies] == [TEXT, TEXT.replace("one", "EINS").replace("five", "FÜNF")]
+    watched.close()
+    assert not any(copy.exists() for copy in copies)
+
+
 def test_abort(watched: Watched, project: Path) -> None:
     async def script(scene: Scene) -> None:
         await begun(scene)

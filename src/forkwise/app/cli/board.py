@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from forkwise.app.cli.output import Output, grid, printable
+from forkwise.app.cli.voice import Voice
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Group
     from rich.live import Live
 
@@ -53,22 +56,26 @@ class Row:
 class Board:
     """The attempts of a fork and of those made inside it, shown while they run.
 
-    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs. ``plain``
-    prints lines also where a table could move.
+    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs. ``spoken``
+    is where what attempts print lies: with that, lines are printed also where a table could move, and what the attempts
+    print is among them.
     """
 
-    def __init__(self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False, plain: bool = False) -> None:
+    def __init__(
+        self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False, spoken: Path | None = None
+    ) -> None:
         self._ledger = ledger
         self._fork = ledger.fork(fork).id
         self._output = output
         self._quiet = quiet
-        self._plain = plain
+        self._spoken = spoken
+        self._voices: dict[str, Voice] = {}
         self._seen = 0
         self._forks = {self._fork}
         self._live: Live | None = None
 
     def __enter__(self) -> Board:
-        if self._output.is_live and not self._quiet and not self._plain:
+        if self._output.is_live and not self._quiet and self._spoken is None:
             from rich.live import Live
 
             self._live = Live(console=self._output.console, auto_refresh=False, transient=True)
@@ -102,8 +109,12 @@ class Board:
         for event in self._new():
             if self._output.as_json:
                 self._output.stream({"event": event_record(event)})
-            elif line := self._told(event):
+                continue
+            self._heed_voice(event)
+            if line := self._told(event):
                 self._output.line(line)
+        for name in self._voices:
+            self._speak(name)
         return fork
 
     def summary(self) -> None:
@@ -149,6 +160,20 @@ class Board:
             if event.fork in self._forks:
                 yield event
 
+    def _heed_voice(self, event: Event) -> None:
+        """Listen to an attempt from its start to its end, whose last words come before it is told that it ended."""
+        if self._spoken is None or event.attempt is None:
+            return
+        if event.kind == "started":
+            self._voices[event.attempt] = Voice(self._spoken, event.attempt)
+        elif event.kind in ("ended", "interrupted") and event.attempt in self._voices:
+            self._speak(event.attempt, is_over=True)
+            del self._voices[event.attempt]
+
+    def _speak(self, attempt: str, *, is_over: bool = False) -> None:
+        for line in self._voices[attempt].lines(is_over=is_over):
+            self._output.line(f"{attempt}: {line}")
+
     def _told(self, event: Event) -> str:
         """An event as a line; nothing where there is none worth it."""
         match event.kind:
@@ -160,12 +185,20 @@ class Board:
                 return f"{event.attempt} started: {_short(self._ledger.attempt(event.attempt).label)}"
             case "ended" if event.attempt is not None:
                 return _ended(self._ledger.attempt(event.attempt))
+            case "unwanted":
+                return f"{event.attempt} is to be ended: {event.data['unwanted']}"
             case "resolved" if event.data.get("winner"):
                 return f"{event.data['winner']} won: {event.data['resolution']['how']}"
             case "opened":
                 return f"{event.fork} waits for a pick"
             case "aborted":
                 return f"{event.fork} was aborted: {event.data['resolution']['reason']}"
+            case "committed" if event.fork == self._fork:
+                return f"{event.fork} was committed as {event.data['commit']}"
+            case "undone" | "redone" if event.fork == self._fork:
+                return f"{event.fork} was {event.kind} by {event.data['undone'] or event.data['commit']}"
+            case "adopted" if event.fork == self._fork:
+                return f"{event.fork} was interrupted, and goes on"
         return ""
 
 

@@ -205,12 +205,13 @@ def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Pa
     return attend(lambda witness: go_on(workspace, name, on_conflict=on_conflict, witness=witness), workspace, asked)
 
 
-@click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab --json"))
-@click.argument("name", metavar="FORK")
+@click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab.2"))
+@click.argument("name", metavar="FORK|ATTEMPT")
+@click.option("--lost", is_flag=True, help="The other machine that ran it is gone for good: do not wait for it.")
 @workspace_option
 @json_option
-def abort(name: str, directory: Path, output: Output) -> None:
-    """Give a fork up, and drop all of its branches.
+def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
+    """Give a fork up, and drop all of its branches; or end one attempt of it, and let the others go on.
 
     One that another process runs is ended there: its attempts are killed with all they started. One that was committed
     is not aborted but undone: forkwise undo.
@@ -218,14 +219,19 @@ def abort(name: str, directory: Path, output: Output) -> None:
     from forkwise.app.cli.private import enter_to_create
     from forkwise.files.workspace import Workspace
     from forkwise.fork.clearing import abort_fork
+    from forkwise.fork.heeding import abort_attempt
     from forkwise.ledger.opening import open_ledger
 
+    if "." in name and lost:
+        raise click.UsageError("--lost gives up a whole fork: name that")
     enter_to_create(directory, None)
     workspace = Workspace(directory)
-    dropped = abort_fork(workspace, name)
+    dropped = abort_attempt(workspace, name) if "." in name else abort_fork(workspace, name, lost=lost)
     with open_ledger(workspace) as ledger:
-        fork = ledger.fork(name).id
+        found = ledger.attempt(name).id if "." in name else ledger.fork(name).id
     if output.as_json:
-        output.document({"aborted": fork, "dropped": list(dropped)})
+        output.document({"aborted": found, "dropped": list(dropped)})
+    elif "." in name:
+        output.line(f"Ended {found}; the other attempts go on.", "bold")
     else:
-        output.line(f"Aborted {fork}; nothing of it is left.", "bold")
+        output.line(f"Aborted {found}; nothing of it is left.", "bold")

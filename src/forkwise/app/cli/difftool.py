@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.protocol import Ledger
 
-__all__ = ["open_tool", "sides_of"]
+__all__ = ["open_tool", "sides_of", "tool_commands"]
 
 _GIT = "git"
 _EDITORS: dict[str, EditorKind] = {"pycharm": "pycharm", "code": "vscode", "vscode": "vscode"}
@@ -63,15 +63,24 @@ def open_tool(tool: str, directory: Path, sides: Mapping[str, Branch], *, betwee
     """Show branches in a tool, and come back when it is closed. ``between``: the first beside the second, and not both
     beside what they were made from."""
     with tempfile.TemporaryDirectory(prefix="forkwise-diff-") as room:
-        mirror = ForkMaterializer(Path(room) / "fork", "diff", keep_artifacts=True)
-        paths = _laid_out(mirror, {name: changed_files(branch) for name, branch in sides.items()})
-        if not paths:
-            raise click.ClickException("there is nothing to be shown: no file was changed")
-        kind, command = _meant(tool)
-        for words in _commands(kind, command, mirror, list(sides), paths, between=between):
+        kind, commands = tool_commands(tool, Path(room), sides, between=between)
+        for words in commands:
             _run(words, directory)
         if kind == "pycharm":
             click.pause("Press any key when you have seen enough …")
+
+
+def tool_commands(
+    tool: str, room: Path, sides: Mapping[str, Branch], *, between: bool
+) -> tuple[EditorKind | None, list[list[str]]]:
+    """Put copies of what branches changed into a directory; gives which tool shows them (None is git's) and how it is
+    called, once for each time it is to be."""
+    mirror = ForkMaterializer(room / "fork", "diff", keep_artifacts=True)
+    paths = _laid_out(mirror, {name: changed_files(branch) for name, branch in sides.items()})
+    if not paths:
+        raise click.ClickException("there is nothing to be shown: no file was changed")
+    kind, command = _meant(tool)
+    return kind, list(_commands(kind, command, mirror, list(sides), paths, between=between))
 
 
 def _meant(tool: str) -> tuple[EditorKind | None, str]:

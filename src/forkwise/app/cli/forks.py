@@ -107,7 +107,7 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
             _show_fork(ledger, ledger.fork(name), directory, output)
 
 
-def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output) -> None:
+def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     from forkwise.app.cli.board import Board, attempt_record
 
     board = Board(ledger, fork.id, output)
@@ -120,7 +120,7 @@ def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output
         output,
         {
             "began": f"{_moment(fork.started)}{_took(fork.started, fork.ended)}",
-            "process": str(fork.owner.pid) if fork.state == "running" else "",
+            "process": fork.owner.told if fork.state == "running" else "",
             "inside": fork.parent or "",
             "of": "" if fork.origin == "/main" else fork.origin,
             "tests": str(fork.spec.get("tests") or ""),
@@ -129,7 +129,8 @@ def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output
             "commit": _commit_text(fork),
         },
     )
-    board.summary()
+    if table:
+        board.summary()
     if advice := remedy(fork, directory):
         output.line(f"It {advice}.", "yellow")
     elif fork.commit is not None and fork.undone is None and fork.origin == "/main":
@@ -259,8 +260,9 @@ def watch(name: str | None, plain: bool, directory: Path, output: Output) -> Non
     """Watch a fork that another process runs, by default the newest that runs.
 
     In a terminal its attempts are shown in panels, from which it can be decided too: picked, combined, aborted, undone.
-    Elsewhere, and with --plain, what happens is printed line by line until the fork is over. To end this changes
-    nothing about the fork.
+    Elsewhere what happens is printed line by line until the fork is over; with --plain what the attempts print is too,
+    each line with the attempt's name before it, and forkwise pick, combine and abort decide it from another terminal.
+    To end this changes nothing about the fork.
     """
     if not plain and output.is_live and sys.stdin.isatty() and _has_panels():
         _watch_in_panels(name, directory, output)
@@ -273,12 +275,21 @@ def watch(name: str | None, plain: bool, directory: Path, output: Output) -> Non
             name = next((fork.id for fork in ledger.forks(state="running") if fork.parent is None), None)
         if name is None:
             raise click.ClickException("no fork is running here; forkwise ls lists those there were")
-        with Board(ledger, name, output, plain=plain) as board:
+        if plain and not output.as_json and not (fork := ledger.fork(name)).is_over:
+            _tell_verbs(fork, directory, output)
+        with Board(ledger, name, output, spoken=ledger.directory if plain else None) as board:
             fork = board.follow()
         if output.as_json:
             output.stream({"fork": fork_record(fork)})
         else:
-            _show_fork(ledger, fork, directory, output)
+            _show_fork(ledger, fork, directory, output, table=not plain)
+
+
+def _tell_verbs(fork: ForkRecord, directory: Path, output: Output) -> None:
+    """Say by what a fork is decided from another terminal."""
+    verbs = {("pick", ".N"): "commits attempt N", ("abort", ".N"): "ends it", ("abort", ""): "gives the fork up"}
+    told = ", ".join(f"{command_line(directory, verb, fork.id + at)} {does}" for (verb, at), does in verbs.items())
+    output.line(f"From another terminal, {told}.")
 
 
 def _has_panels() -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.text import Text
 from textual.widgets import DataTable
+from textual.widgets.data_table import RowKey
 
 from forkwise.app.cli.board import Row
 from forkwise.app.cli.output import printable
@@ -29,6 +30,7 @@ class AttemptTable(DataTable[Text]):
         self.marked: list[str] = []
         self._cells: dict[str, dict[str, Text]] = {}
         self._told: tuple[str, ...] = ()
+        self._widths: list[int] = []
 
     @property
     def current(self) -> str | None:
@@ -71,6 +73,16 @@ class AttemptTable(DataTable[Text]):
                 self.add_row(*(cells[column] for column in told), key=name)
         if is_anew and here in drawn:
             self.move_cursor(row=self.get_row_index(here))
+
+    def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
+        """Draw all anew where a column turns out wider: widths are measured when nothing else is to be done, and what
+        was drawn before that stood at the wrong place."""
+        super()._update_dimensions(new_rows)
+        widths = [column.get_render_width(self) for column in self.ordered_columns]
+        if widths != self._widths:
+            self._widths = widths
+            self._clear_caches()
+            self.refresh()
 
     def _put(self, name: str, column: str, cell: Text) -> None:
         cells = self._cells[name]

@@ -106,6 +106,12 @@ class DecidingScreen(Screen[None]):
             await self._while("aborting", in_thread(self.watched.abort))
             self.notify("Aborted; nothing of it is left.")
 
+    async def end(self, attempt: AttemptRecord) -> None:
+        """End one attempt."""
+        if await self._ask(Question(f"End {attempt.id}, with all that it started? The others go on.")):
+            await self._while(f"ending {attempt.id}", in_thread(self.watched.end, attempt.id))
+            self.notify(f"Ended {attempt.id}; the others go on.")
+
     async def undo(self, commit: int) -> None:
         """Take back what the fork committed."""
         if await self._ask(Question(f"Take back commit {commit}?")):

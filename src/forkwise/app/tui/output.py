@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
-import re
 from typing import Any
 
 from textual.widgets import Log
+
+from forkwise.app.cli.voice import Plain
 
 __all__ = ["OutputLog", "Plain"]
 
 _LINES = 10_000
 _LONGEST = 2000  # characters of a line that is shown
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
-_BEGUN = re.compile(r"\x1b[^\x07]{0,80}\Z")
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
-
-
-class Plain:
-    r"""Turns what a program prints for a terminal into text, piece by piece: escapes go, what a carriage return prints
-    over goes, and what a piece cuts in two waits for the rest.
-
-    >>> plain = Plain()
-    >>> plain.feed(b"\x1b[3"), plain.feed(b"1mred\x1b[0m caf\xc3"), plain.feed(b"\xa9\r\n10%\r20%\n")
-    ('', 'red caf', 'é\n20%\n')
-    """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    def feed(self, piece: bytes) -> str:
-        """The text of a piece."""
-        text = _ESCAPE.sub("", self._rest + self._decoder.decode(piece))
-        begun = _BEGUN.search(text)
-        if begun is None and text.endswith("\r"):
-            text, self._rest = text[:-1], "\r"
-        elif begun is not None:
-            text, self._rest = text[: begun.start()], begun[0]
-        else:
-            self._rest = ""
-        text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
-        return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
 class OutputLog(Log):

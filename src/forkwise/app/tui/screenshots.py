@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from textual.app import App
 from textual.pilot import Pilot
-from textual.widgets import Footer, Tree
+from textual.widgets import Static
 
 from forkwise.app.tui.deciding import DecidingScreen
 from forkwise.app.tui.diff import DiffScreen
 from forkwise.app.tui.nway import NwayScreen
+from forkwise.app.tui.picture import Play, comes, picture
 from forkwise.app.tui.preview import PreviewScreen
 from forkwise.app.tui.question import Question
 from forkwise.app.tui.scripted import ScriptedFork, scripted_talk
@@ -27,10 +28,6 @@ from forkwise.conversation.walking import Walker
 __all__ = ["SCENES", "THEMES", "draw", "main"]
 
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
-_SIZE = (80, 24)
-_LOOKS = 500
-
-Play = Callable[[Pilot[Any]], Awaitable[None]]
 
 
 async def _watch(pilot: Pilot[Any]) -> None:
@@ -38,19 +35,19 @@ async def _watch(pilot: Pilot[Any]) -> None:
         screen = pilot.app.screen
         return isinstance(screen, WatchScreen) and screen.table.row_count == 6 and screen.output.line_count > 1
 
-    await _until(pilot, is_shown)
+    await comes(pilot, is_shown)
 
 
 async def _pick(pilot: Pilot[Any]) -> None:
     await _watch(pilot)
     await pilot.press("p")
-    await _until(pilot, lambda: isinstance(pilot.app.screen, Question))
+    await comes(pilot, lambda: isinstance(pilot.app.screen, Question))
 
 
 async def _diff(pilot: Pilot[Any]) -> None:
     await _watch(pilot)
     await pilot.press("d")
-    await _until(pilot, lambda: isinstance(pilot.app.screen, DiffScreen))
+    await comes(pilot, lambda: isinstance(pilot.app.screen, DiffScreen))
 
 
 async def _nway(pilot: Pilot[Any]) -> None:
@@ -58,18 +55,24 @@ async def _nway(pilot: Pilot[Any]) -> None:
     screen = pilot.app.screen
     assert isinstance(screen, DecidingScreen)
     screen.decide(screen.choose(()))
-    await _until(pilot, lambda: isinstance(pilot.app.screen, NwayScreen))
+    await comes(pilot, lambda: isinstance(pilot.app.screen, NwayScreen))
     await pilot.press("n", "space", "down", "space", "down", "right", "space")
 
 
 async def _preview(pilot: Pilot[Any]) -> None:
     await _nway(pilot)
     await pilot.press("enter")
-    await _until(pilot, lambda: isinstance(pilot.app.screen, PreviewScreen) and pilot.app.screen.prepared is not None)
+    await comes(pilot, lambda: isinstance(pilot.app.screen, PreviewScreen) and pilot.app.screen.prepared is not None)
 
 
 async def _tree(pilot: Pilot[Any]) -> None:
-    await _until(pilot, lambda: bool(pilot.app.screen.query(Tree)))
+    def is_shown() -> bool:
+        screen = pilot.app.screen
+        if not isinstance(screen, WalkScreen) or not screen.query(Static):
+            return False
+        return screen.tree_panel.current is screen.walker.here and "24 tests" in str(screen.said.content)
+
+    await comes(pilot, is_shown)
 
 
 def _forks() -> App[None]:
@@ -94,14 +97,7 @@ SCENES: dict[str, tuple[Callable[[], App[None]], Play]] = {
 async def draw(scene: str, theme: str) -> str:
     """One screen as an SVG."""
     make, play = SCENES[scene]
-    app = make()
-    app.theme = THEMES[theme]
-    async with app.run_test(size=_SIZE) as pilot:
-        await play(pilot)
-        await _until(pilot, lambda: bool(app.screen.query(Footer)) or isinstance(app.screen, Question))
-        for _ in range(3):  # what is drawn after the next frame has then been drawn
-            await pilot.pause()
-        return app.export_screenshot(title="forkwise")
+    return await picture(make, play, THEMES[theme])
 
 
 def main(directory: Path) -> Iterator[Path]:
@@ -112,14 +108,6 @@ def main(directory: Path) -> Iterator[Path]:
             path = directory / f"{scene}-{theme}.svg"
             path.write_text(asyncio.run(draw(scene, theme)))
             yield path
-
-
-async def _until(pilot: Pilot[Any], is_so: Callable[[], bool]) -> None:
-    for _ in range(_LOOKS):
-        if is_so():
-            return
-        await pilot.pause(0.01)
-    raise TimeoutError("the screen did not come up")
 
 
 if __name__ == "__main__":

@@ -74,10 +74,15 @@ class WalkScreen(Screen[None]):
         """The tree."""
         return self.query_one("#tree", TreePanel)
 
+    @property
+    def said(self) -> Static:
+        """What was said on the way to the place under the cursor."""
+        return self.query_one("#said", Static)
+
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Node]) -> None:
         """Show what was said on the way to the place under the cursor."""
         if event.node.data is not None:
-            self.query_one("#said", Static).update(_spoken(event.node.data))
+            self.said.update(_spoken(event.node.data))
 
     def on_tree_panel_going(self, event: TreePanel.Going) -> None:
         """Be at a place."""

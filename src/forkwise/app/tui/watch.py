@@ -48,10 +48,12 @@ class WatchScreen(DecidingScreen):
         Binding("c", "combine", "combine"),
         Binding("n", "choose", "n-way"),
         Binding("d,enter", "diff", "diff", key_display="d", priority=True),
-        Binding("w", "winner", "winner"),
+        Binding("w", "winner", "winner", show=False),
+        Binding("o", "open", "open"),
+        Binding("x", "end", "end"),
         Binding("a,escape", "abort", "abort", key_display="a"),
         Binding("u", "undo", "undo"),
-        Binding("f", "forks", "forks"),
+        Binding("f", "forks", "fork"),
         Binding("q", "leave", "quit"),
     ]
 
@@ -158,6 +160,21 @@ class WatchScreen(DecidingScreen):
     async def _show_diff(self, name: str, read: Callable[[], str]) -> None:
         await self.app.push_screen(DiffScreen(f"{name}: what it changed", await in_thread(read)))
 
+    def action_open(self) -> None:
+        """Open what the attempt under the cursor changed in one's own diff tool."""
+        current = self.table.current
+        if current is not None:
+            self.attempt_to(self._open(current))
+
+    async def _open(self, attempt: str) -> None:
+        opening = await in_thread(self.watched.open, attempt)
+        if opening.in_terminal:
+            with self.app.suspend():
+                opening.run()
+            return
+        self.notify(f"Opened what {attempt} changed.")
+        await in_thread(opening.run_beside)
+
     def action_forks(self) -> None:
         """Go to another fork."""
         self.attempt_to(self._choose_fork())
@@ -184,6 +201,14 @@ class WatchScreen(DecidingScreen):
     def action_choose(self) -> None:
         """Line up what the marked attempts changed, or all that are over, and choose from it hunk by hunk."""
         self.decide(self.choose(tuple(self.table.marked)))
+
+    def action_end(self) -> None:
+        """End the attempt under the cursor; the others go on."""
+        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+        if attempt is not None and attempt.is_over:
+            self.notify(f"{attempt.id} is over: it {'was ' if attempt.state == 'cancelled' else ''}{attempt.state}.")
+        elif attempt is not None:
+            self.decide(self.end(attempt))
 
     def action_abort(self) -> None:
         """Give the fork up."""

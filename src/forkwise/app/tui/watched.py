@@ -7,13 +7,19 @@ is a panel that does not answer keys. What a screenshot or a test shows instead 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from forkwise.app.cli.board import Row, rows_of
-from forkwise.errors import BranchError, LedgerError
+from forkwise.app.cli.difftool import tool_commands
+from forkwise.app.tui.opening import Opening
+from forkwise.errors import BranchError, BranchingError, LedgerError
 from forkwise.explore.resuming import judging_tests
 from forkwise.files.choosing import Choice, Lineup
 from forkwise.files.commit import Commit
@@ -23,6 +29,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.choosing import Prepared, commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.clearing import abort_fork
 from forkwise.fork.combining import Combined, combine_attempts
+from forkwise.fork.heeding import abort_attempt
 from forkwise.fork.history import undo
 from forkwise.fork.picking import pick
 from forkwise.fork.remains import branch_of
@@ -63,10 +70,12 @@ class Watched:
         self.directory = directory
         self.workspace = Workspace(directory)
         self._ledger = open_ledger(self.workspace)
+        self._opened = ExitStack()
         self.fork = None if name is None else self._ledger.fork(name).id
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Let go of the ledger, and of the copies that were made for other tools."""
+        self._opened.close()
         self._ledger.close()
 
     # Looking
@@ -107,6 +116,16 @@ class Watched:
             raise LedgerError(f"nothing of fork {fork.id} was committed to the workspace", subject=fork.id)
         return commit_diff(self.workspace, fork.commit)
 
+    def open(self, attempt: str) -> Opening:
+        """Copies of what an attempt changed, and the commands that show them."""
+        branch = branch_of(self._ledger, self.workspace, attempt)
+        place = self._opened.enter_context(tempfile.TemporaryDirectory(prefix=f"forkwise-{attempt}-"))
+        try:
+            _, commands = tool_commands("", Path(place), {attempt: branch}, between=False)
+        except click.ClickException as error:
+            raise BranchingError(error.message) from error
+        return Opening(tuple(map(tuple, commands)))
+
     def line_up(self, attempts: Sequence[str]) -> list[Lineup]:
         """What attempts changed, file by file; of all that are over, where none is named."""
         return line_up_attempts(self.workspace, self._name(), attempts or None)
@@ -136,6 +155,10 @@ class Watched:
     def abort(self) -> None:
         """Give the fork up."""
         abort_fork(self.workspace, self._name())
+
+    def end(self, attempt: str) -> None:
+        """End one attempt; the others go on."""
+        abort_attempt(self.workspace, attempt)
 
     def undo(self, commit: int) -> Commit:
         """Take back what was committed."""

@@ -1,0 +1,47 @@
+"""Which process a branch or a fork belongs to, on this machine and on others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from forkwise.files import owner
+from forkwise.files.owner import Owner, machine_id
+
+
+def test_this_process_is_known_and_alive() -> None:
+    me = Owner.me()
+    assert Owner.load(me.dump()) == me == Owner.of(os.getpid())
+    assert me.alive
+    assert not me.is_elsewhere
+    assert me.told == str(os.getpid())
+    assert not replace(me, start=me.start + 1).alive, "another had the number before"
+
+
+def test_a_reboot_ends_it_and_another_machine_does_not() -> None:
+    before = replace(Owner.me(), boot="another boot")
+    assert (before.alive, before.is_elsewhere) == (False, False)
+    there = replace(before, machine="another machine", host="far")
+    assert (there.alive, there.is_elsewhere) == (True, True)
+    assert there.told == f"{os.getpid()} on far"
+    container = replace(Owner.me(), machine="another machine")
+    assert not container.is_elsewhere, "the boot is the same: it is a container of this machine"
+    assert not replace(container, start=0).alive
+
+
+def test_what_was_written_when_no_machine_was_told() -> None:
+    old = Owner.load(Owner.me().dump()[:4])
+    assert old.alive
+    assert not replace(old, boot="another boot").alive
+
+
+def test_a_machine_without_an_id_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_MACHINE_IDS", ("/nonexistent", os.devnull))
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    machine_id.cache_clear()
+    try:
+        assert machine_id() == "here"
+    finally:
+        machine_id.cache_clear()
