@@ -11,12 +11,13 @@ from forkwise.app.cli.decisions import abort, combine, pick, resume
 from forkwise.app.cli.diff import diff
 from forkwise.app.cli.doctor import doctor
 from forkwise.app.cli.explore import EXPLORING
-from forkwise.app.cli.forks import ls, show, watch
+from forkwise.app.cli.forks import ls, show
 from forkwise.app.cli.history import gc, log, undo
 from forkwise.app.cli.judges import judges
 from forkwise.app.cli.model import model
 from forkwise.app.cli.verb import Commands
 from forkwise.app.cli.walk import walk
+from forkwise.app.cli.watch import watch
 
 __all__ = ["forkwise_command", "main"]
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["PACE", "Board", "Row", "attempt_record", "event_record", "rows_of", "tests_text", "time_text"]
 
 PACE = 0.1
-_GRACE = 10.0  # seconds that a decision is given to be committed
 """Seconds between two looks at the ledger."""
 
+_GRACE = 10.0  # seconds that a decision is given to be committed
 _WIDEST_LABEL = 32
 
 

@@ -1,4 +1,4 @@
-"""``forkwise ls``, ``show`` and ``watch``: what the ledger knows of forks and of their attempts."""
+"""``forkwise ls`` and ``show``: what the ledger knows of forks and of their attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.app.cli.output import Output, change_record, command_line, size_text
-from forkwise.app.cli.verb import Verb, json_option, stream_option, workspace_option
+from forkwise.app.cli.verb import Verb, json_option, workspace_option
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.protocol import Ledger
     from forkwise.ledger.record import AttemptRecord, ForkRecord, Summary
 
-__all__ = ["fork_record", "ls", "remedy", "show", "watch"]
+__all__ = ["fork_record", "ls", "opened", "remedy", "show", "show_fork"]
 
 _LISTED = 20
 _LINES = 20  # of what an attempt printed last
@@ -39,7 +39,7 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     A fork is what an exploring verb makes: the attempts at one thing, and how it was decided between them. It is
     running, interrupted (its process was killed), open (it waits for a pick), resolved, or aborted.
     """
-    workspace, ledger = _opened(directory)
+    workspace, ledger = opened(directory)
     with ledger:
         found = ledger.summaries(None if everything else limit, outermost=not everything)
     if output.as_json:
@@ -93,7 +93,7 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
     An id may be cut short as long as it is clear which is meant. Of an attempt its failing tests are shown, what it
     changed (while its branch is there), and the end of what it printed.
     """
-    workspace, ledger = _opened(directory)
+    workspace, ledger = opened(directory)
     with ledger:
         if "." in name:
             attempt = ledger.attempt(name)
@@ -104,10 +104,11 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
         elif printed or stderr:
             raise click.UsageError(f"what was printed is an attempt's: name one, such as {ledger.fork(name).id}.1")
         else:
-            _show_fork(ledger, ledger.fork(name), directory, output)
+            show_fork(ledger, ledger.fork(name), directory, output)
 
 
-def _show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
+def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
+    """Print all that is known of a fork; ``table`` is its attempts'."""
     from forkwise.app.cli.board import Board, attempt_record
 
     board = Board(ledger, fork.id, output)
@@ -249,74 +250,6 @@ def _print(content: bytes, output: Output) -> None:
         output.text(content.decode(errors="replace"))
 
 
-@click.command("watch", cls=Verb, streams=True, example=("forkwise watch", "forkwise watch k3f9ab --plain"))
-@click.argument("name", metavar="[FORK]", required=False)
-@click.option(
-    "--plain", is_flag=True, help="Lines instead of panels, also in a terminal: for a screen reader, or a log."
-)
-@workspace_option
-@stream_option
-def watch(name: str | None, plain: bool, directory: Path, output: Output) -> None:
-    """Watch a fork that another process runs, by default the newest that runs.
-
-    In a terminal its attempts are shown in panels, from which it can be decided too: picked, combined, aborted, undone.
-    Elsewhere what happens is printed line by line until the fork is over; with --plain what the attempts print is too,
-    each line with the attempt's name before it, and forkwise pick, combine and abort decide it from another terminal.
-    To end this changes nothing about the fork.
-    """
-    if not plain and output.is_live and sys.stdin.isatty() and _has_panels():
-        _watch_in_panels(name, directory, output)
-        return
-    from forkwise.app.cli.board import Board
-
-    _, ledger = _opened(directory)
-    with ledger:
-        if name is None:
-            name = next((fork.id for fork in ledger.forks(state="running") if fork.parent is None), None)
-        if name is None:
-            raise click.ClickException("no fork is running here; forkwise ls lists those there were")
-        if plain and not output.as_json and not (fork := ledger.fork(name)).is_over:
-            _tell_verbs(fork, directory, output)
-        with Board(ledger, name, output, spoken=ledger.directory if plain else None) as board:
-            fork = board.follow()
-        if output.as_json:
-            output.stream({"fork": fork_record(fork)})
-        else:
-            _show_fork(ledger, fork, directory, output, table=not plain)
-
-
-def _tell_verbs(fork: ForkRecord, directory: Path, output: Output) -> None:
-    """Say by what a fork is decided from another terminal."""
-    verbs = {("pick", ".N"): "commits attempt N", ("abort", ".N"): "ends it", ("abort", ""): "gives the fork up"}
-    told = ", ".join(f"{command_line(directory, verb, fork.id + at)} {does}" for (verb, at), does in verbs.items())
-    output.line(f"From another terminal, {told}.")
-
-
-def _has_panels() -> bool:
-    """Whether there is what draws them; says what to do where not."""
-    from importlib.util import find_spec
-
-    if find_spec("textual") is not None:
-        return True
-    click.echo("forkwise: hint: pip install 'forkwise[tui]' has panels for this", err=True)
-    return False
-
-
-def _watch_in_panels(name: str | None, directory: Path, output: Output) -> None:
-    from forkwise.app.cli.private import enter_to_create
-    from forkwise.app.tui.watch import WatchApp
-    from forkwise.app.tui.watched import Watched
-
-    enter_to_create(directory, None)  # while there is one thread only: what is picked may have to be mounted
-    watched = Watched(directory, name)
-    WatchApp(watched).run()
-    watched.close()
-    if watched.fork is not None:
-        _, ledger = _opened(directory)
-        with ledger:
-            _show_fork(ledger, ledger.fork(watched.fork), directory, output)
-
-
 def fork_record(fork: ForkRecord) -> dict[str, Any]:
     """A fork as JSON holds it, without what it was told to do."""
     return {
@@ -336,7 +269,8 @@ def fork_record(fork: ForkRecord) -> dict[str, Any]:
     }
 
 
-def _opened(directory: Path) -> tuple[Workspace, Ledger]:
+def opened(directory: Path) -> tuple[Workspace, Ledger]:
+    """A workspace, and its ledger."""
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.opening import open_ledger
 
