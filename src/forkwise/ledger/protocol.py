@@ -18,14 +18,12 @@ from typing import Any, Literal, Self
 from forkwise.errors import LedgerError
 from forkwise.files.owner import Owner
 from forkwise.ledger.conversations import Conversations
+from forkwise.ledger.naming import new_id
 from forkwise.ledger.output import remove_output
 from forkwise.ledger.reading import Reading
 from forkwise.ledger.record import AttemptRecord, ForkRecord, ForkState
 
 __all__ = ["Ledger"]
-
-_LETTERS = "abcdefghjkmnopqrstuvwxyz"  # none that is taken for a digit or for another
-_CHARACTERS = _LETTERS + "23456789"
 
 
 class Ledger(Reading):
@@ -75,9 +73,9 @@ class Ledger(Reading):
     ) -> ForkRecord:
         """Write down a new fork. It is interrupted when its owner, by default the calling process, dies before it."""
         with self._transaction():
-            name = _new_id()
+            name = new_id()
             while self._fork(name) is not None:
-                name = _new_id()
+                name = new_id()
             self._append(
                 name,
                 None,
@@ -400,9 +398,3 @@ class Ledger(Reading):
         with self._transaction():
             record = self.attempt(attempt)
             self._append(record.fork, record.id, kind, **data)
-
-
-def _new_id() -> str:
-    """Six characters. The first is a letter, so that an id is never taken for the number of a commit."""
-    first, *others = os.urandom(6)
-    return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
