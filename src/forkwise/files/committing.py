@@ -83,6 +83,9 @@ def _tidy(branch: Branch, record: Record) -> None:
         home = f"{branch.parent.place.history(record.number)}/home"
         branch.view_kind.release(home)
         discard(branch.parent.place, home)
+    copies = f"{branch.parent.place.history(record.number)}/home/copies"
+    if os.path.isdir(copies):
+        discard(branch.parent.place, copies)  # nobody goes back in a branch that is committed
     branch.parent.child_gone()
     forget_old(branch.parent.place)
 

@@ -10,23 +10,37 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from forkwise.files.beneath import open_beneath
 
-__all__ = ["FICLONE", "CopiedTree", "copy_entry", "copy_tree"]
+__all__ = ["FICLONE", "CopiedTree", "Identity", "Older", "copy_entry", "copy_layer", "copy_tree"]
 
 FICLONE = 0x40049409
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _RANGE = 1 << 27  # bytes one copy_file_range may take: few calls, and still interruptible
 _BUFFER = 1 << 20
+_SETTLED = 50_000_000  # nanoseconds after which no change of a file has the ctime of the one before
 
 # What a layered view writes on its layer's files; on a copy it would hide or redirect things.
 _OVERLAY_XATTRS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 _PRIVILEGED_XATTRS = ("security.", "trusted.", "system.")
+
+
+#: What tells that a file is the same as before and was not changed: its inode number, ctime and size.
+Identity = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """An earlier copy of the same tree: where it lies, and the paths of its files by what they were copies of."""
+
+    root: int
+    paths: Mapping[Identity, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,15 @@ def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = F
         else:
             with _opened(source):
                 _TreeCopy(source, target, reflink_only=False, sync=sync).run()
+
+
+def copy_layer(src_dir: int, dst_dir: int, older: Older | None = None) -> dict[Identity, str]:
+    """Copy a branch's layer to an empty directory, with all that a layered view wrote there: its marks, and whiteouts
+    and other special files as links. What has not changed since an ``older`` copy is linked to that, so that neither
+    may be written to. Gives what the next copy needs to know."""
+    copy = _TreeCopy(src_dir, dst_dir, reflink_only=False, sync=False, is_layer=True, older=older)
+    copy.run()
+    return copy.copied
 
 
 def copy_tree(src_dir: int, dst_dir: int, *, reflink_only: bool = False) -> CopiedTree:
@@ -99,7 +122,19 @@ class _SpecialFileError(Exception):
 class _TreeCopy:
     """One copy of one tree under way."""
 
-    def __init__(self, src: int, dst: int, *, reflink_only: bool, sync: bool) -> None:
+    def __init__(
+        self,
+        src: int,
+        dst: int,
+        *,
+        reflink_only: bool,
+        sync: bool,
+        is_layer: bool = False,
+        older: Older | None = None,
+    ) -> None:
+        self.is_layer = is_layer
+        self.older = older
+        self.copied: dict[Identity, str] = {}
         self.src = src
         self.dst = dst
         self.reflink_only = reflink_only
@@ -132,7 +167,7 @@ class _TreeCopy:
             source = _enter(self.src, path, self.device)
             if source is not None:
                 with _opened(source):
-                    xattrs = _read_xattrs(source)
+                    xattrs = _read_xattrs(source, all_of_them=self.is_layer)
                     for name in os.listdir(source):
                         entry = f"{path}/{name}" if path else name
                         try:
@@ -163,10 +198,28 @@ class _TreeCopy:
             with _opened(open_beneath(self.dst, first_path, _DIRECTORY)) as first:
                 os.link(first_name, name, src_dir_fd=first, dst_dir_fd=target, follow_symlinks=False)
         else:
-            _copy_leaf(found, source, name, target, name, reflink_only=self.reflink_only, sync=self.sync)
+            if not self.is_layer:
+                _copy_leaf(found, source, name, target, name, reflink_only=self.reflink_only, sync=self.sync)
+            else:
+                self._copy_of_layer(found, source, name, target, f"{path}/{name}" if path else name)
             if found.st_nlink > 1:
                 self.links[identity] = path, name
         return found
+
+    def _copy_of_layer(self, found: os.stat_result, source: int, name: str, target: int, path: str) -> None:
+        identity = found.st_ino, found.st_ctime_ns, found.st_size
+        if stat.S_ISREG(found.st_mode):
+            known = None if self.older is None else self.older.paths.get(identity)
+            if self.older is not None and known is not None:
+                os.link(known, name, src_dir_fd=self.older.root, dst_dir_fd=target, follow_symlinks=False)
+            else:
+                _copy_file(source, name, target, name, reflink_only=False, sync=False, all_of_them=True)
+            if time.time_ns() - found.st_ctime_ns > _SETTLED:
+                self.copied[identity] = path
+        elif stat.S_ISLNK(found.st_mode):
+            _copy_symlink(found, source, name, target, name, all_of_them=True)
+        else:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
 
 
 def _copy_leaf(
@@ -180,16 +233,21 @@ def _copy_leaf(
         raise _SpecialFileError
 
 
-def _copy_symlink(found: os.stat_result, src_dir: int, src: str, dst_dir: int, dst: str) -> None:
+def _copy_symlink(
+    found: os.stat_result, src_dir: int, src: str, dst_dir: int, dst: str, *, all_of_them: bool = False
+) -> None:
     os.symlink(os.readlink(src, dir_fd=src_dir), dst, dir_fd=dst_dir)
     with suppress(PermissionError):
         os.chown(dst, found.st_uid, found.st_gid, dir_fd=dst_dir, follow_symlinks=False)
     # A symlink cannot be opened, and the calls for its attributes take no directory descriptor.
-    _write_xattrs(f"/proc/self/fd/{dst_dir}/{dst}", _read_xattrs(f"/proc/self/fd/{src_dir}/{src}"))
+    xattrs = _read_xattrs(f"/proc/self/fd/{src_dir}/{src}", all_of_them=all_of_them)
+    _write_xattrs(f"/proc/self/fd/{dst_dir}/{dst}", xattrs)
     os.utime(dst, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=dst_dir, follow_symlinks=False)
 
 
-def _copy_file(src_dir: int, src: str, dst_dir: int, dst: str, *, reflink_only: bool, sync: bool) -> None:
+def _copy_file(
+    src_dir: int, src: str, dst_dir: int, dst: str, *, reflink_only: bool, sync: bool, all_of_them: bool = False
+) -> None:
     try:
         # Not blocking: it may have become a FIFO since it was seen to be a file.
         source = open_beneath(src_dir, src, os.O_RDONLY | os.O_NONBLOCK)
@@ -205,7 +263,7 @@ def _copy_file(src_dir: int, src: str, dst_dir: int, dst: str, *, reflink_only: 
         with _opened(os.open(dst, created, 0o600, dir_fd=dst_dir)) as target:
             if found.st_size:
                 _copy_data(source, target, found.st_size, reflink_only=reflink_only)
-            _set_metadata(target, found, _read_xattrs(source))
+            _set_metadata(target, found, _read_xattrs(source, all_of_them=all_of_them))
             if sync:
                 os.fsync(target)
 
@@ -274,7 +332,7 @@ def _set_owner(target: int, uid: int, gid: int) -> bool:
     return False
 
 
-def _read_xattrs(source: int | str) -> dict[str, bytes]:
+def _read_xattrs(source: int | str, *, all_of_them: bool = False) -> dict[str, bytes]:
     follow = isinstance(source, int)
     xattrs: dict[str, bytes] = {}
     try:
@@ -284,7 +342,7 @@ def _read_xattrs(source: int | str) -> dict[str, bytes]:
             return xattrs
         raise
     for name in names:
-        if name.startswith(_OVERLAY_XATTRS):
+        if name.startswith(_OVERLAY_XATTRS) and not all_of_them:
             continue
         try:
             xattrs[name] = os.getxattr(source, name, follow_symlinks=follow)

@@ -5,6 +5,7 @@
 <state>/history/<n>/    one commit: its record and the old content of what it changed
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
+<state>/rewind          a symlink that says what a rewind over several commits is for, while one is under way
 <state>/trash/          what is gone already and is being deleted
 """
 

@@ -11,6 +11,7 @@ from forkwise.errors import BranchNotFoundError
 from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
 from forkwise.files.parent import Parent
+from forkwise.files.rewinding import finish_rewind, is_rewind_interrupted
 from forkwise.files.spares import Spares
 from forkwise.files.state import Place, is_ordinary, locked, site
 from forkwise.files.views import choose
@@ -60,6 +61,8 @@ class Workspace(Parent):
         self._view = None if view is None else choose(self.site, view)
         self._spares: Spares | None = None
         _settle(self)
+        if is_rewind_interrupted(self):
+            finish_rewind(self)
 
     @classmethod
     def mount(

@@ -26,7 +26,7 @@ from forkwise.agents.live.deep_agent import create_deep_agent
 from forkwise.agents.live.deps import DeepAgentDeps
 from forkwise.agents.live.local_backend import LocalBackend
 from forkwise.agents.live.overlay import BranchOverlay
-from forkwise.agents.live.rewinding import mark_files, rewind
+from forkwise.agents.live.rewinding import rewind
 from forkwise.agents.live.state_backend import StateBackend
 
 pytestmark = pytest.mark.anyio
@@ -260,15 +260,19 @@ class TestRewinding:
         with pytest.raises(LookupError):
             await rewind(store, "../x", LocalBackend(workspace))
 
-    async def test_leaves_a_branchs_files_alone(self, workspace: Workspace) -> None:
-        branch = BranchOverlay(LocalBackend(workspace))
+    async def test_inside_a_branch_too(self, backend: Backend) -> None:
+        branch = BranchOverlay(backend)
         try:
-            assert mark_files(branch) is None
             store = InMemoryCheckpointStore()
             await save_checkpoint(store, "x", said("then"), branch)
             branch.write("a.txt", "two\n")
-            assert texts((await rewind(store, "x", branch)).messages) == ["then"]
+            back = await rewind(store, "x", branch, said("now"))
+            assert texts(back.messages) == ["then"]
+            assert branch.read_bytes("a.txt") == b"one\n"
+            forth = await rewind(store, back.before.id, branch)
+            assert texts(forth.messages) == ["now"]
             assert branch.read_bytes("a.txt") == b"two\n"
+            assert backend.read_bytes("a.txt") == b"one\n"
         finally:
             branch.discard()
 

@@ -10,12 +10,15 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
+from forkwise.agents.live.branch_marks import checkpoints_of, mark_branch_now, rewind_branch_to
 from forkwise.agents.live.branch_turn import BranchRunner, open_files, run_agent, take_turn
+from forkwise.agents.live.checkpoint import Checkpoint
 from forkwise.agents.live.cost import ForkCostSummary
 from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.diffing import build_diff_report
 from forkwise.agents.live.live_fork import LiveFork, state_of
 from forkwise.agents.live.materializer import ForkMaterializer
+from forkwise.agents.live.rewinding import Rewound
 from forkwise.agents.live.runtime import BranchRuntime, current_branch
 from forkwise.agents.live.settling import costs_of
 from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
@@ -198,6 +201,25 @@ class BranchHost:
                 task = asyncio.create_task(self.terminate_branch(runtime.id, reason=self._known().purse.state))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
+
+    # Going back in a branch
+
+    async def branch_checkpoints(self, branch_id: str) -> list[Checkpoint]:
+        """The checkpoints that were saved in a branch, the oldest first."""
+        return await checkpoints_of(self._find(branch_id)).list_all()
+
+    async def checkpoint_branch(self, branch_id: str, label: str) -> Checkpoint:
+        """Keep the conversation and the files of a branch that does not run, to go back to."""
+        return await mark_branch_now(self._find(branch_id), label)
+
+    async def rewind_branch(self, branch_id: str, checkpoint: str) -> Rewound:
+        """Go back to a checkpoint of a branch, by its id or its label: its files and its conversation are there again,
+        and it can be told to go on. ``before`` of what comes back is the way forth again. RuntimeError for a branch
+        that runs, LookupError where there is no such checkpoint; BranchError, with nothing changed, where the files
+        cannot be had back."""
+        back = await rewind_branch_to(self._find(branch_id), checkpoint)
+        self.save()
+        return back
 
     def capture_partial_history(self, branch_id: str, messages: Sequence[ModelMessage]) -> None:
         """Keep what a branch has said so far; that of no known branch is ignored."""

@@ -15,11 +15,16 @@ __all__ = ["Checkpoint", "CheckpointStore", "FilesMark", "InMemoryCheckpointStor
 
 @dataclass(frozen=True)
 class FilesMark:
-    """Where files stood: of a directory the number of the last commit, of files in memory their contents."""
+    """Where files stood: of a directory the number of the last commit, of files in memory their contents. Of a branch
+    its path and the name of a copy that it keeps of what it had changed, or, in memory, what it had changed (None:
+    removed)."""
 
     workspace: str | None = None
     head: int = 0
     contents: Mapping[str, bytes] | None = None
+    branch: str | None = None
+    copy: str | None = None
+    changes: Mapping[str, bytes | None] | None = None
 
 
 @dataclass(frozen=True)

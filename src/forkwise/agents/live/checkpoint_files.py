@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -102,15 +103,25 @@ def _dump(checkpoint: Checkpoint) -> dict[str, Any]:
         and {
             "workspace": files.workspace,
             "head": files.head,
-            "contents": files.contents and {p: base64.b64encode(c).decode() for p, c in files.contents.items()},
+            "contents": _encoded(files.contents),
+            "branch": files.branch,
+            "copy": files.copy,
+            "changes": _encoded(files.changes),
         },
     }
 
 
+def _encoded(files: Mapping[str, bytes] | Mapping[str, bytes | None] | None) -> dict[str, str | None] | None:
+    if files is None:
+        return None
+    return {path: None if content is None else base64.b64encode(content).decode() for path, content in files.items()}
+
+
 def _load(data: dict[str, Any]) -> Checkpoint:
     files = data["files"]
-    if files is not None and files["contents"] is not None:
-        files["contents"] = {path: base64.b64decode(content) for path, content in files["contents"].items()}
+    for name in ("contents", "changes"):
+        if files is not None and files.get(name) is not None:
+            files[name] = {p: None if c is None else base64.b64decode(c) for p, c in files[name].items()}
     return Checkpoint(
         label=data["label"],
         messages=ModelMessagesTypeAdapter.validate_python(data["messages"]),

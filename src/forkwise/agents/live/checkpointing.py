@@ -12,7 +12,7 @@ from pydantic_ai.models import ModelRequestContext
 
 from forkwise.agents.live.backend import Backend
 from forkwise.agents.live.checkpoint import Checkpoint, CheckpointStore
-from forkwise.agents.live.rewinding import mark_files
+from forkwise.agents.live.rewinding import forget_mark, mark_files
 from forkwise.sandbox.threads import in_thread
 
 __all__ = ["CheckpointCapability", "CheckpointFrequency", "prune", "save_checkpoint"]
@@ -42,7 +42,9 @@ class CheckpointCapability(AbstractCapability[Any]):
         if store is not None and label is not None:
             backend = getattr(ctx.deps, "backend", None)
             await save_checkpoint(store, label, request_context.messages, backend, turn=ctx.run_step)
-            await prune(store, self.max_checkpoints, getattr(ctx.deps, "fork_coordinator", None))
+            for gone in await prune(store, self.max_checkpoints, getattr(ctx.deps, "fork_coordinator", None)):
+                if backend is not None:
+                    await in_thread(forget_mark, backend, gone.files)
         return request_context
 
     def _label(self, messages: list[ModelMessage]) -> str | None:
@@ -71,13 +73,16 @@ async def save_checkpoint(
     return checkpoint
 
 
-async def prune(store: CheckpointStore, most: int, coordinator: Any = None) -> None:
-    """Let go of the oldest until there are no more than so many; not of the anchors of a coordinator's open fork."""
+async def prune(store: CheckpointStore, most: int, coordinator: Any = None) -> list[Checkpoint]:
+    """Let go of the oldest until there are no more than so many; not of the anchors of a coordinator's open fork. Gives
+    those that went."""
     is_open = coordinator is not None and not coordinator.is_resolved
     anchors = {f"{kind}:{coordinator.fork_id}" for kind in ("fork", "post-fork")} if is_open else set()
     if await store.count() <= most:
-        return
+        return []
     kept = await store.list_all()
     loose = [checkpoint for checkpoint in kept if checkpoint.label not in anchors]
-    for checkpoint in loose[: max(0, len(kept) - most)]:
+    gone = loose[: max(0, len(kept) - most)]
+    for checkpoint in gone:
         await store.remove(checkpoint.id)
+    return gone

@@ -96,6 +96,22 @@ class MemoryOverlay(BranchOverlay, Dated):
             self._base[name] = content_of(self.parent, name)
         self._layer[name] = _Change(content, moment(), datetime.now(UTC))
 
+    @property
+    def layer(self) -> dict[str, bytes | None]:
+        """What was written here, and removed (None), as a copy."""
+        return {path: change.content for path, change in dict(self._layer).items()}
+
+    def restore(self, layer: Mapping[str, bytes | None]) -> None:
+        """Have what was changed here be this, and no more."""
+        with self.lock:
+            for path in self._layer.keys() - layer.keys():
+                if self._layer[path].content is not None:
+                    self._directories.subtract(above(path))
+                del self._layer[path], self._base[path]
+            for path, content in layer.items():
+                if path not in self._layer or self._layer[path].content != content:
+                    self._set_here(path, content)
+
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """The parent's and the branch's together."""
         return listed(((info["path"], info["size"] or 0) for info in self._all()), name)

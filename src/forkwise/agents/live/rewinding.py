@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +10,16 @@ from pydantic_ai.messages import ModelMessage
 from forkwise.agents.live.backend import Backend
 from forkwise.agents.live.checkpoint import Checkpoint, CheckpointStore, FilesMark
 from forkwise.agents.live.local_backend import PlaceBackend
+from forkwise.agents.live.overlay_memory import MemoryOverlay
 from forkwise.agents.live.state_backend import StateBackend
 from forkwise.errors import BranchingError, CommitError
+from forkwise.files.branch import Branch
 from forkwise.files.commit import Commit
-from forkwise.files.standing import to_be_undone
-from forkwise.files.workspace import Workspace
+from forkwise.files.duplicating import drop_copy, go_back_to, is_duplicable, keep_copy
+from forkwise.files.rewinding import go_back
 from forkwise.sandbox.threads import before_leaving, in_thread
 
-__all__ = ["Rewound", "mark_files", "restore_files", "rewind"]
+__all__ = ["Rewound", "forget_mark", "mark_branch", "mark_files", "restore_files", "rewind"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,27 @@ async def rewind(
 
 
 def mark_files(backend: Backend) -> FilesMark | None:
-    """Where the files of a backend stand; None of a branch's, which go back when the branch is dropped."""
-    if isinstance(backend, PlaceBackend) and isinstance(backend.place, Workspace):
-        return FilesMark(os.fspath(backend.place.path), backend.place.place.head)
+    """Where the files of a backend stand; None of those that cannot be had back: another's own backend, and a branch
+    that is a whole tree."""
+    if isinstance(backend, PlaceBackend):
+        place = backend.place
+        return mark_branch(place) if isinstance(place, Branch) else FilesMark(place.target, place.place.head)
+    if isinstance(backend, MemoryOverlay):
+        return FilesMark(changes=backend.layer)
     return FilesMark(contents=backend.files) if isinstance(backend, StateBackend) else None
+
+
+def mark_branch(branch: Branch) -> FilesMark | None:
+    """Where a branch stands: a copy is kept of what it changed."""
+    if not is_duplicable(branch):
+        return None
+    return FilesMark(branch.workspace.target, branch=branch.branch_path, copy=keep_copy(branch))
+
+
+def forget_mark(backend: Backend, mark: FilesMark | None) -> None:
+    """Let go of what was kept for a mark."""
+    if isinstance(backend, PlaceBackend) and isinstance(backend.place, Branch) and mark is not None and mark.copy:
+        drop_copy(backend.place, mark.copy)
 
 
 def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
@@ -70,18 +88,21 @@ def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
         gone: dict[str, bytes | None] = dict.fromkeys(now.keys() - mark.contents.keys())
         backend.replace(gone | {p: c for p, c in mark.contents.items() if now.get(p) != c})
         return []
+    if isinstance(backend, MemoryOverlay) and mark.changes is not None:
+        backend.restore(mark.changes)
+        return []
+    if not _is_of(backend, mark) or not isinstance(backend, PlaceBackend):
+        where = mark.branch or mark.workspace or "memory"
+        raise CommitError(f"the checkpoint is of the files in {where}, and not of these")
+    if isinstance(backend.place, Branch):
+        with backend.lock:
+            go_back_to(backend.place, mark.copy or "")
+        return []
+    return go_back(backend.place, mark.head)
+
+
+def _is_of(backend: Backend, mark: FilesMark) -> bool:
     if not isinstance(backend, PlaceBackend) or mark.workspace != backend.files.where:
-        raise CommitError(f"the checkpoint is of the files in {mark.workspace or 'memory'}, and not of these")
-    return _go_back(backend.place.workspace, mark.head)
-
-
-def _go_back(workspace: Workspace, head: int) -> list[Commit]:
-    done: list[Commit] = []
-    try:
-        for number in to_be_undone(workspace.history(), head):
-            done.append(workspace.undo(number))
-    except BaseException:
-        for commit in reversed(done):
-            workspace.undo(commit.id)
-        raise
-    return done
+        return False
+    own = backend.place.branch_path if isinstance(backend.place, Branch) else None
+    return mark.branch == own

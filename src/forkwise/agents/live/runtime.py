@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.workspaces import Workspace as AgentWorkspace
 
+from forkwise.agents.live.checkpoint import CheckpointStore
 from forkwise.agents.live.purse import Purse
 from forkwise.agents.live.specs import BranchSpec
 from forkwise.agents.live.status import BranchState, BranchStatus, PendingApprovalRequest
@@ -34,7 +35,8 @@ class BranchRuntime:
 
     ``task`` ends when the turn under way does, with what the agent gave; ``overlay`` is what it changed in its files,
     None once the fork is resolved. ``partial_history`` is what it had said before its last request. ``steering`` is
-    what it is told with its next request. ``inner`` are those who fork the branch itself.
+    what it is told with its next request. ``inner`` are those who fork the branch itself, ``checkpoints`` its own,
+    where its deps have none.
     """
 
     spec: BranchSpec
@@ -56,6 +58,7 @@ class BranchRuntime:
     steering: deque[str] = field(default_factory=deque)
     tool_purses: dict[str, Purse] = field(default_factory=dict, repr=False)
     inner: list[ForkCoordinator] = field(default_factory=list, repr=False)
+    checkpoints: CheckpointStore | None = field(default=None, repr=False)
 
     @property
     def id(self) -> str:

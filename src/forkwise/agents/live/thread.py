@@ -88,8 +88,23 @@ class Thread:
         self._adoption = Adoption(self.node.message, {call.tool_call_id for node in path for call in node.calls})
 
     def say(self, prompt: str) -> None:
-        """Go on with a user's message."""
-        self._move(self.conversation.add(self._next([UserPromptPart(prompt)]), self.node))
+        """Go on with a user's message; what was asked and is not answered is asked with it."""
+        asked, said = self.node, UserPromptPart(prompt)
+        told = self.conversation.path(asked)[-1] if asked.message is not None else None
+        if isinstance(told, ModelRequest) and asked.parent is not None:
+            self._move(self.conversation.add(replace(told, parts=[*told.parts, said]), asked.parent))
+        else:
+            self._move(self.conversation.add(self._next([said]), asked))
+        self.begin()
+
+    def go_back(self, messages: Sequence[ModelMessage]) -> None:
+        """Be where the conversation was when these were its messages. What was said since stays in the tree."""
+        node = self.node.ancestor_at(min(len(messages), self.node.depth))
+        path = self.conversation.path(node)
+        if len(path) == len(messages) and all(map(_is_alike, path, messages)):
+            self._move(node)
+        else:
+            self._move(self.conversation.extend(adopted(messages), self.conversation.root))
         self.begin()
 
     @property
@@ -177,6 +192,11 @@ class Thread:
         history = self.history()
         is_below = self.node.is_below(self.start)
         return history[self.start.depth :] if is_below else history
+
+
+def _is_alike(known: ModelMessage, other: ModelMessage) -> bool:
+    """Whether a message of the tree is one of a run's: that one, or what it became when it was put right."""
+    return known is other or (known.kind == other.kind and list(known.parts) == list(other.parts))
 
 
 def own_turns(thread: Thread) -> list[ModelMessage]:
