@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from forkwise import build_diff_report
+from forkwise import BranchDiffReport, build_diff_report
 from forkwise.agents.live.agreement import combination, support
 from tests.agents.live.fork_scene import Files, Scene, report_of
 
@@ -254,3 +255,10 @@ def test_the_figures_fit_together(branches: dict[str, dict[str, bytes | None]]) 
     for path in report.paths:
         assert set(path.branches) == set(branches)
         assert any(change.operation != "untouched" for change in path.branches.values())
+
+
+def test_an_agents_tools_leave_the_report_as_it_is() -> None:
+    """Who describes the report to a model looks into its classes; what is worked out late is still worked out."""
+    TypeAdapter(BranchDiffReport)
+    report = report_of({}, a={"x": b"one\ntwo\n"}, b={"x": b"one\n"})
+    assert report.summary.content_agreement == pytest.approx(0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 __all__ = [
@@ -81,6 +81,10 @@ class PathDiff:
     agreement: BranchDiffAgreement
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class DiffSummary:
     """All paths that any branch touched, in figures.
@@ -97,7 +101,7 @@ class DiffSummary:
     split_paths: int
     per_branch_unique: dict[str, int]
     agreement_score: float
-    content_agreement: float | None = None
+    content_agreement: float | None = field(default_factory=_nothing)  # pydantic sets plain ones
 
 
 DiffSummary.content_agreement = _Late[float | None]("content_agreement")  # type: ignore[assignment]
