@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from forkwise.agents.live.diff_report import BranchDiffReport
@@ -26,6 +27,7 @@ class Choices:
         self._desk = desk
         self._forks = forks
         self._merges = merges
+        self._tools: list[asyncio.Future[int]] = []  # which are waited for by nobody, but have to be taken note of
 
     def diff(self, paths: Sequence[str] | None = None) -> BranchDiffReport:
         """What the branches changed."""
@@ -43,7 +45,8 @@ class Choices:
         if not shown:
             raise ValueError(f"no branch changed {path}")
         parent = mirror.parent_path(path)
-        await in_thread(EditorDetector.invoke, kind, parent if parent.exists() else None, shown)
+        for process in await in_thread(EditorDetector.invoke, kind, parent if parent.exists() else None, shown):
+            self._tools.append(in_thread(process.wait))
         return True
 
     async def line_up(self) -> list[Lineup]:

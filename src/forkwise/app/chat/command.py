@@ -38,6 +38,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("branches", "", "where the branches stand", True, True),
     Command("merge", "[LABEL | auto | judge | vote | combine:A,B]", "decide the fork: go on as one, or several", True),
     Command("abort", "[LABEL]", "drop the fork, or end one of its branches", True, True),
+    Command("override", "LABEL", "after auto or vote: take another branch instead"),
     Command("undo", "", "take the last merge back, its files and what was said"),
     Command("nway", "[PATH]", "the parent's version and each branch's, lined up", True, True),
     Command("load", "[CHECKPOINT]", "go back to a checkpoint, with its files"),

@@ -183,7 +183,8 @@ class Judged(Event):
 
 @dataclass(frozen=True, slots=True)
 class ForkResolved(Event):
-    """A fork is decided. ``how`` is ``pick``, ``combine``, ``auto``, ``vote``, ``choice`` or ``abort``."""
+    """A fork is decided. ``how`` is ``pick``, ``combine``, ``auto``, ``vote``, ``choice``, ``override`` or
+    ``abort``."""
 
     fork: str
     how: str

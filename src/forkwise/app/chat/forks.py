@@ -52,11 +52,13 @@ class BranchView:
 
 
 class Forks:
-    """The fork that is open, if one is: ``coordinator`` is then what runs it, ``by`` who made it."""
+    """The fork that is open, if one is: ``coordinator`` is then what runs it, ``by`` who made it. ``decided`` ran the
+    last one, whose other branches may be there still, for somebody who decides otherwise."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._known: ForkCoordinator | None = None
+        self.decided: ForkCoordinator | None = None
         self._following: dict[asyncio.Task[object], asyncio.Task[None]] = {}
         self.by: By = "user"
 
@@ -109,6 +111,7 @@ class Forks:
     async def open(self, form: ForkForm) -> str:
         """Split the conversation where it is; gives the fork's id."""
         desk, here = self._desk, self._desk.kept.here
+        await self.let_go()
         coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
         coordinator.model = desk.model
         strategy = MergeStrategy(judge_model=desk.settings.judge or desk.model_name)
@@ -148,7 +151,8 @@ class Forks:
         if known is None or not known.is_resolved or self.by != "agent":
             return None
         self.graft_all()
-        result, self._known = known.merge_result, None
+        result = known.merge_result
+        self.forget()
         if result is None:
             self.over(known.fork_id or "", "abort", "agent")
             return None
@@ -278,6 +282,7 @@ class Forks:
 
     async def leave(self) -> None:
         """Keep the open fork for the next chat, and let nothing of it run."""
+        await self.let_go()
         coordinator = self.coordinator
         if coordinator is None:
             return
@@ -291,7 +296,13 @@ class Forks:
 
     def forget(self) -> None:
         """The fork is decided."""
-        self._known = None
+        self.decided, self._known = self._known, None
+
+    async def let_go(self) -> None:
+        """Nobody decides otherwise any more."""
+        if self.decided is not None:
+            decided, self.decided = self.decided, None
+            await decided.aclose()
 
 
 def resolved(result: MergeResult, labels: Mapping[str, str], how: str, by: By = "user") -> ForkResolved:

@@ -142,6 +142,11 @@ class Interpreter:
         else:
             await self._session.abort()
 
+    async def _do_override(self, line: Line) -> None:
+        if not line.rest:
+            raise UsageError("which branch instead? /override LABEL")
+        await self._session.override(line.rest)
+
     async def _do_undo(self, line: Line) -> None:
         await self._session.undo()
 

@@ -87,6 +87,27 @@ class Merges:
         self._forks.forget()
         self._desk.feed.tell(resolved(result, labels, how))
 
+    async def override(self, label: str) -> MergeResult:
+        """Take another branch than the one that judges chose: what that put into the files is undone, and the
+        conversation goes on as this. Raises as `ForkCoordinator.override` does."""
+        decided, kept = self._forks.decided, self._desk.kept
+        if decided is None or decided.fork_id is None:
+            raise RuntimeError("nothing was decided by judges here that could be decided otherwise")
+        fork, labels = decided.fork_id, {name: one.spec.label for name, one in decided.branches.items()}
+        before = kept.marked(MERGED, fork)
+        kept.unmark(MERGED, fork)
+        kept.save()
+        try:
+            result = await decided.override(label)
+        except BaseException:
+            if before is not None:
+                kept.mark(MERGED, fork, before)
+                kept.save()
+            raise
+        self.go_on_as(result)
+        self._desk.feed.tell(resolved(result, labels, "override"))
+        return result
+
     def go_on_as(self, result: MergeResult) -> Node:
         """Put what was merged into the conversation, and be there; all of it is written down at once."""
         kept = self._desk.kept
@@ -120,6 +141,7 @@ class Merges:
             raise CommitError("nothing was merged in this chat that could be taken back")
         commit = self._commit(fork)
         self._check_later(fork, commit)
+        await self._forks.let_go()
         kept = self._desk.kept
         kept.mark(UNDOING, fork, self._before(fork))
         kept.save()

@@ -281,6 +281,12 @@ class Session:
         """Drop the fork with all its branches."""
         await self._forks.abort()
 
+    async def override(self, branch: str) -> MergeResult:
+        """After ``auto`` or ``vote``: take another branch instead, its files and what it said."""
+        async with self._alone:
+            self._no_fork()
+            return await self._merges.override(branch)
+
     async def undo(self) -> str:
         """Take the last merge back, its files and what was said; gives the fork."""
         async with self._alone:
