@@ -126,6 +126,25 @@ async def test_a_panel_in_the_ledger(workspace: Workspace, monkeypatch: pytest.M
     assert all(pick.was_undone for pick in records(workspace))
 
 
+async def test_a_person_who_decides_otherwise_overrides_the_judges(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voters = {"x": Named("x", "one"), "y": Named("y", "one"), "z": Named("z", "two")}
+    monkeypatch.setattr("forkwise.agents.live.resolving.JudgeAgent", lambda model, **_: voters[model])
+    voted = await forked(workspace, None, MergeStrategy(kind="vote", judge_models=list(voters)), 0)
+    await voted.override("two")
+    assert records(workspace) == [
+        JudgedFork("x", 0.9, was_overridden=True),
+        JudgedFork("y", 0.9, was_overridden=True),
+        JudgedFork("z", 0.9),  # whom the others outvoted, and who was right
+    ]
+    decided = await forked(workspace, Named("wise", "one"), AUTO, 1)
+    await decided.override("two")
+    assert records(workspace)[0] == JudgedFork("wise", 0.9, was_overridden=True)
+    await voted.aclose()
+    await decided.aclose()
+
+
 def test_judges_of_pairs_have_records_of_their_own() -> None:
     assert PairwiseJudge(Named("haiku", "")).name == "haiku, pairwise"
     assert TournamentJudge(Named("haiku", "")).name == "haiku, tournament"
