@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from forkwise import BranchDiffReport, build_diff_report
+from forkwise import BranchDiffReport, DiffSummary, build_diff_report
 from forkwise.agents.live.agreement import combination, support
 from tests.agents.live.fork_scene import Files, Scene, report_of
 
@@ -152,6 +152,18 @@ def test_any_report_can_be_told_to_a_model() -> None:
     assert json.loads(to_json(report))["paths"][0]["agreement"] == "split"
 
 
+def test_what_is_worked_out_late_is_there_whoever_asks() -> None:
+    """pydantic looks at the classes when it makes a schema of them, and is given nothing that is not worked out."""
+    described = TypeAdapter(BranchDiffReport)
+    report = report_of({"x": b"1\n"}, a={"x": b"two\n"}, b={"x": b"two\nthree\n"})
+    told = json.loads(described.dump_json(report))
+    assert told["summary"]["content_agreement"] == report.summary.content_agreement == 0.5
+    assert "+two\n" in told["paths"][0]["branches"]["a"]["unified_diff_vs_parent"]
+    assert report == report_of({"x": b"1\n"}, a={"x": b"two\n"}, b={"x": b"two\nthree\n"})
+    assert described.validate_json(described.dump_json(report)) == report
+    assert DiffSummary(0, 0, 0, {}, 1.0).content_agreement is None
+
+
 class Moded(Files):
     def old_mode(self, path: str) -> int | None:
         return 0o100644
@@ -255,10 +267,3 @@ def test_the_figures_fit_together(branches: dict[str, dict[str, bytes | None]]) 
     for path in report.paths:
         assert set(path.branches) == set(branches)
         assert any(change.operation != "untouched" for change in path.branches.values())
-
-
-def test_an_agents_tools_leave_the_report_as_it_is() -> None:
-    """Who describes the report to a model looks into its classes; what is worked out late is still worked out."""
-    TypeAdapter(BranchDiffReport)
-    report = report_of({}, a={"x": b"one\ntwo\n"}, b={"x": b"one\n"})
-    assert report.summary.content_agreement == pytest.approx(0.5)
