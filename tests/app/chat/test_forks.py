@@ -160,6 +160,72 @@ async def test_a_fork_of_the_agent_is_adopted(project: Path) -> None:
         assert not (project / "n").exists()
 
 
+async def test_a_fork_is_left_while_a_branch_is_told_more(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork a: task | b: task")
+        await heard.branch("a", "done")
+        await session.submit(">>a wait for it")
+        await heard.until(lambda: session.branches()[0].state == "running")
+    assert heard.of(ForkLeft)
+    (project.parent / "script" / "go").touch()
+    async with chatting(project, model) as (session, heard):
+        await heard.branch("a", "done")
+        await session.submit("/merge a")
+        heard.fine()
+        assert session.last_answer == "At last."
+
+
+def _agents_fork(action: str) -> list[dict[str, object]]:
+    """An agent that forks in two, waits until both are done, and decides itself."""
+    specs = [{"label": label, "steer": f"task {label}"} for label in "ab"]
+    steps = [
+        {"calls": [call("fork_run", specs=specs)]},
+        {"calls": [call("inspect_branches")]},
+        {"calls": [call("merge_or_select", action=action)], "until": "decide"},
+        {"say": "They are all gone."},
+    ]
+    writing = [{"branch": n, "steps": [{"calls": [call("write", path="n", content=n)]}, {"say": n}]} for n in "ab"]
+    return [{"when": "^try", "steps": steps}, {"when": "^.Merged", "say": "I am b now."}, *writing]
+
+
+@pytest.mark.parametrize("action", ["pick:b", "abort"])
+async def test_a_fork_that_the_agent_decides_itself(project: Path, action: str) -> None:
+    model = write_script(project.parent, _agents_fork(action))
+    async with chatting(project, model) as (session, heard):
+        turn = asyncio.create_task(session.submit("try both"))
+        await heard.branch("b", "done")
+        await heard.branch("a", "done")
+        await session.submit(">>b how is it?")
+        await heard.branch("b", "done", 2)
+        (project.parent / "decide").touch()
+        await turn
+        heard.fine()
+        assert heard.last(ForkResolved).by == "agent"
+        assert heard.of(ForkAdopted) == []
+        assert session.fork is None
+        if action == "abort":
+            assert (heard.last(ForkResolved).how, session.last_answer) == ("abort", "They are all gone.")
+            return
+        assert (project / "n").read_text() == "b"
+        assert session.last_answer == "I am b now."
+        await session.submit("/undo")
+        heard.fine()
+        assert (session.here.depth, (project / "n").exists()) == (0, False)
+
+
+async def test_an_interrupted_turn_takes_its_fork_with_it(project: Path) -> None:
+    model = write_script(project.parent, _agents_fork("pick:b"))
+    async with chatting(project, model) as (session, heard):
+        turn = asyncio.create_task(session.submit("try both"))
+        await heard.branch("b", "done")
+        assert session.interrupt()
+        await turn
+        assert heard.last(ForkResolved).how == "abort"
+        assert session.fork is None
+        await session.submit("what now?")
+        assert session.last_answer == "I have nothing to say to that."
+
+
 async def test_closing_ends_a_turn_that_waits(project: Path, model: str) -> None:
     async with chatting(project, model) as (session, heard):
         turn = asyncio.create_task(session.submit("wait"))

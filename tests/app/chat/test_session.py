@@ -58,6 +58,7 @@ async def test_a_turn_is_streamed_kept_and_gone_on_with(project: Path, model: st
 
 async def test_a_conversation_is_held_by_one_chat(project: Path, model: str) -> None:
     async with chatting(project, model) as (first, _):
+        await first.submit("hello")
         with pytest.raises(ConversationError, match="held by another chat"):
             await Session.open(project, model=model, conversation=first.id)
         async with chatting(project, model) as (second, heard):

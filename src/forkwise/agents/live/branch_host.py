@@ -151,6 +151,10 @@ class BranchHost:
         if self._is_over or runtime.status.state != "done":
             raise RuntimeError(f"branch {runtime.id} is {runtime.status.state}: only one that is done is told more")
         runtime.thread.say(user_message)
+        self.save()
+        return self._go_on(runtime)
+
+    def _go_on(self, runtime: BranchRuntime) -> asyncio.Task[Any]:
         runtime.status.state = "running"
         runtime.status.current_turn += 1
         return runtime.run(self._further_turn(runtime))

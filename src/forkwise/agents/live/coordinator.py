@@ -152,7 +152,10 @@ class ForkCoordinator(BranchHost):
             runtime = live.add(spec, number, thread, self._first_turn, self)
             if runtime.attempt.branch is not None:
                 await self._open_files(runtime)
-            self._watch(live, runtime)
+            if runtime.status.state == "done" and not thread.is_answered:
+                self._go_on(runtime)  # it was told more when its process was killed
+            else:
+                self._watch(live, runtime)
         if live.plan.budget.seconds is not None:
             stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
         self._open = stack.pop_all()

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
@@ -35,7 +36,7 @@ class Kept:
     """A conversation that is saved, and a lock on it. ``is_new`` says whether it begins now, ``was_held`` that it does
     because another process has the last one."""
 
-    def __init__(self, ledger: Ledger, saved: Saved, lock: int, *, is_new: bool, was_held: bool = False) -> None:
+    def __init__(self, ledger: Ledger, saved: Saved, lock: _Lock, *, is_new: bool, was_held: bool = False) -> None:
         self.ledger = ledger
         self.saved = saved
         self.is_new = is_new
@@ -90,13 +91,16 @@ class Kept:
         return self.conversation.here
 
     def save(self) -> None:
-        """Write down what is new."""
-        self.saved.save()
+        """Write down what is new. A conversation in which nothing was said is none."""
+        if len(self.conversation):
+            self.saved.save()
 
     def close(self) -> None:
         """Let others have it."""
         self.ledger.close()
-        os.close(self._lock)
+        if self.is_new and not len(self.conversation):
+            self._lock.path.unlink(missing_ok=True)
+        os.close(self._lock.fd)
 
     # Where one is
 
@@ -162,9 +166,15 @@ def _is_same(node: Node, message: ModelMessage) -> bool:
     return own is not None and not node.awaits and own.kind == message.kind and own.parts == message.parts
 
 
-def _held(room: Path, name: str) -> int | None:
+class _Lock(NamedTuple):
+    path: Path
+    fd: int
+
+
+def _held(room: Path, name: str) -> _Lock | None:
     """The lock on a conversation, which goes with the process that has it; None where another has it."""
-    fd = os.open(room / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = room / f"{name}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -173,4 +183,4 @@ def _held(room: Path, name: str) -> int | None:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return _Lock(path, fd)

@@ -62,14 +62,19 @@ def chat(
     enter_to_create(directory, None)  # while there is one thread only: branches have to be mounted
     from forkwise.app.chat.face import chat_in_lines
     from forkwise.app.chat.lines import JsonLines, PlainLines
+    from forkwise.app.chat.models import ChatModelError
 
     def print_line(line: str) -> None:
         sys.stdout.write(f"{printable(line, keep=chr(9))}\n")
         sys.stdout.flush()
 
     show = JsonLines(print_line) if output.as_json else PlainLines(print_line)
-    ended_by = asyncio.run(
-        chat_in_lines(directory, show, model=model, conversation=conversation, is_new=is_new, ask=ask)
-    )
+    chatting = chat_in_lines(directory, show, model=model, conversation=conversation, is_new=is_new, ask=ask)
+    try:
+        ended_by = asyncio.run(chatting)
+    except ChatModelError as error:
+        if error.model:
+            raise
+        raise click.UsageError(f"{error} {error.remedy}") from error
     if ended_by is not None:
         raise Stopped(ended_by, "what was said is kept")
