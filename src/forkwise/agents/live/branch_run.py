@@ -23,6 +23,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from forkwise.agents.live.estimate import RequestEstimate, estimate_request
 from forkwise.agents.live.purse import Purse
 from forkwise.agents.live.runtime import BranchRuntime
+from forkwise.agents.live.specs import Budget
 from forkwise.agents.live.status import PendingApprovalRequest
 
 __all__ = ["BranchRun", "limits_of"]
@@ -53,6 +54,10 @@ class BranchRun(AbstractCapability[Any]):
     runtime: BranchRuntime = field(kw_only=True, repr=False)
     _messages: Sequence[ModelMessage] = field(default=(), init=False, repr=False)
     _estimate: RequestEstimate | None = field(default=None, init=False, repr=False)
+    _cap: Budget = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._cap = self.runtime.purse.cap  # which its limits were made of
 
     @classmethod
     def get_serialization_name(cls) -> str | None:
@@ -78,9 +83,20 @@ class BranchRun(AbstractCapability[Any]):
             estimate = estimate_request(ctx.model, request_context.messages, request_context.model_settings)
             await runtime.purse.admit(estimate)
             self._estimate = estimate
-            if ctx.usage_limits is not None and runtime.purse.cap.usd is not None:
-                ctx.usage_limits.cost_limit = Decimal(str(runtime.purse.cap.usd))  # others may have left some
+            if ctx.usage_limits is not None:
+                self._raise_limits(ctx.usage_limits)
         return request_context
+
+    def _raise_limits(self, limits: UsageLimits) -> None:
+        """Have pydantic-ai know what others have left to the branch, where its own budget is what limits it."""
+        before, now = self._cap, self.runtime.purse.cap
+        self._cap = now
+        if now.usd is not None and limits.cost_limit == Decimal(str(before.usd)):
+            limits.cost_limit = Decimal(str(now.usd))
+        if now.tokens is not None and limits.total_tokens_limit == before.tokens:
+            limits.total_tokens_limit = now.tokens
+        if now.requests is not None and limits.request_limit == before.requests:
+            limits.request_limit = now.requests
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse

@@ -20,11 +20,13 @@ LONGEST_ANSWER = 32_000
 
 @dataclass(frozen=True, slots=True)
 class RequestEstimate:
-    """What one request takes: ``tokens`` and ``usd`` at most, ``least_usd`` at least. None: it has no known price."""
+    """What one request takes: ``tokens`` and ``usd`` at most, ``least_tokens`` and ``least_usd`` at least. None: it has
+    no known price."""
 
     tokens: int = 0
     usd: float | None = None
     least_usd: float | None = None
+    least_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def estimate_request(
     answer = (settings or {}).get("max_tokens") or LONGEST_ANSWER
     most = RequestUsage(input_tokens=known + new, output_tokens=answer)
     least = RequestUsage(input_tokens=known, cache_read_tokens=known)
-    return RequestEstimate(most.total_tokens, price(model, most), price(model, least))
+    return RequestEstimate(most.total_tokens, price(model, most), price(model, least), known)
 
 
 def price(model: Any, usage: RequestUsage) -> float | None:

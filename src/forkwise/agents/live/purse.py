@@ -74,11 +74,21 @@ class Purse:
     @property
     def cap(self) -> Budget:
         """What may be spent: the budget, and what flows in from those beside it that are done."""
-        if self.budget.usd is None or self.above is None or not self.above.shares or self.is_closed:
+        if self.above is None or not self.above.shares or self.is_closed or self.budget.is_unlimited:
             return self.budget
-        beside = [p for p in self.above._inside if p is not self and p.budget.usd is not None]
-        left = sum((p.budget.usd or 0.0) - (p.spent.usd or 0.0) for p in beside if p.is_closed or _is_over(p))
-        return Budget(self.budget.usd + max(0.0, left), self.budget.tokens, self.budget.requests, self.budget.seconds)
+        mine, beside = _held(self.budget), [(_held(p.budget), _used(p.spent), p) for p in self.above._inside]
+        caps = []
+        for kind, own in enumerate(mine):
+            flowing = [
+                had - used[kind]
+                for budget, used, purse in beside
+                if purse is not self
+                and (had := budget[kind]) is not None
+                and (purse.is_closed or used[kind] > had)  # who took more than it had took it from what others left
+            ]
+            caps.append(None if own is None else own + max(0, sum(flowing)))
+        usd, tokens, requests = caps
+        return Budget(usd, _whole(tokens), _whole(requests), self.budget.seconds)
 
     @property
     def left_usd(self) -> float | None:
@@ -133,6 +143,9 @@ class Purse:
         left = self.left_usd
         if left is not None and (estimate.least_usd or 0.0) > left:
             raise self._exceeded(f"the next request takes {estimate.least_usd:.4f} USD at least")
+        tokens = self.cap.tokens
+        if tokens is not None and estimate.least_tokens > tokens - self.spent.tokens:
+            raise self._exceeded(f"the next request takes {estimate.least_tokens} tokens at least")
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -175,6 +188,13 @@ class Purse:
         return BudgetExceededError(f"{', '.join(filter(None, told))}: {why}", state=self.state)
 
 
-def _is_over(purse: Purse) -> bool:
-    """Whether a purse took more than it had, which comes out of what others left."""
-    return purse.budget.usd is not None and (purse.spent.usd or 0.0) > purse.budget.usd
+def _held(budget: Budget) -> tuple[float | None, ...]:
+    return budget.usd, budget.tokens, budget.requests
+
+
+def _used(spent: Spent) -> tuple[float, ...]:
+    return spent.usd or 0.0, spent.tokens, spent.requests
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
