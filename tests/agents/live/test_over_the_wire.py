@@ -81,10 +81,15 @@ async def test_fork_steer_follow_up_and_pick(brain: Think, workspace: Workspace)
 
 
 @pytest.mark.parametrize(
-    "budget", [{"budget_usd": 0.5}, {"budget": Budget(requests=2)}, {"budget": Budget(tokens=9_000)}]
+    ("budget", "requests"),
+    [
+        ({"budget_usd": 0.5}, 2),
+        ({"budget": Budget(requests=2)}, 2),
+        ({"budget": Budget(tokens=9_000)}, 1),  # what was said so far is more than is left
+    ],
 )
 async def test_budgets_stop_a_branch_that_can_still_be_picked(
-    provider: StartProvider, model_of: ModelOf, workspace: Workspace, budget: dict[str, Any]
+    provider: StartProvider, model_of: ModelOf, workspace: Workspace, budget: dict[str, Any], requests: int
 ) -> None:
     expensive = Usage(input=10, output=8_000 if "budget" in budget else 30_000)
 
@@ -100,7 +105,7 @@ async def test_budgets_stop_a_branch_that_can_still_be_picked(
     [status] = coordinator.inspect_branches()
     assert status.state == "budget_exhausted"
     [cost] = coordinator.fork_cost().per_branch.values()
-    assert cost.requests == 2
+    assert cost.requests == requests
     assert cost.cumulative_usd is not None  # the models have their real prices
     result = await coordinator.merge_or_select("pick:a")
     assert result.applied_paths == ["1.txt", "2.txt"][: len(result.applied_paths)]
