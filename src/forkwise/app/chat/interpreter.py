@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from pydantic_ai.exceptions import AgentRunError, UserError
@@ -46,7 +47,11 @@ class Interpreter:
     async def submit(self, text: str, when: When) -> None:
         """Do what a line asks for; what goes wrong is told."""
         try:
-            line = parse(text)
+            try:
+                line = parse(text)
+            except UsageError:
+                async with self._alone if when == "in_order" else nullcontext():
+                    raise
             if line is None:
                 return
             if self._goes_beside(line, when):

@@ -175,14 +175,15 @@ def _read(path: Path) -> str | None:
         return None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
-    with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-            raise SettingsError(f"{path} is no plain file of at most {_LARGEST} bytes", path=str(path))
-        try:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        os.close(fd)
+        raise SettingsError(f"{path} is no plain file of at most {_LARGEST} bytes", path=str(path))
+    try:
+        with open(fd, "rb") as file:
             return file.read(_LARGEST).decode()
-        except (UnicodeDecodeError, OSError) as error:
-            raise SettingsError(f"{path}: {error}", path=str(path)) from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise SettingsError(f"{path}: {error}", path=str(path)) from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,66 @@
+"""Models that play a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError
+
+from forkwise.app.chat.script import ScriptError, load_script
+
+pytestmark = pytest.mark.anyio
+
+PLAYED = """
+pace = 0.0
+otherwise = "Pardon?"
+
+[[reply]]
+when = "^time"
+steps = [{ say = "Let me see.", calls = [{ tool = "clock", args = { zone = "UTC" } }] }, { say = "Noon." }]
+
+[[reply]]
+when = "^fail"
+error = "no service"
+"""
+
+
+async def test_it_says_what_follows_from_what_was_said(tmp_path: Path) -> None:
+    file = tmp_path / "played.toml"
+    file.write_text(PLAYED)
+    agent = Agent(load_script(file))
+    asked = []
+
+    @agent.tool_plain
+    def clock(zone: str) -> str:
+        """Tell the time."""
+        asked.append(zone)
+        return "12:00"
+
+    first = await agent.run("time, please")
+    assert (first.output, asked) == ("Noon.", ["UTC"])
+    again = await agent.run("time once more", message_history=first.all_messages())
+    assert (again.output, asked) == ("Noon.", ["UTC", "UTC"])
+    async with agent.run_stream("whatever") as stream:
+        assert [piece async for piece in stream.stream_text(delta=True, debounce_by=None)] == ["Pardon?"]
+    with pytest.raises(ModelHTTPError, match="no service"):
+        await agent.run("fail")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[[reply", "[[reply]]\nwhen = '('\nsay = 'x'", "[[reply]]\nsays = 'x'", "reply = 1", "[[reply]]\nsteps = []"],
+)
+def test_what_is_no_script_is_told(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text(text)
+    with pytest.raises(ScriptError, match=r"broken\.toml"):
+        load_script(file)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ScriptError, match="no plain file"):
+        load_script(tmp_path / "pipe.toml")
