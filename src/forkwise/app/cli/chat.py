@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkwise.app.cli.failure import Stopped
 from forkwise.app.cli.output import Output, printable
 from forkwise.app.cli.verb import Verb, stream_option, workspace_option
+from forkwise.app.cli.watch import has_panels
+from forkwise.errors import BranchingError
+
+if TYPE_CHECKING:
+    import signal
 
 __all__ = ["chat"]
 
@@ -47,34 +54,47 @@ def chat(
     The conversation is kept, and gone on with the next time. With --plain, with --json, and where there is no terminal,
     lines are read from stdin, and what happens is printed line by line.
     """
+    import asyncio
     from importlib.util import find_spec
 
     if find_spec("pydantic_ai") is None:
         raise click.UsageError("chat needs pydantic-ai: pip install 'forkwise[agents]'")
     if conversation is not None and is_new:
         raise click.UsageError("--conversation goes on with one, --new begins another: say one of them")
-    import asyncio
 
     from forkwise.app.cli.private import enter_to_create
 
     directory = target or directory
 
     enter_to_create(directory, None)  # while there is one thread only: branches have to be mounted
+    options = {"model": model, "conversation": conversation, "is_new": is_new, "ask": ask}
+    in_panels = not plain and output.is_live and sys.stdin.isatty() and has_panels()
+    try:
+        ended_by = asyncio.run((_in_panels if in_panels else _in_lines)(directory, output, **options))
+    except BranchingError as error:
+        from forkwise.app.chat.models import ChatModelError  # late: it takes longer than a first frame may
+
+        if isinstance(error, ChatModelError) and not error.model:
+            raise click.UsageError(f"{error} {error.remedy}") from error
+        raise
+    if ended_by is not None:
+        raise Stopped(ended_by, "what was said is kept")
+
+
+async def _in_panels(directory: Path, _: Output, **options: Any) -> signal.Signals | None:
+    from forkwise.app.chat.opening import open_session
+    from forkwise.app.tui.chat.app import chat_in_panels
+
+    return await chat_in_panels(partial(open_session, directory, **options))
+
+
+async def _in_lines(directory: Path, output: Output, **options: Any) -> signal.Signals | None:
     from forkwise.app.chat.face import chat_in_lines
     from forkwise.app.chat.lines import JsonLines, PlainLines
-    from forkwise.app.chat.models import ChatModelError
 
     def print_line(line: str) -> None:
         sys.stdout.write(f"{printable(line, keep=chr(9))}\n")
         sys.stdout.flush()
 
     show = JsonLines(print_line) if output.as_json else PlainLines(print_line)
-    chatting = chat_in_lines(directory, show, model=model, conversation=conversation, is_new=is_new, ask=ask)
-    try:
-        ended_by = asyncio.run(chatting)
-    except ChatModelError as error:
-        if error.model:
-            raise
-        raise click.UsageError(f"{error} {error.remedy}") from error
-    if ended_by is not None:
-        raise Stopped(ended_by, "what was said is kept")
+    return await chat_in_lines(directory, show, **options)

@@ -15,7 +15,7 @@ from forkwise.app.cli.verb import Verb, stream_option, workspace_option
 if TYPE_CHECKING:
     from forkwise.ledger.record import ForkRecord
 
-__all__ = ["watch"]
+__all__ = ["has_panels", "watch"]
 
 
 @click.command("watch", cls=Verb, streams=True, example=("forkwise watch", "forkwise watch k3f9ab --plain"))
@@ -33,7 +33,7 @@ def watch(name: str | None, plain: bool, directory: Path, output: Output) -> Non
     each line with the attempt's name before it, and forkwise pick, combine and abort decide it from another terminal.
     To end this changes nothing about the fork.
     """
-    if not plain and output.is_live and sys.stdin.isatty() and _has_panels():
+    if not plain and output.is_live and sys.stdin.isatty() and has_panels():
         _watch_in_panels(name, directory, output)
         return
     from forkwise.app.cli.board import Board
@@ -61,7 +61,7 @@ def _tell_verbs(fork: ForkRecord, directory: Path, output: Output) -> None:
     output.line(f"From another terminal, {told}.")
 
 
-def _has_panels() -> bool:
+def has_panels() -> bool:
     """Whether there is what draws them; says what to do where not."""
     from importlib.util import find_spec
 
