@@ -19,6 +19,7 @@ from bench.rows.live_files import measure_live_files
 from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
+from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
 
 __all__ = ["ROWS"]
@@ -39,4 +40,5 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "abort": measure_abort,
     "live": measure_live,
     "live-fork": measure_live_fork,
+    "terminal": measure_terminal,
 }

@@ -4,6 +4,7 @@ waits for what is to be seen."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,8 +41,10 @@ class NotedFork(ScriptedFork):
         self.rows: list[Row] | None = None
         self.printed: dict[str, bytes] = {}
         self.others: list[Summary] = []
+        self.looks = 0
 
     def look(self) -> Look:
+        self.looks += 1
         look = super().look()
         fork = replace(look.fork, **{"id": self.fork, **self.told})
         return Look(fork, self.state, look.rows if self.rows is None else tuple(self.rows))
@@ -123,6 +126,14 @@ class Scene:
         """Wait until something is told in passing."""
         await until(lambda: text in self.told, lambda: f"{text!r} is not told: {self.told}\n{self.text}")
 
+    async def comes_back(self) -> None:
+        """Wait until what was asked or shown above the fork is gone."""
+        await self.comes_to(WatchScreen)
+
+    async def sees(self, is_so: Callable[[Look], bool]) -> None:
+        """Wait until something is so of the fork as it was seen last."""
+        await until(lambda: self.watch.look is not None and is_so(self.watch.look), lambda: f"{self.watch.look}")
+
     async def comes_to(self, kind: type[Screen[Any]]) -> None:
         """Wait until another screen is up."""
         await until(lambda: isinstance(self.screen, kind), lambda: f"{self.screen} is up")
@@ -131,7 +142,8 @@ class Scene:
 
 async def until(is_so: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
     """Wait until something is so."""
-    for _ in range(1000):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         if is_so():
             return
         await asyncio.sleep(0.01)

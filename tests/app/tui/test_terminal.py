@@ -46,7 +46,7 @@ class Terminal:
 
     def shows(self, pane: str, *texts: str) -> str:
         """Wait until all of some texts are on the screen."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             screen = self.screen(pane)
             if all(text in screen for text in texts):
@@ -75,20 +75,35 @@ def colours(screen: str) -> set[tuple[str, ...]]:
 
 def test_watched_picked_and_undone_from_another_pane(terminal: Terminal, project: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    words = ["best-of", "2", "--no-commit", "--writable", str(tmp_path), "--", "sh", "-c", WORK.format(go=go)]
-    terminal.press("watch", f"{COMMAND} watch", "Enter")
+    pager = tmp_path / "less"
+    pager.write_text('#!/bin/sh\necho "paged: $(cat "$1")"; read -r _\n')
+    pager.chmod(0o755)
+    words = ["best-of", "3", "--no-commit", "--writable", str(tmp_path), "--", "sh", "-c", WORK.format(go=go)]
+    terminal.press("watch", f"FORKWISE_DIFFTOOL='{pager} {{branches}}' {COMMAND} watch", "Enter")
     terminal.shows("watch", "waiting for a fork")
     terminal.press("explore", f"{COMMAND} {shlex.join(words)}", "Enter")
     terminal.shows("watch", "● running", "0 counts 3", "q quit")
     assert any(len(set(colour)) > 1 for colour in colours(terminal.screen("watch", "-e")))
     terminal.press("watch", "Down")
     terminal.shows("watch", "1 counts 3")
+    terminal.press("watch", "Down")
+    terminal.shows("watch", "2 counts 3")
+    terminal.press("watch", "x")
+    terminal.shows("watch", "The others go on.")
+    terminal.press("watch", "y")
+    terminal.shows("watch", "⊘ cancelled  3", "● running    1", "● running    2")
+    terminal.press("watch", "Up")
+    terminal.shows("watch", "1 counts ")
     go.touch()
     terminal.shows("watch", "? open", "✓ succeeded  1", "✓ succeeded  2")
     terminal.press("watch", "d")
     terminal.shows("watch", "+1")
     terminal.press("watch", "Escape")
     terminal.shows("watch", "? open")
+    terminal.press("watch", "o")
+    terminal.shows("watch", "paged: 1")
+    terminal.press("watch", "Enter")
+    terminal.shows("watch", "? open", "q quit")
     terminal.press("watch", "p")
     terminal.shows("watch", "and drop the others?")
     terminal.press("watch", "y")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
 from forkwise import ConversationError
@@ -135,6 +139,7 @@ def test_a_label(talk: Conversation) -> None:
         await scene.press("l")
         await scene.comes_to(LineQuestion)
         await scene.press("escape")
+        await scene.comes_to(WalkScreen)
         await scene.press("l")
         await scene.comes_to(LineQuestion)
         await scene.press("b", "e", "s", "t", "enter")
@@ -188,6 +193,7 @@ def test_leaves_are_combined_by_a_model(talk: Conversation) -> None:
         await scene.press("c")
         await scene.comes_to(Question)
         await scene.press("escape")
+        await scene.comes_to(WalkScreen)
         await scene.press("c")
         await scene.comes_to(Question)
         await scene.press("m")
@@ -195,6 +201,54 @@ def test_leaves_are_combined_by_a_model(talk: Conversation) -> None:
         assert text_of(talk.here) == "both"
 
     Walk(talk).play(script, TestModel(custom_output_text="both"))
+
+
+def test_going_on_from_any_place(talk: Conversation) -> None:
+    walk = Walk(talk)
+    heard: list[int] = []
+    is_stuck = False
+
+    async def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+        heard.append(len(messages))
+        if is_stuck:
+            await asyncio.Event().wait()
+        if len(heard) == 2:
+            raise UserError("no such model")
+        return ModelResponse(parts=[TextPart("Then a trie.")])
+
+    async def script(scene: Scene, tree: TreePanel) -> None:
+        nonlocal is_stuck
+        assert await walked(scene, tree, "down") == 8
+        await scene.press("i", *"Why?", "escape")
+        await until(lambda: tree.has_focus)
+        await scene.press("i", "enter")
+        await scene.shows("you are at 14")
+        await until(lambda: tree.current.id == 14, lambda: f"{tree.current}")
+        assert (text_of(talk.here), heard) == ("Then a trie.", [5])
+        assert talk.here.parent is not None
+        assert talk.here.parent.parent is talk.node(8)
+        await until(lambda: walk.saved > 0)
+        await scene.press("i", "A", "enter")
+        await scene.tells("no such model")
+        is_stuck = True
+        await until(lambda: tree.has_focus)
+        await walked(scene, tree, "h")
+        await scene.press("i", "B", "enter")
+        await scene.shows("the answer is on its way")
+        await until(lambda: len(heard) == 3)
+        await scene.press("escape")
+        await scene.shows("you are at 14")
+        assert scene.app.is_running
+
+    walk.play(script, FunctionModel(answer))
+
+
+def test_nobody_is_there_to_answer(talk: Conversation) -> None:
+    async def script(scene: Scene, _: TreePanel) -> None:
+        await scene.press("i")
+        await scene.tells("--model says who")
+
+    Walk(talk).play(script)
 
 
 @pytest.mark.parametrize("key", ["q", "escape"])

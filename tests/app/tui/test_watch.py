@@ -104,8 +104,11 @@ def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pyte
         assert scene.watch.table.row_count == 50
         fork.rows[20] = Row(replace(first, id="k3f9ab.21", files=9), 0, has_won=False)
         await until(lambda: bool(drawn))
-        await scene.pilot.pause(0.3)
+        looks = fork.looks
+        await until(lambda: fork.looks > looks + 2)
         assert drawn == [("k3f9ab.21", "files")]
+        fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
+        await scene.shows("1234567  24/24")  # the columns beside it have moved
 
     watching(fork, script)
 
@@ -148,7 +151,7 @@ def test_the_diff_of_an_attempt(fork: NotedFork, key: str) -> None:
         await scene.comes_to(DiffScreen)
         await scene.shows("+        self.rows = {}")
         await scene.press("escape")
-        await until(lambda: scene.watch is not None)
+        await scene.comes_back()
         assert fork.noted == []
 
     watching(fork, script)
@@ -172,12 +175,13 @@ def test_the_winners_diff(fork: NotedFork) -> None:
         await scene.press("w")
         await scene.tells("Nobody has won yet.")
         fork.told = {"verdict": {"winner": "k3f9ab.2"}}
-        await scene.pilot.pause(0.3)
+        await scene.sees(lambda look: look.fork.verdict is not None)
         await scene.press("w")
         await scene.shows("k3f9ab.2: what it changed")
         await scene.press("escape")
+        await scene.comes_back()
         fork.told = {"stored": "resolved", "commit": 7}
-        await scene.pilot.pause(0.3)
+        await scene.sees(lambda look: look.fork.commit == 7)
         await scene.press("w")
         await scene.shows("diff of commit 7")
 
@@ -193,7 +197,7 @@ def test_another_fork(fork: NotedFork) -> None:
         await scene.comes_to(ForksScreen)
         await scene.shows("make it fast")
         await scene.press("escape")
-        await until(lambda: scene.watch is not None)
+        await scene.comes_back()
         await scene.press("f")
         await scene.comes_to(ForksScreen)
         await scene.press("down", "enter")
@@ -236,11 +240,13 @@ def test_pick(fork: NotedFork) -> None:
         assert "Commit k3f9ab.1 and drop the others?" in scene.text
         assert "3 of its attempts still run" in scene.text
         await scene.press("escape")
+        await scene.comes_back()
         await scene.press("p")
         await answered(scene, "n")
+        await scene.comes_back()
         await scene.press("p")
         await answered(scene, "enter")  # the way back has the focus
-        await until(lambda: scene.watch is not None)
+        await scene.comes_back()
         assert fork.noted == []
         await scene.press("p")
         await answered(scene, "y")
@@ -284,7 +290,7 @@ def test_a_conflict_is_left_alone(fork: NotedFork) -> None:
         await answered(scene, "y")
         await scene.shows("a.txt")
         await scene.press("escape")
-        await until(lambda: scene.watch is not None)
+        await scene.comes_back()
         assert len(fork.noted) == 1
 
     watching(fork, script)
@@ -379,7 +385,9 @@ def test_one_attempt_is_ended(fork: NotedFork) -> None:
         await scene.press("down", "x")
         await scene.comes_to(Question)
         assert "End k3f9ab.2, with all that it started?" in scene.text
-        await scene.press("escape", "x")
+        await scene.press("escape")
+        await scene.comes_back()
+        await scene.press("x")
         await answered(scene, "y")
         await scene.tells("Ended k3f9ab.2; the others go on.")
         assert fork.noted == [("end", "k3f9ab.2")]

@@ -10,8 +10,6 @@ from typing import TypeVar
 from textual.screen import Screen
 
 from forkwise.app.cli.output import printable, totals
-from forkwise.app.tui.nway import NwayScreen
-from forkwise.app.tui.preview import PreviewScreen
 from forkwise.app.tui.question import Question
 from forkwise.app.tui.watched import Look, Watched
 from forkwise.errors import BranchingError, ConflictError
@@ -85,6 +83,9 @@ class DecidingScreen(Screen[None]):
 
     async def choose(self, names: Sequence[str]) -> None:
         """Decide the fork for what is chosen, hunk by hunk, of some attempts, or of all that are over."""
+        from forkwise.app.tui.nway import NwayScreen  # late: a first frame has no time for them
+        from forkwise.app.tui.preview import PreviewScreen
+
         lineups = await self._while("lining up", in_thread(self.watched.line_up, names))
         if not lineups:
             self.notify("They changed nothing.")

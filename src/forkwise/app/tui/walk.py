@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import AgentRunError, UserError
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer, Static, Tree
+from textual.widgets import Footer, Input, Static, Tree
+from textual.worker import Worker
 
 from forkwise.app.cli.output import printable
 from forkwise.app.tui.diff import DiffScreen
@@ -19,7 +22,7 @@ from forkwise.app.tui.question import LineQuestion, Question
 from forkwise.app.tui.tree import TreePanel
 from forkwise.conversation.node import Node
 from forkwise.conversation.recombination import Answer, Recombination, recombine
-from forkwise.conversation.talk import text_of
+from forkwise.conversation.talk import Talk, text_of
 from forkwise.conversation.walking import Walker, combined, difference, transcript
 from forkwise.errors import BranchingError
 from forkwise.sandbox.threads import in_thread
@@ -27,18 +30,30 @@ from forkwise.sandbox.threads import in_thread
 __all__ = ["WalkApp", "WalkScreen"]
 
 _WAYS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
+_NOBODY = "Nobody is there to answer: forkwise walk --model says who."
 _ASKED = {"c": "one after the other", "m": "merged", "v": "by vote", "j": "by a judge"}
 
 
+class PromptLine(Input):
+    """A line to say something in, at the place under the cursor. Escape goes back to the tree."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back to the tree")]
+
+    def action_leave(self) -> None:
+        """Go back to the tree; what was written stays."""
+        self.screen.query_one(TreePanel).focus()
+
+
 class WalkScreen(Screen[None]):
-    """A conversation: its tree, and what was said on the way to the place under the cursor. ``save`` is called whenever
-    something changed; ``model`` is asked where leaves are combined by one, if there is any."""
+    """A conversation: its tree, what was said on the way to the place under the cursor, and a line to go on from there.
+    ``save`` is called whenever something changed; ``model`` answers, and is asked where leaves are combined by one."""
 
     DEFAULT_CSS = """
     WalkScreen TreePanel { width: 3fr; }
     WalkScreen VerticalScroll { width: 2fr; border-left: solid $panel; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("i", "prompt", "say"),
         Binding("d", "diff", "diff"),
         Binding("c", "combine", "combine"),
         Binding("l", "label", "label"),
@@ -46,7 +61,7 @@ class WalkScreen(Screen[None]):
         Binding("p", "fork('last_fork')", "fork before", show=False),
         Binding("h", "here", "here"),
         Binding("tab", "app.focus_next", "text", show=False),
-        Binding("q,escape", "app.quit", "quit"),
+        Binding("q,escape", "leave", "quit", key_display="q"),
     ]
 
     def __init__(self, walker: Walker, *, save: Callable[[], None] = lambda: None, model: Any = None) -> None:
@@ -54,6 +69,7 @@ class WalkScreen(Screen[None]):
         self.walker = walker
         self._save = save
         self._model = model
+        self._answering: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         """The tree beside the text."""
@@ -62,6 +78,7 @@ class WalkScreen(Screen[None]):
             yield TreePanel(self.walker.conversation, id="tree")
             with VerticalScroll():
                 yield Static(id="said", markup=False)
+        yield PromptLine(placeholder="i: go on from the place under the cursor", compact=True, id="prompt")
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -87,6 +104,45 @@ class WalkScreen(Screen[None]):
     def on_tree_panel_going(self, event: TreePanel.Going) -> None:
         """Be at a place."""
         self._go(event.node)
+
+    def action_prompt(self) -> None:
+        """Write what is to be said at the place under the cursor."""
+        if self._model is None:
+            self.notify(_NOBODY)
+        else:
+            self.query_one(PromptLine).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Say it, and be where the answer is."""
+        text = event.value.strip()
+        if self._model is None:
+            self.notify(_NOBODY)
+        elif self._answering is not None:
+            self.notify("Wait for the answer, or stop it with escape.", severity="warning")
+        elif text:
+            event.input.clear()
+            self.tree_panel.focus()
+            self._answering = self.run_worker(self._say(text, self.tree_panel.current), group="prompt")
+
+    async def _say(self, text: str, at: Node) -> None:
+        talk = self.walker.conversation
+        self._tell(f"asked at {at.id}, the answer is on its way … escape stops it")
+        try:
+            self.walker.go(await Talk(Agent(self._model), talk).prompt(text, at))
+        except (BranchingError, AgentRunError, UserError, OSError) as error:
+            self.notify(printable(str(error)), severity="error", timeout=15, markup=False)
+        finally:
+            self._answering = None
+            if self.is_attached:  # else the app is being left
+                self.tree_panel.reload()
+                self._changed()
+
+    def action_leave(self) -> None:
+        """Stop the answer that is on its way, or else quit."""
+        if self._answering is None:
+            self.app.exit()
+        else:
+            self._answering.cancel()
 
     def action_here(self) -> None:
         """Have the cursor where one is."""
@@ -162,9 +218,9 @@ class WalkScreen(Screen[None]):
         except (BranchingError, OSError) as error:
             self.notify(str(error), severity="error", markup=False)
 
-    def _tell(self) -> None:
+    def _tell(self, doing: str = "") -> None:
         talk = self.walker.conversation
-        self.query_one("#place", Line).say(f"{len(talk)} messages · you are at {talk.here.id}")
+        self.query_one("#place", Line).say(f"{len(talk)} messages · {doing or f'you are at {talk.here.id}'}")
 
 
 def _spoken(node: Node) -> Text:

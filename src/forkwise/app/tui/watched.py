@@ -1,7 +1,8 @@
 """Watched: a fork of a ledger as panels need it, read and decided through the floors below.
 
 Every method blocks, on the disk or on whoever runs the fork, and is meant to be called in a thread: a panel that waits
-is a panel that does not answer keys. What a screenshot or a test shows instead is a subclass.
+is a panel that does not answer keys. What a screenshot or a test shows instead is a subclass. What decides is loaded
+when it is needed: a first frame has no time for it.
 """
 
 from __future__ import annotations
@@ -13,30 +14,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from forkwise.app.cli.board import Row, rows_of
-from forkwise.app.cli.difftool import tool_commands
 from forkwise.app.tui.opening import Opening
 from forkwise.errors import BranchError, BranchingError, LedgerError
-from forkwise.explore.resuming import judging_tests
-from forkwise.files.choosing import Choice, Lineup
-from forkwise.files.commit import Commit
-from forkwise.files.commit_diff import commit_diff
-from forkwise.files.conflict import OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.choosing import Prepared, commit_choice, line_up_attempts, prepare_choice
-from forkwise.fork.clearing import abort_fork
-from forkwise.fork.combining import Combined, combine_attempts
-from forkwise.fork.heeding import abort_attempt
-from forkwise.fork.history import undo
-from forkwise.fork.picking import pick
 from forkwise.fork.remains import branch_of
-from forkwise.fork.tests import Tests
 from forkwise.ledger.opening import open_ledger
 from forkwise.ledger.output import follow_output
 from forkwise.ledger.record import AttemptRecord, ForkRecord, Summary
+
+if TYPE_CHECKING:
+    from forkwise.files.choosing import Choice, Lineup
+    from forkwise.files.commit import Commit
+    from forkwise.files.conflict import OnConflict
+    from forkwise.fork.choosing import Prepared
+    from forkwise.fork.combining import Combined
+    from forkwise.fork.tests import Tests
 
 __all__ = ["Look", "Watched"]
 
@@ -112,12 +109,16 @@ class Watched:
 
     def committed(self, fork: ForkRecord) -> str:
         """What a fork's commit changed."""
+        from forkwise.files.commit_diff import commit_diff
+
         if fork.commit is None or fork.origin != self.workspace.branch_path:
             raise LedgerError(f"nothing of fork {fork.id} was committed to the workspace", subject=fork.id)
         return commit_diff(self.workspace, fork.commit)
 
     def open(self, attempt: str) -> Opening:
         """Copies of what an attempt changed, and the commands that show them."""
+        from forkwise.app.cli.difftool import tool_commands
+
         branch = branch_of(self._ledger, self.workspace, attempt)
         place = self._opened.enter_context(tempfile.TemporaryDirectory(prefix=f"forkwise-{attempt}-"))
         try:
@@ -128,24 +129,34 @@ class Watched:
 
     def line_up(self, attempts: Sequence[str]) -> list[Lineup]:
         """What attempts changed, file by file; of all that are over, where none is named."""
+        from forkwise.fork.choosing import line_up_attempts
+
         return line_up_attempts(self.workspace, self._name(), attempts or None)
 
     # Deciding
 
     def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
         """Decide the fork for an attempt."""
+        from forkwise.fork.picking import pick
+
         return pick(self.workspace, attempt, on_conflict=on_conflict, force=force)
 
     def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
         """Decide the fork for several attempts together, where they go together and their tests pass."""
+        from forkwise.fork.combining import combine_attempts
+
         return asyncio.run(combine_attempts(self.workspace, attempts, tests=self.tests(), force=force))
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:
         """Put what was chosen into a branch, and test it. Cancelled, it leaves nothing."""
+        from forkwise.fork.choosing import prepare_choice
+
         return await prepare_choice(self.workspace, self._name(), choice, tests=self.tests())
 
     def commit(self, prepared: Prepared, *, on_conflict: OnConflict = "refuse") -> Commit:
         """Decide the fork for what was prepared."""
+        from forkwise.fork.choosing import commit_choice
+
         return commit_choice(prepared, on_conflict=on_conflict)
 
     def drop(self, prepared: Prepared) -> None:
@@ -154,18 +165,26 @@ class Watched:
 
     def abort(self) -> None:
         """Give the fork up."""
+        from forkwise.fork.clearing import abort_fork
+
         abort_fork(self.workspace, self._name())
 
     def end(self, attempt: str) -> None:
         """End one attempt; the others go on."""
+        from forkwise.fork.heeding import abort_attempt
+
         abort_attempt(self.workspace, attempt)
 
     def undo(self, commit: int) -> Commit:
         """Take back what was committed."""
+        from forkwise.fork.history import undo
+
         return undo(self.workspace, commit)
 
     def tests(self) -> Tests | None:
         """The fork's own tests; None where it has none, or where they are a program's and not written down."""
+        from forkwise.explore.resuming import judging_tests
+
         try:
             return judging_tests(self._ledger.fork(self._name()))
         except LedgerError:
