@@ -232,3 +232,37 @@ async def test_closing_ends_a_turn_that_waits(project: Path, model: str) -> None
         await heard.until(lambda: session.is_busy)
     await turn
     assert session.is_closed
+
+
+async def test_branches_ask_and_are_answered_by_id(project: Path) -> None:
+    rules = [{"steps": [{"calls": [call("execute", command="echo ran > ran.txt")]}, {"say": "ok"}]}]
+    model = write_script(project.parent, rules)
+    async with chatting(project, model, ask=["execute"]) as (session, heard):
+        await session.submit("/fork task")
+        await heard.until(lambda: len(session.approvals) == 2)
+        assert [view.is_waiting for view in session.branches()] == [True, True]
+        by_branch = {asked.branch: asked.id for asked in session.approvals}
+        await session.submit(f"/deny {by_branch['a']}")
+        await session.submit(f"/approve {by_branch['b']}")
+        await heard.branch("a", "done")
+        await heard.branch("b", "done")
+        assert [path.path for path in session.choices.diff().paths] == ["ran.txt"]
+        await session.submit("/merge b")
+        heard.fine()
+        assert (project / "ran.txt").read_text() == "ran\n"
+
+
+async def test_going_back_before_a_merge_takes_it_back(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork task")
+        fork = session.fork
+        await session.submit("/merge a")
+        await session.submit("more of it")
+        await session.submit("/undo")
+        assert f"/load fork:{fork}" in heard.last(Failed).text
+        assert (project / "lib.txt").exists()
+        await session.submit(f"/load fork:{fork}")
+        heard.fine(but=1)
+        assert sorted(path.name for path in project.iterdir()) == ["a.txt"]
+        assert session.last_merge is None
+        assert session.here is session.conversation.root

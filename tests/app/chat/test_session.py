@@ -24,6 +24,7 @@ from forkwise.app.chat.events import (
 from forkwise.app.chat.models import ChatModelError
 from forkwise.app.chat.session import Session
 from forkwise.errors import ConversationError
+from tests.agents.local_model import need_local_model
 from tests.app.chat.talking import chatting
 
 pytestmark = pytest.mark.anyio
@@ -133,3 +134,15 @@ async def test_a_model_that_cannot_be_had_is_told(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises((ChatModelError, Exception), match=told):
         await Session.open(project, model=name)
+
+
+async def test_the_local_model_is_talked_with_and_forked(project: Path) -> None:
+    need_local_model()
+    async with chatting(project, "local") as (session, heard):
+        await session.submit("Say hello.")
+        await session.submit("/fork a: Name a colour. | b: Name a fruit.")
+        await session.submit("/merge a")
+        heard.fine()
+        assert heard.last(TurnEnded).state == "done"
+        assert heard.of(ToolCalled) == []
+        assert session.last_answer

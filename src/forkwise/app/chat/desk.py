@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.models import Model
+from pydantic_ai.usage import UsageLimits
 
 from forkwise.agents.live.capability import LiveForkCapability
 from forkwise.agents.live.checkpoint_files import FileCheckpointStore
@@ -29,7 +30,8 @@ _TOOLLESS = "You are a helpful assistant. Answer briefly."
 
 @dataclass(eq=False)
 class Desk:
-    """What a chat has. ``model_name`` is which model answers; ``settings`` what the next fork is made with."""
+    """What a chat has. ``model_name`` is which model answers; ``settings`` what the next fork is made with. How many
+    requests a turn makes is not limited: a person looks on, and can end it."""
 
     workspace: Workspace
     kept: Kept
@@ -37,6 +39,7 @@ class Desk:
     models: ChatModels
     settings: Settings
     model_name: str
+    limits: UsageLimits = field(default_factory=lambda: UsageLimits(request_limit=None))
     approvals: Approvals = field(init=False)
     showing: Showing = field(init=False)
     forking: LiveForkCapability = field(init=False)

@@ -33,29 +33,30 @@ async def chat_in_lines(
     source: TextIO = sys.stdin,
 ) -> signal.Signals | None:
     """Chat until the lines end, or somebody does; gives the signal that ended it, if one did."""
+    face = _Face(show, "soon" if source.isatty() else "in_order")
     session = await open_session(
-        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=show
+        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=face.heard
     )
-    face = _Face(session, show, "soon" if source.isatty() else "in_order")
-    with _handling(face.signalled):
+    with _handling(lambda number: face.signalled(session, number)):
         try:
-            await face.read(source)
+            await face.read(session, source)
         finally:
             await session.close()
+    if face.is_unheard:
+        raise BrokenPipeError
     return face.ended_by
 
 
 class _Face:
-    def __init__(self, session: Session, show: Callable[[Event], None], when: When) -> None:
-        self._session = session
+    def __init__(self, show: Listener, when: When) -> None:
         self._show = show
         self._over = asyncio.Event()
         self._is_warned = False
         self._when: When = when
         self.ended_by: signal.Signals | None = None
-        session.listen(self.heard)
+        self.is_unheard = False
 
-    async def read(self, source: TextIO) -> None:
+    async def read(self, session: Session, source: TextIO) -> None:
         """Do what the lines ask for. Those that cannot be done now wait until they can."""
         lines = _lines_of(source)
         over = asyncio.create_task(self._over.wait())
@@ -68,16 +69,16 @@ class _Face:
                     following.cancel()
                 elif (line := following.result()) is not None:
                     self._is_warned = False
-                    task = asyncio.create_task(self._session.submit(line, self._when))
+                    task = asyncio.create_task(session.submit(line, self._when))
                     doing.add(task)
                     task.add_done_callback(doing.discard)
                 else:
-                    self._session.nobody_answers()
+                    session.nobody_answers()
                     await self._finished(doing)
                     return
         finally:
             over.cancel()
-            self._session.interrupt()
+            session.interrupt()
             for task in list(doing):
                 task.cancel()
             await asyncio.gather(*doing, return_exceptions=True)
@@ -90,16 +91,21 @@ class _Face:
         over.cancel()
 
     def heard(self, event: Event) -> None:
-        """The chat may be ended by what was typed."""
-        if isinstance(event, Ended):
+        """Show what happens. It may end the chat; and where nobody reads on, that ends it too."""
+        try:
+            if not self.is_unheard:
+                self._show(event)
+        except BrokenPipeError:
+            self.is_unheard = True
+        if isinstance(event, Ended) or self.is_unheard:
             self._over.set()
 
-    def signalled(self, number: signal.Signals) -> None:
+    def signalled(self, session: Session, number: signal.Signals) -> None:
         """The first Ctrl-C ends the turn under way, the second the chat; any other signal the chat at once."""
         if number is signal.SIGINT and not self._is_warned:
             self._is_warned = True
-            if not self._session.interrupt():
-                self._show(Notice("Ctrl-C once more ends the chat"))
+            if not session.interrupt():
+                self.heard(Notice("Ctrl-C once more ends the chat"))
             return
         self.ended_by = number
         self._over.set()

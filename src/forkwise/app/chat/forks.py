@@ -13,6 +13,7 @@ from forkwise.agents.live.cost import BranchCost
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.runtime import BranchRuntime
 from forkwise.agents.live.specs import BranchSpec, MergeStrategy
+from forkwise.app.chat.costs import cost_of
 from forkwise.app.chat.desk import Desk
 from forkwise.app.chat.events import (
     BranchChanged,
@@ -60,6 +61,7 @@ class Forks:
         self._known: ForkCoordinator | None = None
         self.decided: ForkCoordinator | None = None
         self._following: dict[asyncio.Task[object], asyncio.Task[None]] = {}
+        self._told: dict[str, BranchChanged] = {}
         self.by: By = "user"
 
     # What there is
@@ -113,7 +115,7 @@ class Forks:
         desk, here = self._desk, self._desk.kept.here
         await self.let_go()
         coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
-        coordinator.model = desk.model
+        coordinator.model, coordinator.usage_limits = desk.model, desk.limits
         strategy = MergeStrategy(judge_model=desk.settings.judge or desk.model_name)
         for row in form.rows:
             if row.model is not None:
@@ -171,7 +173,7 @@ class Forks:
         """Go on with a fork that a process left. One that was decided is carried out: see ``merge_result``."""
         desk = self._desk
         coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
-        coordinator.model = desk.model
+        coordinator.model, coordinator.usage_limits = desk.model, desk.limits
         await coordinator.resume(fork)
         if coordinator.merge_result is not None:
             self._known = None
@@ -202,16 +204,18 @@ class Forks:
         self.graft(runtime)
         self._desk.kept.save()
         self._tell(runtime)
+        self._desk.feed.tell(cost_of(self._desk.kept.conversation))
         left = "\n".join(runtime.steering)
         if left and runtime.status.state == "done" and self.is_open:
             runtime.steering.clear()  # it was told too late: it is told now
             await self._go_on(runtime, left)
 
     def _tell(self, runtime: BranchRuntime) -> None:
-        status, fork = runtime.status, runtime.coordinator.fork_id or ""
-        self._desk.feed.tell(
-            BranchChanged(fork, runtime.spec.label, runtime.id, status.state, status.current_turn, status.error)
-        )
+        status, fork, label = runtime.status, runtime.coordinator.fork_id or "", runtime.spec.label
+        stands = BranchChanged(fork, label, runtime.id, status.state, status.current_turn, status.error)
+        if self._told.get(runtime.id) != stands:
+            self._told[runtime.id] = stands
+            self._desk.feed.tell(stands)
 
     async def followed(self) -> None:
         """Wait until all that is over was told."""

@@ -91,14 +91,18 @@ class Kept:
         return self.conversation.here
 
     def save(self) -> None:
-        """Write down what is new. A conversation in which nothing was said is none."""
-        if len(self.conversation):
+        """Write down what is new. A conversation in which nothing happened is none."""
+        if not self._is_blank:
             self.saved.save()
+
+    @property
+    def _is_blank(self) -> bool:
+        return not len(self.conversation) and not self.conversation.labels
 
     def close(self) -> None:
         """Let others have it."""
         self.ledger.close()
-        if self.is_new and not len(self.conversation):
+        if self.is_new and self._is_blank:
             self._lock.path.unlink(missing_ok=True)
         os.close(self._lock.fd)
 

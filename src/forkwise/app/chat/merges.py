@@ -14,7 +14,7 @@ from forkwise.agents.live.recalling import recall_merge
 from forkwise.agents.live.specs import MergeStrategy
 from forkwise.agents.live.verdict import ResolveOutcome
 from forkwise.app.chat.desk import Desk
-from forkwise.app.chat.events import Judged, MergeUndone, Notice
+from forkwise.app.chat.events import Judged, MergeUndone, Moved, Notice
 from forkwise.app.chat.failing import told
 from forkwise.app.chat.forks import Forks, resolved
 from forkwise.app.chat.keeping import FORK, MERGED, OVER, UNDOING
@@ -122,8 +122,19 @@ class Merges:
         """Whether a fork was merged and the conversation did not hear of it, such as because of a kill; it does now."""
         result = recall_merge(self._desk.kept.ledger, self._desk.workspace, fork)
         if result is not None:
-            self.go_on_as(result)
+            self._desk.feed.tell(Moved(self.go_on_as(result).id, "merged"))
         return result is not None
+
+    def forget_undone(self) -> None:
+        """Note which merges do not stand any more, because files were gone back with."""
+        kept = self._desk.kept
+        undone = {one.id for one in self._desk.workspace.history() if one.undone_by is not None}
+        for label in [name for name in kept.conversation.labels if name.startswith(MERGED)]:
+            fork = label.removeprefix(MERGED)
+            if kept.ledger.fork(fork).commit in undone:
+                kept.unmark(MERGED, fork)
+                kept.mark(OVER, fork, kept.here)
+        kept.save()
 
     # Taking back
 

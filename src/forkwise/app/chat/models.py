@@ -38,6 +38,13 @@ class ChatModels:
             self._known[name] = self._made(name)
         return self._known[name]
 
+    async def aclose(self) -> None:
+        """Let go of what models hold: connections, and the server of the local one."""
+        for model in self._known.values():
+            async with model:  # which is closed at the end of the last such block
+                pass
+        self._known.clear()
+
     def _made(self, name: str) -> Model:
         if name.startswith(_SCRIPT):
             return load_script(self._place / name.removeprefix(_SCRIPT))

@@ -72,7 +72,7 @@ def _claim(kept: Kept) -> None:
         if label.startswith(FORK)
     }
     own = [message.parts for message in kept.conversation.path()]
-    for record in unfinished(kept.ledger):
+    for record in unfinished(kept.ledger) if own else ():
         if record.id not in known and _parent_parts(kept, record) == own:
             kept.mark(FORK, record.id, kept.here)
             kept.save()

@@ -108,6 +108,7 @@ class Session:
         async with self._alone:
             await self._forks.leave()
         self.desk.kept.save()
+        await self.desk.models.aclose()
         self.desk.feed.tell(Ended())
         self.desk.kept.close()
 
@@ -318,7 +319,10 @@ class Session:
         """Go back to a checkpoint, with its files."""
         async with self._alone:
             self._no_fork()
-            return await self._moves.load(name)
+            await self._forks.let_go()
+            loaded = await self._moves.load(name)
+            self._merges.forget_undone()
+            return loaded
 
     def _no_fork(self) -> None:
         if self._forks.is_open:

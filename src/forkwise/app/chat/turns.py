@@ -92,7 +92,7 @@ class Turns:
     async def _follow(self, turn: Turn) -> None:
         desk = self._desk
         history = desk.kept.conversation.path(turn.node)
-        async with desk.agent.iter(message_history=history, deps=desk.deps) as run:
+        async with desk.agent.iter(message_history=history, deps=desk.deps, usage_limits=desk.limits) as run:
             try:
                 async for _ in run:
                     self._take(turn, run.all_messages())
