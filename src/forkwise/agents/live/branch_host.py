@@ -16,6 +16,7 @@ from forkwise.agents.live.checkpoint import Checkpoint
 from forkwise.agents.live.cost import ForkCostSummary
 from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.diffing import build_diff_report
+from forkwise.agents.live.left_inside import look_inside
 from forkwise.agents.live.live_fork import LiveFork, state_of
 from forkwise.agents.live.materializer import ForkMaterializer
 from forkwise.agents.live.rewinding import Rewound
@@ -111,6 +112,9 @@ class BranchHost:
     # Running branches
 
     async def _first_turn(self, runtime: BranchRuntime) -> tuple[bool, str]:
+        live = self._known()
+        if live.is_resumed:
+            runtime.left = await in_thread(look_inside, live, runtime)
         await self._turn(runtime)
         return True, runtime.thread.last_text
 

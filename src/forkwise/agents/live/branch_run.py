@@ -21,8 +21,9 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from forkwise.agents.live.estimate import RequestEstimate, estimate_request
+from forkwise.agents.live.left_inside import give_up_left
 from forkwise.agents.live.purse import Purse
-from forkwise.agents.live.runtime import BranchRuntime
+from forkwise.agents.live.runtime import BranchRuntime, current_tool
 from forkwise.agents.live.specs import Budget
 from forkwise.agents.live.status import PendingApprovalRequest
 
@@ -101,7 +102,10 @@ class BranchRun(AbstractCapability[Any]):
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
-        """Show what was said."""
+        """Show what was said, and whether forks that were left in the branch are wanted."""
+        calls = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
+        if self.runtime.left is not None and not self.runtime.left.is_wanted_by(calls):
+            await give_up_left(self.runtime)
         texts = [part.content for part in response.parts if isinstance(part, TextPart) and part.content.strip()]
         if texts:
             self.runtime.status.last_message_preview = texts[-1].strip()[:_PREVIEW]
@@ -152,9 +156,14 @@ class BranchRun(AbstractCapability[Any]):
     ) -> Any:
         """Carry a tool out if it has something left to spend. Each call of it counts as a request; what its own agents
         spend by the run's usage counts as well."""
-        purse = self.runtime.tool_purses.get(call.tool_name)
-        if purse is None:
-            return await handler(args)
+        token = current_tool.set(call.tool_name)
+        try:
+            purse = self.runtime.tool_purses.get(call.tool_name)
+            return await (handler(args) if purse is None else self._paid(purse, ctx, call, args, handler))
+        finally:
+            current_tool.reset(token)
+
+    async def _paid(self, purse: Purse, ctx: RunContext[Any], call: ToolCallPart, args: Any, handler: Any) -> Any:
         seconds = purse.budget.seconds
         left = None if seconds is None else seconds - purse.usage.details.get(_MILLISECONDS, 0) / 1000
         if purse.is_empty or (left is not None and left <= 0):

@@ -19,6 +19,7 @@ from forkwise.agents.live.branch_run import BranchRun, limits_of
 from forkwise.agents.live.deps import DeepAgentDeps, clone_for_branch
 from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Ground
+from forkwise.agents.live.left_inside import give_up_left
 from forkwise.agents.live.materializer import ForkMaterializer
 from forkwise.agents.live.overlay_files import FilesOverlay
 from forkwise.agents.live.runtime import BranchRuntime, entered
@@ -70,6 +71,7 @@ async def take_turn(
     entered(runtime)
     thread = runtime.thread
     if thread.is_answered:
+        await give_up_left(runtime)
         return None
     run = BranchRun(runtime=runtime)
     runtime.options = _options(runtime, run, limits)
@@ -81,6 +83,7 @@ async def take_turn(
         raise BudgetExceededError(str(error).partition(". Consider ")[0]) from error
     finally:
         await runtime.close_inner()
+        await give_up_left(runtime)
         run.keep()
 
 

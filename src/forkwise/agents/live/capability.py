@@ -123,6 +123,8 @@ class LiveForkCapability(AbstractCapability[Any]):
             ctx.deps.fork_coordinator = own._coordinator
         if branch is None:
             self._coordinator = own._coordinator
+        else:
+            await own._coordinator.take_up_left()
         return own
 
     def _earlier(self, ctx: RunContext[Any]) -> ForkCoordinator | None:

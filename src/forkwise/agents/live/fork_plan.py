@@ -22,7 +22,8 @@ KIND = "live"
 @dataclass(frozen=True)
 class ForkPlan:
     """What a fork was asked for. ``conversation`` names the one that its branches are branches of, ``checkpoint`` what
-    was saved before it; ``goal`` is what the judge is told the branches were for."""
+    was saved before it; ``goal`` is what the judge is told the branches were for. ``maker`` is the tool that made it,
+    where one did inside a branch."""
 
     specs: tuple[BranchSpec, ...]
     conversation: str
@@ -32,6 +33,7 @@ class ForkPlan:
     shares: bool = False
     checkpoint: str | None = None
     goal: str = ""
+    maker: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As the ledger holds it."""

@@ -114,6 +114,10 @@ async def merge_or_select(ctx: RunContext[Any], action: str) -> str:
     coordinator = _coordinator(ctx)
     if coordinator is None:
         return NOT_ENABLED_MESSAGE
+    branch = current_branch()
+    if branch is not None and branch.merged_inside is not None and coordinator.is_resolved:
+        told, branch.merged_inside = branch.merged_inside, None  # by a process that was killed before it said so
+        return told
     try:
         result = await coordinator.merge_or_select(action)
     except (ValueError, RuntimeError, BranchingError) as error:

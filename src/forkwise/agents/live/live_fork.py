@@ -3,7 +3,7 @@ are branches of, their files and their purse. What a branch does is not known he
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage
+from pydantic_ai.usage import RunUsage
 
 from forkwise.agents.live.fork_plan import KIND, ForkPlan
 from forkwise.agents.live.ground import Ground
@@ -30,6 +31,7 @@ from forkwise.errors import CommitError, ForkNotFoundError, ForkResolvedError, L
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.fork import Fork, Settings
+from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import AttemptRecord, AttemptState
 from forkwise.sandbox.threads import in_thread
 
@@ -69,6 +71,7 @@ class LiveFork:
     purse: Purse
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
     losers: Losers | None = None
+    is_resumed: bool = False
 
     @property
     def handle(self) -> ForkHandle:
@@ -95,7 +98,7 @@ class LiveFork:
         error = None if state in ("running", "done") else attempt.reason
         status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
         runtime = BranchRuntime(spec, status, coordinator, attempt, thread, Purse(spec.spending, above=self.purse))
-        _recall_cost(runtime, self.fork.ledger.attempt(attempt.id))
+        _recall_cost(runtime, self.fork.ledger)
         runtime.tool_purses = {name: Purse(budget) for name, budget in spec.tool_budgets.items()}
         made.append(runtime)
         self.branches[attempt.id] = runtime
@@ -110,8 +113,9 @@ class LiveFork:
         """Write down what a branch has cost so far, with the forks inside it."""
         spent, usage = runtime.purse.spent, runtime.purse.usage
         told = {"usd": spent.usd, "tokens": spent.tokens, "requests": spent.requests}
+        own = {"usd": None if usage.cost is None else float(usage.cost), "requests": usage.requests}
         tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        self.fork.ledger.record_cost(runtime.id, told | tokens)
+        self.fork.ledger.record_cost(runtime.id, told | tokens | {"own": own | tokens})
 
     # Its one resolution
 
@@ -167,7 +171,9 @@ async def begin(
     return LiveFork(fork, plan, ground, saved, _purse(plan, above)), threads
 
 
-async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitStack) -> tuple[LiveFork, list[Thread]]:
+async def reopen(
+    ground: Ground, plan: ForkPlan, fork_id: str, above: Purse | None, stack: AsyncExitStack
+) -> tuple[LiveFork, list[Thread]]:
     """A fork that another process left, and its threads as far as they had come."""
     fork = Fork(ground.parent, KIND, _settings(plan), resume=fork_id)
     await stack.enter_async_context(fork)
@@ -181,16 +187,39 @@ async def reopen(ground: Ground, plan: ForkPlan, fork_id: str, stack: AsyncExitS
         Thread(conversation, conversation.labels[place_label(number)], place_label(number), start)
         for number in range(len(plan.specs))
     ]
-    return LiveFork(fork, plan, ground, saved, _purse(plan, None)), threads
+    if above is not None:
+        _uncount(above, fork.ledger, fork.id)
+    return LiveFork(fork, plan, ground, saved, _purse(plan, above), is_resumed=True), threads
 
 
-def _recall_cost(runtime: BranchRuntime, record: AttemptRecord) -> None:
-    """Take over what a branch had cost when its process was killed, if one was."""
-    cost = record.cost or {}
-    usage = runtime.purse.usage
-    usage.requests, usage.input_tokens = cost.get("requests", 0), cost.get("input_tokens", 0)
-    usage.output_tokens = cost.get("output_tokens", 0)
-    usage.cost = None if cost.get("usd") is None else Decimal(str(cost["usd"]))
+def _recall_cost(runtime: BranchRuntime, ledger: Ledger) -> None:
+    """Take over what a branch had cost when its process was killed, if one was, with the forks inside it."""
+    _count(runtime.purse.usage, ledger.attempt(runtime.id), 1)
+    for fork in ledger.children(runtime.id):
+        for attempt in _all_in(ledger, fork.id):
+            _count(runtime.purse.usage, attempt, 1)
+
+
+def _uncount(purse: Purse, ledger: Ledger, fork: str) -> None:
+    """A fork inside a branch is gone on with: its branches have purses of their own again."""
+    for attempt in _all_in(ledger, fork):
+        _count(purse.usage, attempt, -1)
+
+
+def _all_in(ledger: Ledger, fork: str) -> Iterator[AttemptRecord]:
+    for attempt in ledger.attempts(fork):
+        yield attempt
+        for inner in ledger.children(attempt.id):
+            yield from _all_in(ledger, inner.id)
+
+
+def _count(usage: RunUsage, attempt: AttemptRecord, sign: int) -> None:
+    cost = (attempt.cost or {}).get("own") or attempt.cost or {}
+    usage.requests += sign * cost.get("requests", 0)
+    usage.input_tokens += sign * cost.get("input_tokens", 0)
+    usage.output_tokens += sign * cost.get("output_tokens", 0)
+    if cost.get("usd") is not None:
+        usage.cost = (usage.cost or Decimal(0)) + sign * Decimal(str(cost["usd"]))
 
 
 def _settings(plan: ForkPlan) -> Settings:

@@ -12,6 +12,7 @@ from pydantic_ai.models import infer_model
 from forkwise.agents.live.estimate import CostProjection, project_cost
 from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.labels import plain_labels
+from forkwise.agents.live.runtime import current_tool
 from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
 from forkwise.errors import ForkBranchLimitError
 
@@ -50,6 +51,7 @@ def plan_fork(
         strategy=strategy or MergeStrategy(),
         budget=replace(budget, usd=min(caps, default=None)),
         shares=shares,
+        maker=current_tool.get(),
     )
 
 

@@ -36,20 +36,24 @@ async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandl
     async with AsyncExitStack() as stack:
         ground = await in_thread(ground_for, coordinator.workspace, coordinator.parent_deps)
         stack.push_async_callback(in_thread, ground.close)
-        record, handle, result = await in_thread(_found, ground, fork_id)
+        inside = None if coordinator.inside is None else coordinator.inside.id
+        record, handle, result = await in_thread(_found, ground, fork_id, inside)
         if result is not None:
             coordinator.merge_result = result
             return handle
         plan = ForkPlan.from_json(record.spec, record.id)
-        live, threads = await reopen(ground, plan, record.id, stack)
+        above = coordinator.inside.purse if coordinator.inside is not None else None
+        live, threads = await reopen(ground, plan, record.id, above, stack)
         return await coordinator.adopt(live, threads, stack)
 
 
-def _found(ground: Ground, fork_id: str | None) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
+def _found(
+    ground: Ground, fork_id: str | None, inside: str | None
+) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
     """The fork that is to be gone on with. One that was decided is carried out first, and nothing is left to do."""
     workspace = ground.parent.workspace
     with open_ledger(workspace) as ledger:
-        left = unfinished(ledger)
+        left = unfinished(ledger, inside)
         if fork_id is None:
             record = left[-1] if left else None
         else:

@@ -36,7 +36,7 @@ from forkwise.fork.tests import Tests
 from forkwise.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
-    from forkwise.agents.live.coordinator import ForkCoordinator
+    from forkwise.agents.live.decider import ForkDecider
 
 __all__ = ["Decision", "decide", "goal_of", "judged", "outcome_of", "run_tests", "strategy_key"]
 
@@ -138,7 +138,7 @@ async def decide(
     return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges)
 
 
-async def judged(coordinator: ForkCoordinator, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
+async def judged(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
     """What judges say of a fork whose branches are all over. A branch that failed, or never spoke, cannot win; where
     none is left there is no verdict."""
     branches = [runtime for runtime in live.branches.values() if is_mergeable(runtime)]

@@ -23,8 +23,9 @@ from forkwise.fork.attempt import Attempt
 
 if TYPE_CHECKING:
     from forkwise.agents.live.coordinator import ForkCoordinator
+    from forkwise.agents.live.left_inside import LeftInside
 
-__all__ = ["BranchRuntime", "current_branch", "entered"]
+__all__ = ["BranchRuntime", "current_branch", "current_tool", "entered"]
 
 _current: ContextVar[BranchRuntime | None] = ContextVar("forkwise_live_branch", default=None)
 
@@ -36,7 +37,8 @@ class BranchRuntime:
     ``task`` ends when the turn under way does, with what the agent gave; ``overlay`` is what it changed in its files,
     None once the fork is resolved. ``partial_history`` is what it had said before its last request. ``steering`` is
     what it is told with its next request. ``inner`` are those who fork the branch itself, ``checkpoints`` its own,
-    where its deps have none.
+    where its deps have none, ``left`` what a killed process had open inside it,
+    ``merged_inside`` what it had merged there without saying so.
     """
 
     spec: BranchSpec
@@ -59,6 +61,8 @@ class BranchRuntime:
     tool_purses: dict[str, Purse] = field(default_factory=dict, repr=False)
     inner: list[ForkCoordinator] = field(default_factory=list, repr=False)
     checkpoints: CheckpointStore | None = field(default=None, repr=False)
+    left: LeftInside | None = field(default=None, repr=False)
+    merged_inside: str | None = None
 
     @property
     def id(self) -> str:
@@ -108,6 +112,10 @@ class BranchRuntime:
         self.overlay = self.workspace = None
         self.partial_history = []
         self.options = {}
+
+
+#: The tool that is being carried out, in a branch.
+current_tool: ContextVar[str | None] = ContextVar("forkwise_live_tool", default=None)
 
 
 def current_branch() -> BranchRuntime | None:

@@ -108,10 +108,10 @@ class LedgerForkStore:
             return what(ledger)
 
 
-def unfinished(ledger: Ledger) -> list[ForkRecord]:
+def unfinished(ledger: Ledger, inside: str | None = None) -> list[ForkRecord]:
     """The live forks whose process was killed before they were decided, or before that was carried out; the oldest
-    first. Those made inside a branch of another are a part of that."""
-    return [fork for fork in _forks(ledger) if fork.parent is None and (_is_cut(fork) or _is_uncommitted(fork))]
+    first. Those made inside a branch of another are a part of that: they are had by that branch."""
+    return [fork for fork in _forks(ledger) if fork.parent == inside and (_is_cut(fork) or _is_uncommitted(fork))]
 
 
 def _forks(ledger: Ledger) -> list[ForkRecord]:
