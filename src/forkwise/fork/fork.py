@@ -250,7 +250,7 @@ class Fork:
         """The branch of an attempt that was over when its process was killed, if nothing was built upon it yet."""
         if record.state not in ("succeeded", "failed", *(["cancelled"] if self.settings.reopens else [])):
             return None
-        inner = self.ledger.children(record.id)
+        inner = [] if self.settings.reopens else self.ledger.children(record.id)
         if any(child.commit is not None and child.started >= (record.ended or 0.0) for child in inner):
             return None
         with suppress(BranchNotFoundError):

@@ -112,15 +112,16 @@ class BranchHost:
     # Running branches
 
     async def _first_turn(self, runtime: BranchRuntime) -> tuple[bool, str]:
-        live = self._known()
-        if live.is_resumed:
-            runtime.left = await in_thread(look_inside, live, runtime)
         await self._turn(runtime)
         return True, runtime.thread.last_text
 
     async def _turn(self, runtime: BranchRuntime) -> Any:
         if runtime.overlay is None:
             await self._open_files(runtime)
+        live = self._known()
+        if live.is_resumed and not runtime.is_looked_into:
+            runtime.is_looked_into = True
+            runtime.left = await in_thread(look_inside, live, runtime)
         runner = self.branch_runner or run_agent
         runtime.result = await take_turn(runtime, self.agent, runner, self.usage_limits)
         return runtime.result

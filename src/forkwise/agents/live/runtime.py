@@ -63,6 +63,7 @@ class BranchRuntime:
     checkpoints: CheckpointStore | None = field(default=None, repr=False)
     left: LeftInside | None = field(default=None, repr=False)
     merged_inside: str | None = None
+    is_looked_into: bool = False
 
     @property
     def id(self) -> str:
