@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_ai import Agent, AgentRunResultEvent, UnexpectedModelBehavior
 from pydantic_ai.messages import (
     PartDeltaEvent,
@@ -38,6 +38,7 @@ from forkwise.sandbox.threads import in_thread
 __all__ = ["Judge", "JudgeAgent", "VerdictDraft", "evidence_first", "heard", "name_of"]
 
 _TRIES = 3
+_BRIEF = 240  # characters of reasoning that a model gets which does not always know when to stop
 
 
 class Judge(Protocol):
@@ -64,6 +65,8 @@ class VerdictDraft:
 class JudgeAgent:
     """A judge on one model, ``"local"`` for the one that needs no key. ``domain`` is what it is told to look at.
 
+    The local one is small, and says only which branch, how sure it is and why in a sentence or two.
+
     The connections of a model that is given by its name are closed after each verdict; those of a model that was made
     elsewhere are left to whoever made it.
 
@@ -73,6 +76,7 @@ class JudgeAgent:
 
     def __init__(self, model: Model | str, *, domain: JudgeDomain = "general", instructions: str | None = None) -> None:
         self._opens = isinstance(model, str)
+        self._is_brief = is_local(model)
         self.agent: Agent[None, JudgeVerdict] = Agent(
             local_model() if is_local(model) else model,
             output_type=JudgeVerdict,
@@ -91,7 +95,7 @@ class JudgeAgent:
     ) -> tuple[JudgeVerdict, RunUsage]:
         """The verdict, and what it took. Errors of the provider are raised; what a judge says never is one."""
         usage = RunUsage()
-        kind = _verdict_among(outcomes)
+        kind = _verdict_among(outcomes, is_brief=self._is_brief)
         prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
         async with self._connected():
             try:
@@ -105,7 +109,7 @@ class JudgeAgent:
     ) -> AsyncIterator[VerdictDraft]:
         """The verdict while it is being said; a judge that is sent back begins anew. The last draft has all of it."""
         usage = RunUsage()
-        kind = _verdict_among(outcomes)
+        kind = _verdict_among(outcomes, is_brief=self._is_brief)
         prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
         said = ""
         async with self._connected():
@@ -157,7 +161,7 @@ def evidence_first(outcomes: Sequence[BranchOutcome]) -> list[BranchOutcome]:
     )
 
 
-def _verdict_among(outcomes: Sequence[BranchOutcome]) -> type[JudgeVerdict]:
+def _verdict_among(outcomes: Sequence[BranchOutcome], *, is_brief: bool) -> type[BaseModel]:
     """The type of a verdict on these branches: no other can be named, and a label that only one has is its id."""
     if not outcomes:
         raise ValueError("there is no branch to judge")
@@ -171,20 +175,20 @@ def _verdict_among(outcomes: Sequence[BranchOutcome]) -> type[JudgeVerdict]:
     def rejected(value: object) -> object:
         return {named(key): reason for key, reason in value.items()} if isinstance(value, dict) else value
 
-    fields: dict[str, Any] = {
-        "winner_branch_id": (
-            Annotated[Literal[ids], BeforeValidator(named)],
-            Field(description=JudgeVerdict.model_fields["winner_branch_id"].description),
-        ),
-        "rejected_with_reasons": (
-            Annotated[dict[str, str], BeforeValidator(rejected)],
-            JudgeVerdict.model_fields["rejected_with_reasons"],
-        ),
-    }
-    return create_model("JudgeVerdict", __base__=JudgeVerdict, **fields)
+    known_fields = JudgeVerdict.model_fields
+    winner: Any = (
+        Annotated[Literal[ids], BeforeValidator(named)],
+        Field(description=known_fields["winner_branch_id"].description),
+    )
+    if is_brief:
+        why: Any = (str, Field(max_length=_BRIEF, description=known_fields["reasoning"].description))
+        sure: Any = (float, known_fields["confidence"])
+        return create_model("JudgeVerdict", winner_branch_id=winner, confidence=sure, reasoning=why)
+    reasons: Any = (Annotated[dict[str, str], BeforeValidator(rejected)], known_fields["rejected_with_reasons"])
+    return create_model("JudgeVerdict", __base__=JudgeVerdict, winner_branch_id=winner, rejected_with_reasons=reasons)
 
 
-def _plain(verdict: JudgeVerdict) -> JudgeVerdict:
+def _plain(verdict: BaseModel) -> JudgeVerdict:
     return JudgeVerdict(**verdict.model_dump())
 
 
