@@ -21,6 +21,7 @@ from forkwise.app.cli.board import Board, time_text
 from forkwise.app.cli.output import Output
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.protocol import Ledger
+from tests.fork.killed import becomes_so
 
 LOOK = """
 import sys
@@ -74,6 +75,7 @@ def test_lines(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
         ledger.end_attempt(first, "succeeded", files=1)
         ledger.end_attempt(second, "cancelled", reason="another won")
         ledger.resolve(fork, how="best score", winner=first)
+        ledger.record_commit(fork, 3)
         assert board.follow().state == "resolved"
     lines = [re.sub(r" in \d+\.\d s", "", line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -83,6 +85,7 @@ def test_lines(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
         f"{first} succeeded: 1 file",
         f"{second} cancelled: another won",
         f"{first} won: best score",
+        f"{fork} was committed as 3",
     ]
 
 
@@ -109,11 +112,12 @@ def test_summary(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
 def test_whoever_looks_on_sees_the_same(ledger: Ledger, project: Path, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
-    work = f"touch {room}/$FORKWISE_ATTEMPT; while [ ! -e {room}/go ]; do :; done; echo done; exit $FORKWISE_ATTEMPT"
+    waiting = f"touch {room}/$FORKWISE_ATTEMPT; until [ -e {room}/go ]; do sleep 0.05; done"
+    work = f"{waiting}; echo done; exit $FORKWISE_ATTEMPT"
     words = ["best-of", "2", "--json", "--writable", str(room), "--", "sh", "-c", work]
     with subprocess.Popen([*COMMAND, *words], cwd=project, stdout=subprocess.PIPE, text=True) as running:
-        while len(list(room.iterdir())) < 2:
-            assert running.poll() is None
+        assert becomes_so(lambda: len(list(room.iterdir())) == 2 or running.poll() is not None)
+        assert running.poll() is None
         fork = ledger.forks()[0].id
         with subprocess.Popen(
             [sys.executable, "-c", LOOK, fork], cwd=project, stdout=subprocess.PIPE, text=True

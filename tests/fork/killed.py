@@ -134,7 +134,7 @@ class Scene:
         return path.read_text() if path.exists() else None
 
 
-def becomes_so(question: Callable[[], bool], seconds: float = 20.0) -> bool:
+def becomes_so(question: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether something becomes so before long."""
     end = time.monotonic() + seconds
     while not question():

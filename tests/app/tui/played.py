@@ -146,7 +146,7 @@ async def until(is_so: Callable[[], bool], why: Callable[[], str] = lambda: "") 
     while time.monotonic() < deadline:
         if is_so():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)  # to look at the screen is to draw it, which is not for nothing
     raise AssertionError(why())
 
 

@@ -144,14 +144,14 @@ def test_waiting_for_a_fork(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) ->
     play(WatchApp(fork), script)
 
 
-@pytest.mark.parametrize("key", ["d", "enter"])
-def test_the_diff_of_an_attempt(fork: NotedFork, key: str) -> None:
+def test_the_diff_of_an_attempt(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
-        await scene.press(key)
-        await scene.comes_to(DiffScreen)
-        await scene.shows("+        self.rows = {}")
-        await scene.press("escape")
-        await scene.comes_back()
+        for key in ("d", "enter"):
+            await scene.press(key)
+            await scene.comes_to(DiffScreen)
+            await scene.shows("+        self.rows = {}")
+            await scene.press("escape")
+            await scene.comes_back()
         assert fork.noted == []
 
     watching(fork, script)
@@ -267,31 +267,22 @@ def test_pick_what_failed(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-@pytest.mark.parametrize(("key", "how"), [("m", "merge"), ("o", "ours"), ("t", "theirs")])
-def test_pick_in_conflict(fork: NotedFork, key: str, how: str) -> None:
-    fork.outcomes = [ConflictError("no", conflicts=[Conflict("a.txt", "changed", "by hand")]), COMMIT]
+def test_pick_in_conflict(fork: NotedFork) -> None:
+    conflict = ConflictError("no", conflicts=[Conflict("a.txt", "changed", "by hand")])
+    answers = {"m": "merge", "o": "ours", "t": "theirs", "escape": None}
+    fork.outcomes = [outcome for how in answers.values() for outcome in ([conflict, COMMIT] if how else [conflict])]
+    first = ("pick", "k3f9ab.1", "refuse", False)
 
     async def script(scene: Scene) -> None:
-        await scene.press("p")
-        await answered(scene, "y")
-        await scene.shows("a.txt")
-        await scene.press(key)
-        await scene.tells("Committed as 3")
-        assert fork.noted == [("pick", "k3f9ab.1", "refuse", False), ("pick", "k3f9ab.1", how, False)]
-
-    watching(fork, script)
-
-
-def test_a_conflict_is_left_alone(fork: NotedFork) -> None:
-    fork.outcomes = [ConflictError("no", conflicts=[Conflict("a.txt", "changed", "by hand")])]
-
-    async def script(scene: Scene) -> None:
-        await scene.press("p")
-        await answered(scene, "y")
-        await scene.shows("a.txt")
-        await scene.press("escape")
-        await scene.comes_back()
-        assert len(fork.noted) == 1
+        for key, how in answers.items():
+            fork.noted = []
+            await scene.press("p")
+            await answered(scene, "y")
+            await scene.shows("a.txt")
+            await scene.press(key)
+            await scene.comes_back()
+            decided = [first, ("pick", "k3f9ab.1", how, False)] if how else [first]
+            await until(lambda decided=decided: fork.noted == decided and not scene.watch.doing)
 
     watching(fork, script)
 
@@ -365,15 +356,16 @@ def test_choose_hunk_by_hunk(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-@pytest.mark.parametrize("key", ["a", "escape"])
-def test_abort(fork: NotedFork, key: str) -> None:
+def test_abort(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
-        await scene.press(key)
-        await scene.comes_to(Question)
-        assert "Abort the whole fork" in scene.text
-        await scene.press("y")
-        await scene.tells("Aborted")
-        assert fork.noted == [("abort",)]
+        for key in ("a", "escape"):
+            fork.noted = []
+            await scene.press(key)
+            await scene.comes_to(Question)
+            assert "Abort the whole fork" in scene.text
+            await scene.press("y")
+            await scene.tells("Aborted")
+            await until(lambda: fork.noted == [("abort",)] and not scene.watch.doing)
 
     watching(fork, script)
 
