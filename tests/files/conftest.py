@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +13,28 @@ import pytest
 
 from forkwise import BranchNotFoundError, Workspace
 from forkwise.files.views.mountpoint import mounts
+from tests.files.images import mounted_tmpfs
+
+
+@pytest.fixture(scope="session")
+def memory_room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory that is kept in memory, where whoever runs the tests may mount one."""
+    room = tmp_path_factory.mktemp("memory") / "room.mnt"
+    room.mkdir()
+    if os.geteuid() != 0:
+        yield room
+        return
+    with mounted_tmpfs(room):
+        yield room
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """In memory for modules that say ``IN_MEMORY = True``: they make thousands of files, and what they test is told by
+    the same system calls on any filesystem. Others have the disk."""
+    if not getattr(request.module, "IN_MEMORY", False):
+        return tmp_path
+    return Path(tempfile.mkdtemp(dir=request.getfixturevalue("memory_room")))
 
 
 @pytest.fixture(autouse=True)

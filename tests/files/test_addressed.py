@@ -27,9 +27,9 @@ entries = st.dictionaries(
 
 
 @contextmanager
-def twins(made: dict[str, str | None]) -> Iterator[tuple[Path, AddressedTree]]:
+def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path, AddressedTree]]:
     """A directory, and another with the same names and links in it that is addressed as the first."""
-    room = Path(os.path.realpath(tempfile.mkdtemp(prefix="forkwise-addressed-")))
+    room = Path(os.path.realpath(tempfile.mkdtemp(dir=room_of_all)))
     where, root = room / "where", room / "deep" / "root"
     try:
         for top in (where, root):
@@ -59,8 +59,8 @@ def _make(path: Path, what: str | None, where: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(made=entries, path=parts)
-def test_leads_where_it_would_for_who_sees_it_there(made: dict[str, str | None], path: str) -> None:
-    with twins(made) as (where, tree):
+def test_leads_where_it_would_for_who_sees_it_there(memory_room: Path, made: dict[str, str | None], path: str) -> None:
+    with twins(memory_room, made) as (where, tree):
         if _is_loop(where / path):
             with pytest.raises(OSError, match="symbolic links"):
                 tree.realpath(path)
@@ -78,8 +78,8 @@ def _is_loop(path: Path) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(made=entries, path=parts)
-def test_reads_and_writes_its_own_and_nothing_else(made: dict[str, str | None], path: str) -> None:
-    with twins(made) as (where, tree):
+def test_reads_and_writes_its_own_and_nothing_else(memory_room: Path, made: dict[str, str | None], path: str) -> None:
+    with twins(memory_room, made) as (where, tree):
         before = _everything(where)
         if _is_loop(where / path):
             return

@@ -42,6 +42,7 @@ from tests.files.steps import Steps, in_child
 from tests.need import need
 
 Open = Callable[..., Workspace]
+IN_MEMORY = True
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
 NOBODY = 65534

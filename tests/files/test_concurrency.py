@@ -382,7 +382,7 @@ def test_a_half_committed_branch_seen_by_a_process_that_lives_on(memory: Path) -
         workspace.gc,
     ]
     for use in uses:
-        for path in ("/head.new", "/branches/b"):
+        for path in ("+", "/branches/b"):
             assert in_child(scene.act, Steps(path=path)).killed
             use()
             assert picture(scene.root) == scene.before
@@ -394,7 +394,7 @@ def test_a_half_committed_branch_seen_by_a_process_that_lives_on(memory: Path) -
 def test_a_parent_is_not_committed_with_half_of_its_child(project: Path) -> None:
     """A process is killed while it commits a branch into its parent; the parent must not be committed like that."""
     workspace = Workspace(project, durable=False)
-    for path in ("/head.new", "/branches/child"):
+    for path in ("+", "/branches/child"):
         parent = workspace.branch("parent")
         (parent.path / "0").write_text("parent\n")
         child = parent.branch("child")

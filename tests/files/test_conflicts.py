@@ -220,8 +220,6 @@ def test_what_a_third_party_moves_into_place_conflicts_however_old_it_is(workspa
 def test_a_directory_a_third_party_exchanges_conflicts_however_old_its_files_are(
     workspace: Workspace, view: str, tmp_path: Path
 ) -> None:
-    if view == "copy":
-        pytest.xfail("a copy does not know which directories it was made from")
     write(tmp_path / "elsewhere" / "a", "older than the fork")
     branch = workspace.branch("b")
     edit(branch.path / "d" / "a", "branch")

@@ -31,6 +31,8 @@ from forkwise.files.views.mountpoint import is_mount_point
 from tests.files.images import loop_image
 from tests.need import need
 
+IN_MEMORY = True
+
 NAMES = "abc"
 CHOICES = ["refuse", "refuse", "ours", "theirs", "merge"]
 WAYS = ["write", "write", "append", "replace", "delete", "chmod", "move", "move", "file", "directory", "symlink"]

@@ -60,7 +60,7 @@ def test_a_change_after_a_failed_commit_is_still_seen(workspace: Workspace) -> N
     """Only what the roll back did itself is forgiven."""
     branch = workspace.branch("b")
     alter(branch.path)
-    assert in_child(branch.commit, Steps(path="/head.new")).killed
+    assert in_child(branch.commit, Steps(path="+")).killed
     assert [b.name for b in Workspace(workspace.path).branches()] == ["b"]
     (workspace.path / "change/03").write_text("a third party's\n")
     os.chmod(workspace.path / "change/04", 0o600)
@@ -74,7 +74,7 @@ def test_siblings_of_a_failed_commit_meet_no_conflicts(workspace: Workspace) -> 
     for each in (branch, sibling):
         alter(each.path)
     after = picture(sibling.path)
-    assert in_child(branch.commit, Steps(path="/head.new")).killed
+    assert in_child(branch.commit, Steps(path="+")).killed
     sibling.commit()
     assert picture(workspace.path) == after
 

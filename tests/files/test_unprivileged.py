@@ -79,4 +79,4 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
     assert passed, done.stdout
-    assert int(passed[1]) == 29 * len(views.split(",")), done.stdout
+    assert int(passed[1]) == 30 * len(views.split(",")), done.stdout

@@ -584,6 +584,39 @@ def test_siblings_of_a_nested_level_turn_stale_and_can_be_rebased(
     assert sorted(os.listdir(project / "dir")) == ["a", "of-first", "of-second"]
 
 
+def test_a_rebase_with_read_only_directories(project: Path, workspace: Callable[[], Workspace], view: str) -> None:
+    write(project / "locked/text", "one\ntwo\nthree\nfour\nfive\n", 0o444)
+    (project / "locked").chmod(0o555)
+    ws = workspace()
+    first, second = ws.branch("first"), ws.branch("second")
+    write(first.path / "other", "1")
+    write(second.path / "fresh/sub/only", "z", 0o400)
+    for path in ("fresh/sub", "fresh"):
+        (second.path / path).chmod(0o555)
+    is_copied_up = view != "fuse" or is_root  # a directory that its user may not write to is not, by fuse-overlayfs
+    for branch, old, new in ((first, "one", "ONE"), (second, "five", "FIVE")) if is_copied_up else ():
+        locked, text = branch.path / "locked", branch.path / "locked/text"
+        locked.chmod(0o755)
+        text.chmod(0o644)
+        text.write_text(text.read_text().replace(old, new))
+        text.chmod(0o444)
+        locked.chmod(0o555)
+    first.commit()
+    rebase = second.rebase()
+    assert rebase.conflicts == ()
+    assert rebase.merged == (("locked/text",) if is_copied_up else ())
+    shown = snapshot(second.path)
+    second.commit()
+    assert snapshot(project) == shown
+    modes = {path: stat.S_IMODE((project / path).stat().st_mode) for path in ("locked", "fresh", "fresh/sub")}
+    assert set(modes.values()) == {0o555}
+    assert stat.S_IMODE((project / "locked/text").stat().st_mode) == 0o444
+    if is_copied_up:
+        assert (project / "locked/text").read_text() == "ONE\ntwo\nthree\nfour\nFIVE\n"
+    for path in modes:
+        (project / path).chmod(0o755)
+
+
 # Other processes
 
 

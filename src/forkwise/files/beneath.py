@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from forkwise.files.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
-__all__ = ["NOT_THERE", "join", "mount_id", "open_beneath", "open_directory", "open_root", "proc_path"]
+__all__ = ["NOT_THERE", "join", "mount_id", "open_beneath", "open_directory", "open_root", "proc_path", "writable"]
 
 #: What opening a directory answers where there is none, or one of another filesystem.
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
@@ -55,6 +58,20 @@ def open_beneath(directory: int, path: str, flags: int) -> int:
     finally:
         if here != directory:
             os.close(here)
+
+
+@contextmanager
+def writable(directory: int) -> Iterator[None]:
+    """Let an open directory of this user's, also a read-only one, take and give names while the block lasts."""
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    if os.geteuid() == 0 or mode & 0o300 == 0o300:
+        yield
+        return
+    os.chmod(f"/proc/self/fd/{directory}", mode | 0o300)
+    try:
+        yield
+    finally:
+        os.chmod(f"/proc/self/fd/{directory}", mode)
 
 
 def _open_piece(directory: int, path: str, flags: int) -> int:

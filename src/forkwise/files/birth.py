@@ -54,7 +54,7 @@ class Birth:
 
     def save_first(self, home: str) -> None:
         """Write it into a home nobody can see yet."""
-        fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(
                 fd,

@@ -22,6 +22,7 @@ from forkwise.files.delta import Delta
 from forkwise.files.durability import sync_filesystem
 from forkwise.files.layer import Scan, scan_layer
 from forkwise.files.parent import OnError, OnSuccess, Parent
+from forkwise.files.spares import Spare
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.taken_back import TakenBack
 from forkwise.files.trash import discard, held_back
@@ -45,6 +46,7 @@ class Branch(Parent):
     """
 
     __slots__ = (
+        "_ahead",
         "_ended",
         "_on_error",
         "_on_success",
@@ -64,7 +66,7 @@ class Branch(Parent):
         view: View,
         on_success: OnSuccess = None,
         on_error: OnError = None,
-        untouched: int = 0,
+        spare: Spare | None = None,
     ) -> None:
         self.parent = parent
         self.name = name
@@ -75,7 +77,9 @@ class Branch(Parent):
         self._on_success = on_success
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
-        self._untouched = untouched  # the time of its home as it was made: nothing was added to it since
+        # The time of its home as it was made, while that was not looked at since, and its view as far as that is up.
+        self._untouched = 0 if spare is None else spare.untouched
+        self._ahead = None if spare is None else spare.ahead
 
     @classmethod
     def open(cls, parent: Parent, name: str) -> Branch:
@@ -108,18 +112,20 @@ class Branch(Parent):
         """The directory in which to work; it is brought up at the first look."""
         self._must_be_open()
         untouched, self._untouched = self._untouched, 0
+        ahead, self._ahead = self._ahead, None
         try:
             seen = None if untouched else self.view_kind.seen(self.home)
         except FileNotFoundError:
             seen = None  # the branch is gone, or was being committed by a process that was killed
-        if seen is None or self.is_frozen or self.is_interrupted:
+        if seen is None or self.is_frozen or self.resting() is None:
             with locked(self.place.state):
                 try:
                     is_writable = bool(untouched) and os.stat(self.home).st_mtime_ns == untouched
                     if not is_writable:
                         self.settle()
                         is_writable = not self.is_frozen
-                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable)
+                        ahead = None
+                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable, ahead=ahead)
                 except (FileNotFoundError, MountError):
                     Birth.load(self.home)  # says so, where the branch is gone
                     raise
@@ -208,6 +214,7 @@ class Branch(Parent):
         from forkwise.files.committing import commit_branch  # noqa: PLC0415
 
         self._must_be_open()
+        self._ahead = None
         durable = self.workspace.durable if durable is None else durable
         done = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
         self._ended = "committed"
@@ -228,6 +235,7 @@ class Branch(Parent):
     def abort(self) -> None:
         """Drop the branch and all branches made from it. Quick, however much was changed."""
         self._must_be_open()
+        self._ahead = None
         try:
             with held_back(), locked(self.place.state):
                 self.settle()
@@ -301,8 +309,12 @@ class Branch(Parent):
 
     # As a parent
 
-    def is_interrupted_after(self, head: int) -> bool:
-        return self.parent.is_interrupted or super().is_interrupted_after(head)
+    @property
+    def is_interrupted(self) -> bool:
+        return self.parent.is_interrupted or super().is_interrupted
+
+    def resting(self) -> int | None:
+        return None if self.parent.resting() is None else super().resting()
 
     def settle(self) -> None:
         self.parent.settle()  # which may be what brings this branch's own home back

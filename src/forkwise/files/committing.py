@@ -23,11 +23,12 @@ from forkwise.files.marks import (
 )
 from forkwise.files.owner import boot_id
 from forkwise.files.plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
-from forkwise.files.record import Record
-from forkwise.files.state import Lock, Place, locked
+from forkwise.files.record import ROOM, Record
+from forkwise.files.spares import undisturbed
+from forkwise.files.state import Place, locked
 from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.transaction import Transaction, as_commit_error
-from forkwise.files.trash import discard
+from forkwise.files.trash import discard, held_back
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -45,7 +46,8 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
     """Apply a branch's layer to its parent; on any error nothing was changed and the branch is as before."""
     if on_conflict not in _CHOICES:
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
-    with as_commit_error(f"{branch.branch_path} was not committed"), locked(branch.place.state) as lock:
+    failed = f"{branch.branch_path} was not committed"
+    with undisturbed(), held_back(), as_commit_error(failed), locked(branch.place.state):
         branch.settle()
         birth = Birth.load(branch.home)
         _check_turn(branch, birth)
@@ -62,7 +64,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             if not branch.is_frozen:
                 branch.view_kind.thaw(branch.home, branch.parent.lowers)
             raise
-        record = _carry_out(branch, birth, decision, lock, moves=is_still, durable=durable)
+        record = _carry_out(branch, birth, decision, moves=is_still, durable=durable)
         try:
             _tidy(branch, record)
         except (OSError, BranchingError) as error:
@@ -194,9 +196,10 @@ class _Decision:
             )
 
 
-def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *, moves: bool, durable: bool) -> Record:
+def _carry_out(branch: Branch, birth: Birth, decision: _Decision, *, moves: bool, durable: bool) -> Record:
     parent, scan = branch.parent, decision.scan
-    with Transaction(parent.place, parent.target, branch.branch_path) as transaction:
+    room = f"{branch.home}/{ROOM}"
+    with Transaction(parent.place, parent.target, branch.branch_path, room=room) as transaction:
         if branch.commits_into_layer:
             plan = plan_layer(
                 branch.target,
@@ -231,7 +234,7 @@ def _carry_out(branch: Branch, birth: Birth, decision: _Decision, lock: Lock, *,
             else:
                 unmark(branch.target, marked)
 
-        transaction.run(record, lock, branch.target, strip)
+        transaction.run(record, branch.target, strip)
     return record
 
 
@@ -244,7 +247,7 @@ def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transa
         at=time.time(),
         durable=durable,
         layer=f"history/{number}/home/layer",
-        side=f"history/{number}/side",
+        side=f"history/{number}",
         home=branch.name,
         stage=transaction.stage,
         runs=plan.runs,

@@ -47,11 +47,13 @@ class Older:
 class CopiedTree:
     """What a copied tree holds: every directory's inode number and names by relative path, and what was left out.
 
-    ``skipped`` names the FIFOs, sockets, devices and files that are mount points: they have no copy.
+    ``skipped`` names the FIFOs, sockets, devices and files that are mount points: they have no copy. ``origins`` are
+    the inode numbers of the directories that were copied.
     """
 
     directories: Mapping[str, tuple[int, frozenset[str]]]
     skipped: tuple[str, ...]
+    origins: Mapping[str, int]
 
 
 def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = False) -> None:
@@ -141,6 +143,7 @@ class _TreeCopy:
         self.sync = sync
         self.device = os.fstat(src).st_dev
         self.directories: dict[str, tuple[int, frozenset[str]]] = {}
+        self.origins: dict[str, int] = {}
         self.metadata: list[tuple[str, os.stat_result, dict[str, bytes]]] = []
         self.links: dict[tuple[int, int], tuple[str, str]] = {}
         self.skipped: list[str] = []
@@ -156,7 +159,7 @@ class _TreeCopy:
                 _set_metadata(target, found, xattrs)
                 if self.sync:
                     os.fsync(target)
-        return CopiedTree(self.directories, tuple(self.skipped))
+        return CopiedTree(self.directories, tuple(self.skipped), self.origins)
 
     def _copy_directory(self, path: str, found: os.stat_result) -> list[tuple[str, os.stat_result]]:
         """Copy what one directory holds, but of its directories only the names; gives those to be filled next."""
@@ -168,6 +171,7 @@ class _TreeCopy:
             if source is not None:
                 with _opened(source):
                     xattrs = _read_xattrs(source, all_of_them=self.is_layer)
+                    self.origins[path] = os.fstat(source).st_ino
                     for name in os.listdir(source):
                         entry = f"{path}/{name}" if path else name
                         try:

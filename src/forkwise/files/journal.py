@@ -10,9 +10,10 @@ The order of things, each line finished before the next begins (``durable`` adds
 1. the new content lies in its slots                                   -- synced
 2. the record, with every step in it, is written beside them           -- synced, and its directory
 3. the steps are carried out                                           -- every directory they touched is synced
-4. the place's ``head`` is renamed to the new number: it has happened  -- the directory that holds it is synced
+4. the name in the place's ``head`` becomes the new number: it has happened  -- its directory is synced
 
-Killed before 4, the next one to open the place finds a record with a number above ``head`` and takes its steps back.
+Before all that the name in ``head`` gets a sign that something is under way, so that who forks meanwhile needs one
+look. Killed before 4, the next one to open the place finds a record with a number above it and takes its steps back.
 Killed after, there is nothing left to do. A power failure at any point leaves what one of those two can handle: the
 record was on the disk before the first step, and all renames are before the head was.
 """
@@ -204,19 +205,25 @@ class _RunDirectories:
 
     def do(self, step: Step) -> None:
         """Take one step."""
-        name, target = step.name, self.target
-        fd, slot = self._slot(step)
-        with _Movable(step, (fd, slot), (target, name)):
-            if step.code == "swap":
-                self._exchange(fd, slot, name)
-            elif step.code == "put":
-                _move(fd, slot, target, name)
-            elif step.code == "take":
-                _move(target, name, fd, slot)
-            elif step.code == "rmdir":
-                os.rmdir(name, dir_fd=target)
-            else:
-                self._mkdir(step)
+        if step.held is None:
+            self._do(step)
+            return
+        with _Movable(step, self._slot(step), (self.target, step.name)):
+            self._do(step)
+
+    def _do(self, step: Step) -> None:
+        name, code = step.name, step.code
+        fd, slot = (self.slots.side, step.slot) if step.slot else (self.layer, name)
+        if code == "swap":
+            self._exchange(fd, slot, name)
+        elif code == "put":
+            _move(fd, slot, self.target, name)
+        elif code == "take":
+            _move(self.target, name, fd, slot)
+        elif code == "rmdir":
+            os.rmdir(name, dir_fd=self.target)
+        else:
+            self._mkdir(step)
 
     def undo(self, step: Step) -> bool:
         """Take one step back if it was taken; False where somebody else has put something in its place."""

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from stat import S_ISDIR, S_ISREG
 
 from forkwise.files.beneath import join, open_directory, open_root, proc_path
 from forkwise.files.delta import Change, ChangeKind, Delta, entry_type
@@ -197,7 +198,7 @@ class Reader:
         """Note an entry, and all that the parent loses by it."""
         self.scan.entries.append(entry)
         old, new = entry.old, entry.new
-        if old is None or not stat.S_ISDIR(old.st_mode) or (new is not None and stat.S_ISDIR(new.st_mode)):
+        if old is None or not S_ISDIR(old.st_mode) or (new is not None and S_ISDIR(new.st_mode)):
             return
         for directory, name, gone in self.lower.walk(entry.path):
             self.scan.entries.append(Entry(directory, name, None, gone, True, False))
@@ -261,14 +262,14 @@ class _LayerReader(Reader):
                 name = item.name
                 new = item.stat(follow_symlinks=False)
                 mode = new.st_mode
-                if stat.S_ISREG(mode):
+                if S_ISREG(mode):
                     old = lookup(name)
                     copied = self._note_marks(path, name, new, prefix + name)
                     if not (copied and old is not None and _is_untouched(fd, name, new, old, parent)):
                         self.add(Entry(path, name, new, old, copied, True, above, appeared))
                     elif new.st_nlink > 1:
                         self.linked.append((path, name))
-                elif stat.S_ISDIR(mode):
+                elif S_ISDIR(mode):
                     self._read_subdirectory(path, name, prefix + name, new, lookup(name), above)
                 elif stat.S_ISLNK(mode):
                     old = lookup(name)
@@ -320,7 +321,7 @@ class _LayerReader(Reader):
             return False
         marks = [a for a in attributes if is_mark(a)]
         self.mark(path, name, new, marks)
-        return any(is_origin(a) and _is_own(beneath, a, join(path, name)) for a in marks)
+        return any(is_origin(a) and _is_own(beneath, a, path, name) for a in marks)
 
     def _read_subdirectory(
         self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None, above: int
@@ -348,11 +349,11 @@ def _origin_of(path: str) -> bytes:
     return found[0][_HANDLE:] if found else b""
 
 
-def _is_own(beneath: str, mark: str, path: str) -> bool:
+def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
     """Whether an origin is that of this very path: fuse-overlayfs names it, and the mark goes where the file goes."""
     if not mark.startswith("user.fuseoverlayfs."):
         return True
-    return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(path)
+    return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(join(directory, name))
 
 
 def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:

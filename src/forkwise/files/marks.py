@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
-from forkwise.files.beneath import join, open_directory, open_root, proc_path
+from forkwise.files.beneath import join, open_directory, open_root, proc_path, writable
 
 __all__ = [
     "Marks",
@@ -70,7 +71,7 @@ def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None
         for directory, name, marks in marked:
             path = proc_path(directories.fd(directory), name)
             for mark in marks:
-                os.removexattr(path, mark, follow_symlinks=False)
+                _remove(path, mark)
 
 
 def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
@@ -104,9 +105,9 @@ def write_marks(layer: str, marks: Marks) -> None:
                 beneath = directories.beneath(path)
                 for mark in os.listxattr(beneath, follow_symlinks=False):
                     if is_mark(mark) and mark not in wanted:
-                        os.removexattr(beneath, mark, follow_symlinks=False)
+                        _remove(beneath, mark)
                 for mark, value in wanted.items():
-                    os.setxattr(beneath, mark, bytes.fromhex(value), follow_symlinks=False)
+                    _set(beneath, mark, bytes.fromhex(value))
             except FileNotFoundError:
                 continue
 
@@ -117,7 +118,8 @@ def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
         for directory, name in files:
             fd = directories.fd(directory)
             found = os.stat(".", dir_fd=fd)
-            os.unlink(name, dir_fd=fd)
+            with writable(fd):
+                os.unlink(name, dir_fd=fd)
             os.utime(".", ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=fd)
 
 
@@ -138,7 +140,7 @@ def unmark_origins(layer: str, paths: Iterable[str]) -> None:
             beneath = directories.beneath(path)
             for attribute in os.listxattr(beneath, follow_symlinks=False):
                 if is_origin(attribute):
-                    os.removexattr(beneath, attribute, follow_symlinks=False)
+                    _remove(beneath, attribute)
 
 
 def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
@@ -149,16 +151,47 @@ def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
             for attribute in os.listxattr(replaced, follow_symlinks=False):
                 if is_origin(attribute):
                     value = os.getxattr(replaced, attribute, follow_symlinks=False)
-                    os.setxattr(mine, attribute, value, follow_symlinks=False)
+                    _set(mine, attribute, value)
 
 
 def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
     with _Directories(layer) as directories:
         for path in paths:
             try:
-                os.setxattr(directories.beneath(path), mark, value, follow_symlinks=False)
+                _set(directories.beneath(path), mark, value)
             except FileNotFoundError:
                 continue
+
+
+def _remove(path: str, mark: str) -> None:
+    try:
+        os.removexattr(path, mark, follow_symlinks=False)
+    except PermissionError:
+        with _own_made_writable(path):
+            os.removexattr(path, mark, follow_symlinks=False)
+
+
+def _set(path: str, mark: str, value: bytes) -> None:
+    try:
+        os.setxattr(path, mark, value, follow_symlinks=False)
+    except PermissionError:
+        with _own_made_writable(path):
+            os.setxattr(path, mark, value, follow_symlinks=False)
+
+
+@contextmanager
+def _own_made_writable(path: str) -> Iterator[None]:
+    """Who may not write to what is theirs may not mark it either, unless they are root."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.chmod(f"/proc/self/fd/{fd}", mode | 0o200)
+        try:
+            yield
+        finally:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 class _Directories:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from forkwise.errors import BranchError, BranchNotFoundError
 from forkwise.files.birth import Birth
 from forkwise.files.owner import Owner, boot_id
-from forkwise.files.spares import Spares
+from forkwise.files.spares import Spare, Spares
 from forkwise.files.state import Lock, Place, locked
 from forkwise.files.transaction import recover
 from forkwise.files.trash import discard
@@ -74,11 +74,11 @@ class Parent(ABC):
     @property
     def is_interrupted(self) -> bool:
         """Whether a commit into this, or into what it was itself made from, was begun and not brought to its end."""
-        return self.is_interrupted_after(self.place.head)
+        return self.place.is_interrupted
 
-    def is_interrupted_after(self, head: int) -> bool:
-        """The same, for who has just read the head."""
-        return self.place.is_interrupted_after(head)
+    def resting(self) -> int | None:
+        """The number of the last commit into this, while none is under way into it or into what it was made from."""
+        return self.place.resting()
 
     def settle(self) -> None:
         """Take back such a commit. Called under the exclusive lock."""
@@ -96,15 +96,17 @@ class Parent(ABC):
         check_name(name)
         check_outcomes(on_success, on_error)
         view = self.view_of_children()
+        stock = self.spares(view)
         with locked(self.place.state, shared=True) as lock:
-            head = self.place.head
-            if not self.is_interrupted_after(head):
-                untouched = self._make(name, view, lock, head)
-                return Branch(self, name, view, on_success, on_error, untouched)
-        with locked(self.place.state) as lock:
-            self.settle()
-            untouched = self._make(name, view, lock, self.place.head)
-        return Branch(self, name, view, on_success, on_error, untouched)
+            head = self.resting()
+            spare = None if head is None else self._make(name, view, lock, head, stock)
+        if head is None:
+            with locked(self.place.state) as lock:
+                self.settle()
+                spare = self._make(name, view, lock, self.place.head, stock)
+        if stock is not None:
+            stock.refill()
+        return Branch(self, name, view, on_success, on_error, spare)
 
     def children(self) -> list[Branch]:
         """The branches made from this one and not yet committed or aborted, whichever process made them."""
@@ -118,18 +120,19 @@ class Parent(ABC):
                 continue  # gone since the names were read
         return found
 
-    def _make(self, name: str, view: View, lock: Lock, head: int) -> int:
-        """Make a branch's home; gives the time it has as long as nothing is added to it, 0 where that is not told."""
+    def _make(self, name: str, view: View, lock: Lock, head: int, stock: Spares | None) -> Spare | None:
+        """Make a branch's home; gives what it was made of, where that was in stock."""
         self.fork_begins()
-        stock = self.spares(view)
-        spare = stock.take(head) if stock else None
-        if spare:
-            with suppress(FileNotFoundError):  # somebody's gc has taken it
-                Birth.happens(spare.home)
-                spare.dress(view, self.lowers[0])
+        spare = None if stock is None else stock.take()
+        if spare is not None:
+            try:
+                spare.fit(view, self.target, head)
                 self._publish(spare.home, name, view)
-                return spare.untouched
-        home = _new_home(f"{self.place.path}/branches")
+            except FileNotFoundError:  # somebody's gc has taken it
+                self._drop(spare.home, view)
+            else:
+                return spare
+        home = _new_home(self.place)
         try:
             forked = lock.now()
             view.make(home, self.lowers)
@@ -139,7 +142,7 @@ class Parent(ABC):
             self._drop(home, view)
             raise
         self._publish(home, name, view)
-        return 0
+        return None
 
     def _publish(self, home: str, name: str, view: View) -> None:
         try:
@@ -163,12 +166,12 @@ class Parent(ABC):
         return None
 
 
-def _new_home(branches: str) -> str:
-    home = f"{branches}/.new-{os.getpid()}-{next(_serial)}"
+def _new_home(place: Place) -> str:
+    home = place.home(f".new-{os.getpid()}-{next(_serial)}")
     try:
         os.mkdir(home, 0o700)
     except FileNotFoundError:
-        os.makedirs(branches, mode=0o700, exist_ok=True)  # another thread may be as far
+        place.make()
         os.mkdir(home, 0o700)
     return home
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.ancestor import mode_at_fork, standing
-from forkwise.files.beneath import join, open_directory, open_root
+from forkwise.files.beneath import join, open_directory, open_root, writable
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.copying import copy_entry
@@ -173,12 +173,14 @@ def _replace(layer: str, path: str, result: _Merged) -> None:
     fd = open_directory(root, directory, os.O_PATH)
     beside = f".{secrets.token_hex(8)}"
     try:
-        copy_entry(fd, name, fd, beside)
-        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(beside, flags, dir_fd=fd), "wb") as file:
-            file.write(result.content)
-            os.fchmod(file.fileno(), result.mode)
-        os.rename(beside, name, src_dir_fd=fd, dst_dir_fd=fd)
+        with writable(fd):
+            copy_entry(fd, name, fd, beside)
+            os.chmod(beside, 0o600, dir_fd=fd)
+            flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(beside, flags, dir_fd=fd), "wb") as file:
+                file.write(result.content)
+                os.fchmod(file.fileno(), result.mode)
+            os.rename(beside, name, src_dir_fd=fd, dst_dir_fd=fd)
     finally:
         os.close(fd)
         os.close(root)
@@ -225,13 +227,14 @@ def _write_changes(source: str, target: str, scan: Scan) -> None:
                 continue
             there = open_directory(new, entry.directory, os.O_PATH)
             try:
-                remove_tree(there, entry.name)
-                if entry.new is not None:
-                    here = open_directory(old, entry.directory, os.O_PATH)
-                    try:
-                        copy_entry(here, entry.name, there, entry.name)
-                    finally:
-                        os.close(here)
+                with writable(there):
+                    remove_tree(there, entry.name)
+                    if entry.new is not None:
+                        here = open_directory(old, entry.directory, os.O_PATH)
+                        try:
+                            copy_entry(here, entry.name, there, entry.name)
+                        finally:
+                            os.close(here)
             finally:
                 os.close(there)
     finally:

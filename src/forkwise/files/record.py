@@ -12,10 +12,16 @@ from forkwise.files.commit import Commit, CommitKind
 from forkwise.files.conflict import Conflict
 from forkwise.files.journal import Meta, Run
 from forkwise.files.marks import Marks
+from forkwise.files.state import tick
 
-__all__ = ["Record", "Times"]
+__all__ = ["ROOM", "Record", "Times"]
 
 _FORMAT = 1
+_FILE = "record.json"
+_BESIDE = "record.new"
+
+#: Where in a branch's home the directory for the record of its commit may lie ready.
+ROOM = "commit"
 
 #: Entries by their inode number, or, where they are made anew when they come back, by their metadata.
 Times: TypeAlias = dict[int | tuple[int, ...], tuple[int, int]]
@@ -25,7 +31,8 @@ Times: TypeAlias = dict[int | tuple[int, ...], tuple[int, int]]
 class Record:
     """One commit into a place.
 
-    ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place. ``home`` is the name of
+    ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place; those at its ``side`` lie
+    beside the record itself. ``home`` is the name of
     the branch that is being committed, ``stage`` the directory inside the target that stands for ``side`` while the
     target's filesystem is not the state's. ``marks`` are those of the overlay on entries of the layer that lose or
     change some on the way out.
@@ -74,6 +81,13 @@ class Record:
             times[step.leaves or tuple(step.facts or ())] = step.changed[1], step.dated
         return times
 
+    @staticmethod
+    def make_room(home: str) -> None:
+        """Make, ahead, the directory for the record of a branch's commit, with the file that it will be written to."""
+        directory = f"{home}/{ROOM}"
+        os.mkdir(directory, 0o700)
+        os.close(os.open(f"{directory}/{_BESIDE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
     def save(self, directory: str, *, sync: bool) -> None:
         """Write it, whole, under its final name."""
         data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
@@ -83,7 +97,7 @@ class Record:
         data["conflicts"] = [[c.path, c.kind, c.detail] for c in self.conflicts]
         content = json.dumps(data, separators=(",", ":")).encode()
         # The name appears only when the content is complete: a record that can be seen can be read.
-        fd = os.open(f"{directory}/record.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(f"{directory}/{_BESIDE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(content)
             while view:
@@ -92,13 +106,27 @@ class Record:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(f"{directory}/record.new", f"{directory}/record.json")
+        os.rename(f"{directory}/{_BESIDE}", f"{directory}/{_FILE}")
+
+    @staticmethod
+    def finish(directory: str) -> None:
+        """Make this the moment at which all its steps were done, by the filesystem's clock: the time of its file."""
+        fd = os.open(f"{directory}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            tick(fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def finished(directory: str) -> int:
+        """That moment."""
+        return os.stat(f"{directory}/{_FILE}").st_mtime_ns
 
     @classmethod
     def load(cls, directory: str) -> Record | None:
         """Read it; None where there is none."""
         try:
-            with open(f"{directory}/record.json", "rb") as file:
+            with open(f"{directory}/{_FILE}", "rb") as file:
                 data = json.load(file)
         except FileNotFoundError:
             return None

@@ -1,8 +1,8 @@
 """Where forkwise keeps what it knows of a workspace: beside it on the same filesystem, never inside it.
 
 <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
-<state>/head            a symlink whose target is the number of the last commit
-<state>/history/<n>/    one commit: its record and the old content of what it changed
+<state>/head/<n>        a name that is the number of the last commit; <n>+ while another is under way
+<state>/history/<n>/    one commit: its record, the old content of what it changed, and the home of what was committed
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
 <state>/rewind          a symlink that says what a rewind over several commits is for, while one is under way
@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import os
 import re
+import threading
 import time
 from functools import lru_cache
 
@@ -24,10 +25,12 @@ from forkwise.files.beneath import mount_id
 from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.views.protocol import Site
 
-__all__ = ["Lock", "Place", "is_ordinary", "locked", "same_mount", "site"]
+__all__ = ["Lock", "Place", "is_ordinary", "locked", "same_mount", "site", "tick"]
 
 _ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
 _TICKS = 6000  # of half a millisecond: the coarsest clock waited for is one of two seconds
+_BEGUN = "+"
+_TRIES = 1000
 
 
 class Lock:
@@ -53,16 +56,20 @@ class Lock:
         kernel's timestamps are multigrain the second touch is enough for that; elsewhere the clock's next tick is
         waited for.
         """
-        fd = self._fd
+        return tick(self._fd)
+
+
+def tick(fd: int) -> int:
+    """Make the time of a file, its change time and its modification time, a moment as ``Lock.now`` gives it."""
+    os.utime(fd)
+    first = os.fstat(fd).st_ctime_ns
+    for _ in range(_TICKS):
         os.utime(fd)
-        first = os.fstat(fd).st_ctime_ns
-        for _ in range(_TICKS):
-            os.utime(fd)
-            now = os.fstat(fd).st_ctime_ns
-            if now > first:
-                return now
-            time.sleep(0.0005)
-        raise MountError(f"the clock of the filesystem that holds {os.readlink(f'/proc/self/fd/{fd}')} stands still")
+        now = os.fstat(fd).st_ctime_ns
+        if now > first:
+            return now
+        time.sleep(0.0005)
+    raise MountError(f"the clock of the filesystem that holds {os.readlink(f'/proc/self/fd/{fd}')} stands still")
 
 
 def locked(state: str, *, shared: bool = False) -> Lock:
@@ -82,29 +89,74 @@ def locked(state: str, *, shared: bool = False) -> Lock:
 class Place:
     """What commits go into, a workspace or a branch: its head, its history and the branches made from it."""
 
-    __slots__ = ("path", "state")
+    __slots__ = ("_rested", "path", "state")
 
     def __init__(self, path: str, state: str) -> None:
         self.path = path
         self.state = state
+        self._rested = 0  # where it was last seen to rest
 
     @property
     def head(self) -> int:
         """The number of the last commit; 0 before the first."""
-        try:
-            return int(os.readlink(f"{self.path}/head"))
-        except FileNotFoundError:
-            return 0
+        return self._look()[0]
 
-    def advance(self, number: int) -> None:
-        """Make a commit the last one. This rename is the moment at which a commit has happened."""
-        beside = f"{self.path}/head.new"
+    def resting(self) -> int | None:
+        """The number of the last commit while none is under way; None where one is, or its process was killed.
+
+        A quick question, for who holds the lock. After a loss of power only ``is_interrupted`` knows.
+        """
+        if not os.path.lexists(f"{self.path}/head/{self._rested}"):
+            number, is_begun = self._look()
+            if is_begun:
+                return None
+            self._rested = number
+        return self._rested
+
+    def begin(self) -> None:
+        """Say that a commit is under way, before anything of it is there."""
+        number = self.head
+        os.rename(f"{self.path}/head/{number}", f"{self.path}/head/{number}{_BEGUN}")
+
+    def advance(self, number: int, *, rests: bool) -> None:
+        """Make a commit the last one. This rename is the moment at which a commit has happened; unless it ``rests``,
+        something is still to be done about it."""
+        end = "" if rests else _BEGUN
+        os.rename(f"{self.path}/head/{number - 1}{_BEGUN}", f"{self.path}/head/{number}{end}")
+
+    def rest(self) -> None:
+        """Say that nothing is under way any more, if it was said that something is."""
+        number, is_begun = self._look()
+        if is_begun:
+            os.rename(f"{self.path}/head/{number}{_BEGUN}", f"{self.path}/head/{number}")
+
+    def _look(self) -> tuple[int, bool]:
+        """The number of the last commit, and whether another is under way."""
+        for _ in range(_TRIES):
+            try:
+                names = os.listdir(f"{self.path}/head")
+            except FileNotFoundError:
+                return 0, False
+            if names:
+                return max((int(n.removesuffix(_BEGUN)), n.endswith(_BEGUN)) for n in names)
+            time.sleep(0)  # who reads without the lock may miss a name that is just being renamed
+        raise MountError(f"the state in {self.path} is damaged: its head is empty")
+
+    def make(self) -> None:
+        """Make the directories of one that branches are made from, whoever else is about to."""
+        for name in ("history", "branches"):
+            os.makedirs(f"{self.path}/{name}", mode=0o700, exist_ok=True)
+        if os.path.isdir(f"{self.path}/head"):
+            return
+        beside = f"{self.path}/.head-{os.getpid()}-{threading.get_ident()}"
+        os.makedirs(f"{beside}/0", mode=0o700, exist_ok=True)
         try:
-            os.symlink(str(number), beside)
-        except FileExistsError:
-            os.unlink(beside)
-            os.symlink(str(number), beside)
-        os.rename(beside, f"{self.path}/head")
+            os.rename(beside, f"{self.path}/head")
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            os.rmdir(f"{beside}/0")  # somebody else was quicker
+            os.rmdir(beside)
 
     def history(self, number: int) -> str:
         """Where a commit is recorded."""
@@ -124,11 +176,9 @@ class Place:
     @property
     def is_interrupted(self) -> bool:
         """Whether a commit was begun and not brought to its end: one is under way, or its process was killed."""
-        return self.is_interrupted_after(self.head)
-
-    def is_interrupted_after(self, head: int) -> bool:
-        """The same, for who has just read the head."""
-        return os.path.lexists(self.history(head + 1)) or os.path.lexists(f"{self.path}/stage")
+        number, is_begun = self._look()
+        # After a loss of power that may have been begun of which the head does not know.
+        return is_begun or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
 
 
 def site(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
@@ -203,10 +253,9 @@ def _unfit(root: str, workspace: str) -> str | None:
 
 def _make(root: str, state: str) -> str | None:
     try:
-        for path in (root, state):
+        for path in (root, state, f"{state}/trash"):
             os.makedirs(path, mode=0o700, exist_ok=True)
-        for name in ("branches", "history", "trash"):
-            os.makedirs(f"{state}/{name}", mode=0o700, exist_ok=True)
+        Place(state, state).make()
     except OSError as error:
         return error.strerror or errno.errorcode.get(error.errno or 0, "error")
     return None if os.access(state, os.W_OK) else "not writable"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 __all__ = [
     "CLONE_NEWNS",
@@ -24,7 +25,10 @@ __all__ = [
     "RESOLVE_NO_XDEV",
     "file_handle",
     "filesystem_magic",
+    "fsmount",
+    "fsopen",
     "mount",
+    "move_mount",
     "openat2",
     "renameat2",
     "syncfs",
@@ -46,7 +50,17 @@ RESOLVE_BENEATH = 0x08
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 
-_OPENAT2 = 437  # the same number on every architecture: it was added after the tables were unified
+# The same numbers on every architecture: they were added after the tables were unified.
+_MOVE_MOUNT = 429
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
+_OPENAT2 = 437
+
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6  # what fsconfig(2) is told
+_CLOEXEC = 1
+_FROM_DESCRIPTOR = 4
+_AT_FDCWD = -100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mount = _libc.mount
@@ -92,6 +106,39 @@ def mount(source: str, target: str, fstype: str | None, flags: int = 0, data: st
         raise _failure(target)
 
 
+def fsopen(fstype: str, options: Mapping[str, str | None]) -> int:
+    """fsopen(2) and fsconfig(2): a filesystem that is ready to be mounted, as a descriptor. An option without a value
+    is None; the kernel takes 255 bytes of each."""
+    fd = int(_syscall(_FSOPEN, fstype.encode(), _CLOEXEC))
+    if fd < 0:
+        raise _failure(fstype)
+    try:
+        for name, value in options.items():
+            told = None if value is None else os.fsencode(value)
+            if _syscall(_FSCONFIG, fd, _SET_FLAG if told is None else _SET_STRING, name.encode(), told, 0):
+                raise _failure(name)
+        if _syscall(_FSCONFIG, fd, _CREATE, None, None, 0):
+            raise _failure(fstype)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def fsmount(fd: int) -> int:
+    """fsmount(2): mount what ``fsopen`` made where nobody sees it; a descriptor, with which it goes."""
+    mounted = int(_syscall(_FSMOUNT, fd, _CLOEXEC, 0))
+    if mounted < 0:
+        raise _failure()
+    return mounted
+
+
+def move_mount(fd: int, target: str) -> None:
+    """move_mount(2): put in its place what was mounted where nobody sees it."""
+    if _syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _FROM_DESCRIPTOR):
+        raise _failure(target)
+
+
 def umount2(target: str, flags: int = 0) -> None:
     """umount2(2)."""
     if _umount2(os.fsencode(target), flags):
@@ -100,7 +147,8 @@ def umount2(target: str, flags: int = 0) -> None:
 
 def renameat2(old_dir: int, old: str, new_dir: int, new: str, flags: int) -> None:
     """renameat2(2); ``old`` and ``new`` are looked up beneath the two directory descriptors."""
-    if _renameat2(old_dir, os.fsencode(old), new_dir, os.fsencode(new), flags):
+    source = os.fsencode(old)
+    if _renameat2(old_dir, source, new_dir, source if new == old else os.fsencode(new), flags):
         raise _failure(old, new)
 
 

@@ -35,10 +35,10 @@ class TakenBack:
         except FileNotFoundError:
             return cls()
         known = []
-        for kept in (f"{place.path}/history/{n}" for n in names):
-            record = Record.load(kept)
+        for name in names:
+            record = Record.load(f"{place.path}/history/{name}")
             if record is not None:
-                known.append((os.lstat(f"{kept}/{_MARK}").st_mtime_ns, record.times()))
+                known.append((int(name.partition("-")[2], 16), record.times()))
         return cls(known)
 
     def ctime(self, entry: os.stat_result) -> int:
@@ -66,8 +66,9 @@ def mark_taken_back(history: str) -> int:
     return os.lstat(f"{history}/{_MARK}").st_mtime_ns
 
 
-def keep_taken_back(history: str) -> str:
-    """Keep the record of a commit that was taken back, after the last change; gives where."""
+def keep_taken_back(history: str) -> None:
+    """Keep the record of a commit that was taken back, after the last change, under a name that tells when that was;
+    what else lies beside the record may go."""
     kept = f"{history}-{mark_taken_back(history):x}"
-    os.rename(history, kept)
-    return kept
+    os.mkdir(kept, 0o700)
+    os.rename(f"{history}/record.json", f"{kept}/record.json")

@@ -22,7 +22,7 @@ from forkwise.files.marks import write_marks
 from forkwise.files.plan import Plan
 from forkwise.files.record import Record
 from forkwise.files.removing import remove_tree
-from forkwise.files.state import Lock, Place, same_mount
+from forkwise.files.state import Place, same_mount
 from forkwise.files.taken_back import is_taken_back, keep_taken_back, mark_taken_back
 from forkwise.files.trash import discard
 
@@ -36,21 +36,26 @@ class Transaction:
 
     As a context manager it takes back all it did when the block raises, and makes an OSError a CommitError. ``side`` is
     where its side slots lie while the steps run: in the state, or, where that is another filesystem than the target's
-    (``stage``), in a directory inside the target, because only there a rename can reach them.
+    (``stage``), in a directory inside the target, because only there a rename can reach them. ``room`` is where a
+    directory for its record may lie ready.
     """
 
-    def __init__(self, place: Place, target: str, branch: str, *, side: str | None = None) -> None:
+    def __init__(
+        self, place: Place, target: str, branch: str, *, side: str | None = None, room: str | None = None
+    ) -> None:
         self.place = place
         self.target = target
         self.branch = branch
         self.number = place.head + 1
         self.history = place.history(self.number)
-        self.side = side or f"{self.history}/side"
+        self.side = side or self.history
+        self.room = room
         self.stage: str | None = None
 
     def __enter__(self) -> Transaction:
         try:
-            os.makedirs(f"{self.history}/side", mode=0o700)
+            self.place.begin()
+            self._make_history()
             if not same_mount(self.place.path, self.target):
                 self._make_stage()
         except OSError as error:
@@ -69,6 +74,16 @@ class Transaction:
                 branch=self.branch,
                 paths=left,
             ) from error
+
+    def _make_history(self) -> None:
+        if self.room is not None:
+            try:
+                os.rename(self.room, self.history)
+            except FileNotFoundError:
+                pass  # it was used up by a commit that was taken back, or never made
+            else:
+                return
+        os.makedirs(self.history, mode=0o700)
 
     def _make_stage(self) -> None:
         self.stage = f"{_STAGE}{secrets.token_hex(4)}"
@@ -113,18 +128,20 @@ class Transaction:
             os.close(source)
             os.close(side)
 
-    def run(self, record: Record, lock: Lock, layer: str | None, strip: Callable[[], None] | None = None) -> None:
+    def run(self, record: Record, layer: str | None, strip: Callable[[], None] | None = None) -> None:
         """Carry the record out. ``strip`` takes off the layer's marks, which a roll back restores."""
-        self._carry_out(record, lock, layer, strip)
+        self._carry_out(record, layer, strip)
         try:
             if record.durable:
-                sync_directories([self.place.path])
-            _remove_stage(self.place, self.target, record, "after")
+                sync_directories([f"{self.place.path}/head"])
+            if self.stage:
+                _remove_stage(self.place, self.target, record, "after")
+                self.place.rest()
         except OSError as error:
             # It has happened, and nothing may say otherwise; what is left to do is done by whoever comes next.
             warnings.warn(f"{self.branch} was committed, but then: {error}", ForkwiseWarning, stacklevel=6)
 
-    def _carry_out(self, record: Record, lock: Lock, layer: str | None, strip: Callable[[], None] | None) -> None:
+    def _carry_out(self, record: Record, layer: str | None, strip: Callable[[], None] | None) -> None:
         sync = record.durable
         if self.stage and _root_meta(record.metas) is None:
             record.metas.append(self.root)  # making and removing the stage must not show in the target's own mtime
@@ -132,7 +149,7 @@ class Transaction:
             sync_content(record.runs, layer, self.side)
         record.save(self.history, sync=sync)
         if sync:
-            sync_directories([self.history, f"{self.place.path}/history"])
+            sync_directories([self.history, f"{self.place.path}/history", self.place.path])
         if strip:
             strip()
         slots = Slots(self.target, layer, self.side)
@@ -146,19 +163,19 @@ class Transaction:
             self._keep_slots(sync)
         if record.home:
             os.rename(self.place.home(record.home), f"{self.history}/home")
-        os.symlink(str(lock.now()), f"{self.history}/done")
+        record.finish(self.history)
         if sync:
             sync_directories([self.history, f"{self.place.path}/branches"])
-        self.place.advance(self.number)
+        self.place.advance(self.number, rests=self.stage is None)
 
     def _keep_slots(self, sync: bool) -> None:
         """Keep what came out of the target with the record, for undo."""
-        source, kept = open_root(self.side), open_root(f"{self.history}/side")
+        source, kept = open_root(self.side), open_root(self.history)
         try:
             for name in os.listdir(self.side):
                 copy_entry(source, name, kept, name, sync=sync)
             if sync:
-                sync_directories([f"{self.history}/side"])
+                sync_directories([self.history])
         finally:
             os.close(source)
             os.close(kept)
@@ -174,6 +191,7 @@ def recover(place: Place, target: str) -> list[str]:
         history = place.history(number)
         if not os.path.isdir(history):
             _remove_stage(place, target, Record.load(place.history(number - 1)), "after")
+            place.rest()
             return []
         record = Record.load(history)
         left = []
@@ -181,7 +199,10 @@ def recover(place: Place, target: str) -> list[str]:
             left = _take_back(place, target, history, record)
             mark_taken_back(history)  # from here on its slots may go
         _remove_stage(place, target, record, "before")
-        discard(place, f"{keep_taken_back(history)}/side" if record else history)
+        if record:
+            keep_taken_back(history)
+        discard(place, history)
+        place.rest()
         return left
 
 

@@ -46,16 +46,17 @@ class _TreeReader(Reader):
         before = known[1] if known else frozenset()
         seen = len(self.scan.entries)
         now = set()
-        if known is None:
+        appeared = known is None or self._is_another(path, parent)
+        if appeared:
             self.scan.appeared.append(path)
         with os.scandir(fd) as found:
             for item in found:
                 now.add(item.name)
-                self._read_entry(path, item.name, item.stat(follow_symlinks=False), known, parent)
+                self._read_entry(path, item.name, item.stat(follow_symlinks=False), before, appeared, parent)
         for name in sorted(before - now):
             old = parent.lookup(name)
             if old is not None:
-                self.add(Entry(path, name, None, old, True, True))
+                self.add(Entry(path, name, None, old, True, True, appeared=appeared))
         if len(self.scan.entries) > seen or self.own.ctime(os.fstat(fd)) >= self.made:
             self.is_touched = True
             self.touch(path, fd, parent)
@@ -65,11 +66,12 @@ class _TreeReader(Reader):
         path: str,
         name: str,
         new: os.stat_result,
-        known: tuple[int, frozenset[str]] | None,
+        before: frozenset[str],
+        appeared: bool,
         parent: LowerDirectory,
     ) -> None:
         kind = entry_type(new.st_mode)
-        existed = known is not None and name in known[1]
+        existed = name in before
         if kind == "directory":
             self._read_subdirectory(path, name, new, existed, parent.lookup(name))
         elif existed and self.own.ctime(new) < self.made:
@@ -77,7 +79,7 @@ class _TreeReader(Reader):
         elif kind == "special":
             self.scan.specials.append(join(path, name))
         else:
-            self.add(Entry(path, name, new, parent.lookup(name), existed, True, appeared=known is None))
+            self.add(Entry(path, name, new, parent.lookup(name), existed, True, appeared=appeared))
 
     def _read_subdirectory(
         self, path: str, name: str, new: os.stat_result, existed: bool, old: os.stat_result | None
@@ -89,6 +91,11 @@ class _TreeReader(Reader):
             self.pending.append(beneath)
         elif not is_same or self._is_changed(beneath):
             self.add_unit(Entry(path, name, new, old, existed, True))
+
+    def _is_another(self, path: str, parent: LowerDirectory) -> bool:
+        """Whether the parent's directory is not the one that the tree's was made from."""
+        origin = self.base.origin(path) if path and parent.fds else 0
+        return origin != 0 and os.fstat(parent.fds[0]).st_ino != origin
 
     def _is_changed(self, path: str) -> bool:
         """Whether the branch changed a directory that the parent no longer has, or anything inside it."""

@@ -15,7 +15,7 @@ from forkwise.files.journal import Meta, Run, Step, facts, invert
 from forkwise.files.layer import user_attributes
 from forkwise.files.lower import Lower
 from forkwise.files.record import Record
-from forkwise.files.state import Lock, Place, locked
+from forkwise.files.state import Place, locked
 from forkwise.files.taken_back import TakenBack
 from forkwise.files.transaction import Transaction, as_commit_error, recover
 
@@ -38,7 +38,7 @@ def history(parent: Parent) -> list[Commit]:
 def undo(workspace: Workspace, number: int | None) -> Commit:
     """Take back one commit."""
     place = workspace.place
-    with as_commit_error("nothing was undone"), locked(place.state) as lock:
+    with as_commit_error("nothing was undone"), locked(place.state):
         recover(place, workspace.target)
         records = _records(place)
         record = _choose(place, records, number)
@@ -54,16 +54,16 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
                     conflicts=conflicts,
                 )
             metas = [m for meta in metas for m in target.as_now(meta)]
-        return _carry_out(workspace, record, runs, metas, lock).commit()
+        return _carry_out(workspace, record, runs, metas).commit()
 
 
-def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta], lock: Lock) -> Record:
+def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta]) -> Record:
     place = workspace.place
     kept = f"{place.path}/{undone.side}"
     with Transaction(place, workspace.target, undone.branch, side=kept) as transaction:
         side = undone.side
         if transaction.stage:
-            side = f"history/{transaction.number}/side"
+            side = f"history/{transaction.number}"
             entering = [s for run in runs for s in run.steps if s.slot and s.code in ("put", "swap")]
             inodes = transaction.fetch(kept, [s.slot for s in entering])
             for step in entering:
@@ -85,7 +85,7 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
             deleted=undone.added,
         )
         uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
-        transaction.run(record, lock, f"{place.path}/{undone.layer}" if uses_layer else None)
+        transaction.run(record, f"{place.path}/{undone.layer}" if uses_layer else None)
     return record
 
 
@@ -237,7 +237,7 @@ def _choose(place: Place, records: list[Record], number: int | None) -> Record:
 
 
 def _finished(place: Place, record: Record) -> int:
-    return int(os.readlink(f"{place.history(record.number)}/done"))
+    return Record.finished(place.history(record.number))
 
 
 def _records(place: Place) -> list[Record]:

@@ -109,6 +109,10 @@ class SnapshotBase(Base):
             finally:
                 os.close(found)
 
+    def origin(self, path: str) -> int:
+        found = self.directory(path)
+        return 0 if found is None else found[0]  # a snapshot's numbers are those of what it was made from
+
 
 def filesystem_id(path: str) -> bytes | None:
     """Which btrfs filesystem a directory lies on; None where it is not on btrfs."""

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from forkwise.errors import BranchError, MountError
 from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
+from forkwise.files.views.detached import Detached
 from forkwise.files.views.mountpoint import is_mount_point, kept_flags
 from forkwise.files.views.overlay import dress_like
 from forkwise.files.views.protocol import Refusal, Site, View
@@ -52,9 +53,12 @@ class FuseView(View):
         os.mkdir(f"{home}/work", 0o700)
         os.mkdir(f"{home}/view", 0o700)
         os.mkfifo(f"{home}/alive", 0o600)
-        dress_like(f"{home}/layer", lowers[0])
+        self.dress(home, lowers[0])
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:
+        dress_like(f"{home}/layer", lower)
+
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
         view = f"{home}/view"
         if is_mount_point(view) and not _is_served(view):
             _unmount(home, lazily=True)

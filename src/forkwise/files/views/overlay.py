@@ -21,6 +21,7 @@ from forkwise.files.marks import is_of_user
 from forkwise.files.owner import Owner
 from forkwise.files.removing import remove_tree
 from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.files.views.detached import Detached
 from forkwise.files.views.protocol import Refusal, Site, View
 
 __all__ = ["OPTIONS", "OverlayView", "dress_like", "forgive_volatile", "note_private", "private_owners"]
@@ -28,6 +29,7 @@ __all__ = ["OPTIONS", "OverlayView", "dress_like", "forgive_volatile", "note_pri
 OPTIONS = "userxattr,volatile,index=off"
 _AWKWARD = re.compile(r"[,:\\\s\"]")  # what the kernel reads as a separator inside an option
 _LONGEST = 3500  # bytes of options: the kernel takes one page
+_LONGEST_WORD = 250  # bytes of one of them, where they are told one by one
 
 
 class OverlayView(View):
@@ -64,17 +66,33 @@ class OverlayView(View):
         os.mkdir(f"{home}/view", 0o700)
         self.dress(home, lowers[0])
 
-    def dress(self, home: str, lower: str) -> None:
-        dress_like(f"{home}/layer", lower)
+    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:
+        if ahead is None:
+            dress_like(f"{home}/layer", lower)
+        else:
+            dress_like(ahead.root, lower)  # not underneath it
+            ahead.changed()
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+    def bring_up_ahead(self, home: str, lower: str) -> Detached | None:
+        layer, work = f"{home}/layer", f"{home}/view"
+        if _AWKWARD.search(lower + home) or max(len(os.fsencode(p)) for p in (lower, layer)) > _LONGEST_WORD:
+            return None
+        given = dict(option.partition("=")[::2] for option in OPTIONS.split(","))
+        options = {"source": "forkwise", "lowerdir": lower, "upperdir": layer, "workdir": work, **given}
+        try:
+            return Detached(layer, {name: value or None for name, value in options.items()})
+        except OSError:
+            return None  # it needs no more than to be mounted when somebody looks
+
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
         view = f"{home}/view"
         if _is_mounted(home):
             if writable and os.statvfs(view).f_flag & os.ST_RDONLY:
                 mount("none", view, None, MS_REMOUNT)
             return view
         try:
-            _mount(home, lowers, writable)
+            if ahead is None or not ahead.attach(f"{home}/layer", view):
+                _mount(home, lowers, writable)
         except OSError as error:
             raise MountError(
                 f"the overlay view of {home} could not be mounted: {error.strerror}",
@@ -127,9 +145,12 @@ class OverlayView(View):
 def dress_like(layer: str, parent: str) -> None:
     """Give a new layer's own directory, which is the root of what is seen, the looks of the parent's."""
     above = os.stat(parent)
-    for attribute in os.listxattr(parent):
-        if is_of_user(attribute):
-            os.setxattr(layer, attribute, os.getxattr(parent, attribute))
+    wanted = [a for a in os.listxattr(parent) if is_of_user(a)]
+    for attribute in wanted:
+        os.setxattr(layer, attribute, os.getxattr(parent, attribute))
+    for attribute in os.listxattr(layer):
+        if is_of_user(attribute) and attribute not in wanted:
+            os.removexattr(layer, attribute)  # the parent had it when the layer was made
     if os.geteuid() == 0 and (above.st_uid or above.st_gid):
         os.chown(layer, above.st_uid, above.st_gid)
     os.chmod(layer, stat.S_IMODE(above.st_mode))

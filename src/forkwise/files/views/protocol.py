@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from forkwise.files.views.detached import Detached
+
 __all__ = ["Base", "Refusal", "Site", "View"]
 
 
@@ -37,6 +39,11 @@ class Base(ABC):
     def directory(self, path: str) -> tuple[int, frozenset[str]] | None:
         """The inode number and the names of a directory ('' is the root), or None where there was no directory."""
 
+    @abstractmethod
+    def origin(self, path: str) -> int:
+        """The inode number of the parent's directory that one was made from; 0 where that is not known, or no inode
+        number of that filesystem lasts."""
+
 
 class View(ABC):
     """One way of seeing a branch as an ordinary directory.
@@ -62,13 +69,17 @@ class View(ABC):
     def make(self, home: str, lowers: Sequence[str]) -> None:
         """Put into the new directory ``home`` what a branch needs before anybody looks at it."""
 
-    def dress(self, home: str, lower: str) -> None:
+    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:  # noqa: B027 - a whole tree has them
         """For a layered view: give what ``make`` put there the looks of the parent's own directory."""
-        raise NotImplementedError(f"{self.name} keeps whole trees")
+
+    def bring_up_ahead(self, home: str, lower: str) -> Detached | None:
+        """Do of ``show`` what can be done before anybody looks; None where that is nothing."""
+        return None
 
     @abstractmethod
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
-        """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch."""
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
+        """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch. ``ahead`` is
+        what ``bring_up_ahead`` gave, for a branch that is writable."""
 
     @abstractmethod
     def seen(self, home: str) -> str | None:

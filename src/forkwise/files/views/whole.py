@@ -15,11 +15,14 @@ from typing import ClassVar
 
 from forkwise.errors import BranchError, ForkwiseWarning, MountError
 from forkwise.files.copying import CopiedTree, copy_tree
-from forkwise.files.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.files.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
+from forkwise.files.views.detached import Detached
 from forkwise.files.views.mountpoint import is_mount_point, kept_flags
 from forkwise.files.views.protocol import Base, Refusal, Site, View
 
 __all__ = ["CopiedView", "RecordedBase", "WholeView", "state_refusal"]
+
+_LASTING = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)  # ext, XFS, btrfs, tmpfs: a directory's number is for life
 
 
 class WholeView(View):
@@ -27,7 +30,7 @@ class WholeView(View):
 
     whole: ClassVar[bool] = True
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
         if writable:
             self._unprotect(home)
         else:
@@ -124,7 +127,7 @@ class CopiedView(WholeView):
             ) from error
         finally:
             os.close(source)
-        RecordedBase.write(home, tree)
+        RecordedBase.write(home, tree, keeps_origins=filesystem_magic(lowers[0]) in _LASTING)
         if tree.skipped:
             warnings.warn(
                 f"{len(tree.skipped)} sockets, FIFOs, devices or mounted files of {lowers[0]} are not in the branch: "
@@ -144,8 +147,9 @@ class RecordedBase(Base):
         self.home = home
 
     @staticmethod
-    def write(home: str, tree: CopiedTree) -> None:
-        listed = {path: [inode, sorted(names)] for path, (inode, names) in tree.directories.items()}
+    def write(home: str, tree: CopiedTree, *, keeps_origins: bool = True) -> None:
+        origins = tree.origins if keeps_origins else {}
+        listed = {p: [inode, sorted(names), origins.get(p, 0)] for p, (inode, names) in tree.directories.items()}
         # ASCII, because the names need not be valid UTF-8: what is not becomes an escape and comes back as it was.
         with open(_record_of(home), "x", encoding="ascii") as file:
             json.dump(listed, file, ensure_ascii=True)
@@ -154,10 +158,14 @@ class RecordedBase(Base):
         found = self._directories.get(path)
         return None if found is None else (found[0], frozenset(found[1]))
 
+    def origin(self, path: str) -> int:
+        found = self._directories.get(path)
+        return 0 if found is None else found[2]
+
     @cached_property
-    def _directories(self) -> Mapping[str, tuple[int, list[str]]]:
+    def _directories(self) -> Mapping[str, tuple[int, list[str], int]]:
         with open(_record_of(self.home), encoding="ascii") as file:
-            directories: dict[str, tuple[int, list[str]]] = json.load(file)
+            directories: dict[str, tuple[int, list[str], int]] = json.load(file)
         return directories
 
 
