@@ -27,6 +27,7 @@ from tests.files.steps import Steps, in_child
 from tests.need import need
 
 Open = Callable[..., Workspace]
+IN_MEMORY = True
 OVERLAYFS = 0x794C7630
 
 MAKER = """
