@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from textual.events import Key
 from textual.screen import Screen
 
 from forkwise.app.chat.opening import open_session
@@ -43,6 +44,11 @@ class ChatScene(Scene):
         await self.comes_to(ChatScreen)
         self.chat.prompt.text = text
         await self.press("enter")
+
+    def burst(self, *keys: str) -> None:
+        """Press keys all at once, as they come over a slow line."""
+        for key in keys:
+            self.app.post_message(Key(key, key if len(key) == 1 else None))
 
     async def shows(self, *texts: str) -> None:
         await until(

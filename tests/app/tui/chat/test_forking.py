@@ -199,7 +199,10 @@ def test_picked_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
         await scene.shows("▪1 a", "▪2 b")
         await scene.press("space", "pagedown", "pageup")
         await scene.shows(" 2 b")
-        await scene.press("1")
+        await scene.pilot.click("MergePicker OptionList", offset=(5, 1))
+        await scene.shows("+from b")
+        await scene.press("up")
+        scene.burst("down", "up", "enter")
         await scene.shows("· Merged: kept branch a · 1 file")
         assert (project / "lib.txt").read_text() == "from a\n"
 

@@ -28,7 +28,6 @@ class AcceptanceScreen(ModalScreen[str | None]):
     AcceptanceScreen Button { margin-right: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "answer('accept')", "accept", priority=True),
         Binding("d", "answer('diff')", "diff"),
         Binding("o", "answer('override')", "override"),
         Binding("escape", "answer('')", "cancel"),

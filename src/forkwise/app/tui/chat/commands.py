@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SCREENS", "Opener", "branch_diff", "override"]
 
+_WRITING = 0.2  # seconds between two looks at whether somebody still writes
+
 #: Opens a screen in a chat.
 Opener = Callable[["ChatScreen"], Coroutine[Any, Any, None]]
 
@@ -58,6 +60,10 @@ async def merge(chat: ChatScreen) -> None:
     if verdict is None or not verdict.is_sure or verdict.winner is None:
         await override(chat, verdict)
         return
+    while chat.prompt.text:  # who is writing would answer with the next enter
+        chat.status.tell("judged: send or clear what is written")
+        await asyncio.sleep(_WRITING)
+    chat.status.tell("")
     while True:
         answer = await chat.app.push_screen_wait(AcceptanceScreen(verdict))
         if answer == "diff":

@@ -44,7 +44,8 @@ class ForkPicker(ModalScreen[ForkForm | None]):
     ForkPicker #wrong { color: $text-error; height: auto; width: 100%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "fork", "fork", priority=True),
+        Binding("tab", "app.focus_next", "next field", priority=True),
+        Binding("shift+tab", "app.focus_previous", "field before", priority=True),
         Binding("escape", "back", "back"),
         Binding("up", "row(-1)", "row above", priority=True),
         Binding("down", "row(1)", "row below", priority=True),
@@ -123,6 +124,10 @@ class ForkPicker(ModalScreen[ForkForm | None]):
                 self.query(Input).filter(".steer").last().focus()
 
     # Answering
+
+    def on_input_submitted(self, _: Input.Submitted) -> None:
+        """Enter forks, once all that was typed before it is there."""
+        self.action_fork()
 
     def action_fork(self) -> None:
         """Give what was filled in, unless that cannot be."""

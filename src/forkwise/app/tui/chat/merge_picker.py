@@ -11,6 +11,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Click
 from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
@@ -35,6 +36,24 @@ class MergeRow:
     last: str
 
 
+class _Rows(OptionList):
+    """The branches. What picks and marks one waits for the keys that went to it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "screen.pick", "pick"),
+        Binding("space", "screen.mark", "mark", key_display="␣"),
+        Binding("pagedown", "screen.scroll(1)", "down", show=False),
+        Binding("pageup", "screen.scroll(-1)", "up", show=False),
+    ]
+
+    async def _on_click(self, event: Click) -> None:
+        """A click shows a diff, and decides nothing."""
+        event.prevent_default()
+        chosen = event.style.meta.get("option")
+        if chosen is not None:
+            self.highlighted = chosen
+
+
 class MergePicker(Screen[str | None]):
     """Gives what ``/merge`` is to be told: a label, ``combine:`` some, ``auto`` or ``vote``; None is nothing.
 
@@ -48,14 +67,10 @@ class MergePicker(Screen[str | None]):
     MergePicker > DiffView { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "pick", "pick", priority=True),
-        Binding("space", "mark", "mark", key_display="␣", priority=True),
         Binding("c", "combine", "combine"),
         Binding("j", "answer('auto')", "judge"),
         Binding("v", "answer('vote')", "vote"),
         Binding("o", "open", "open in editor"),
-        Binding("pagedown", "scroll(1)", "down", show=False, priority=True),
-        Binding("pageup", "scroll(-1)", "up", show=False, priority=True),
         Binding("n", "file(1)", "next file", show=False),
         Binding("p", "file(-1)", "file before", show=False),
         Binding("escape,q", "answer('')", "back", key_display="esc"),
@@ -86,7 +101,7 @@ class MergePicker(Screen[str | None]):
         if self.why:
             yield Static(printable(self.why, keep="\n"), id="why", markup=False)
         options = [Option(self._line(number), id=f"row-{number}") for number in range(len(self.rows))]
-        yield OptionList(*options, compact=True)
+        yield _Rows(*options, compact=True)
         yield DiffView("", id="diff")
         yield Footer(compact=True)
 
@@ -139,10 +154,6 @@ class MergePicker(Screen[str | None]):
         self.run_worker(self._open_outside(self.current.label), group="open", exit_on_error=False)
 
     # Deciding
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """A click decides nothing: it shows the diff."""
-        event.stop()
 
     def action_pick(self) -> None:
         """Keep the one under the cursor."""

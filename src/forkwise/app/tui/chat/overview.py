@@ -78,7 +78,9 @@ class Overview(Widget):
             cells = self._cells[row * columns : (row + 1) * columns]
             drawn = [_drawn(cell, width - 1, height) for cell in cells]
             for line in zip(*drawn, strict=True):
-                picture.append_text(Text("│", style="dim").join(line))
+                for number, part in enumerate(line):
+                    picture.append("│" if number else "", style="dim")
+                    picture.append_text(part)
                 picture.append("\n")
         if len(self._cells) > columns * rows:
             picture.append(f"and {len(self._cells) - columns * rows} more: tab goes to each", style="dim")

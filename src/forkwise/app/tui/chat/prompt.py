@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.events import Key
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -23,12 +24,12 @@ class Prompt(TextArea):
         background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "send", priority=True, show=False),
-        Binding("ctrl+j,shift+enter", "newline", "another line", priority=True, show=False),
-        Binding("up", "older", "older", priority=True, show=False),
-        Binding("down", "newer", "newer", priority=True, show=False),
-        Binding("tab", "complete(1)", "complete", priority=True, show=False),
-        Binding("shift+tab", "complete(-1)", "back", priority=True, show=False),
+        Binding("enter", "send", "send", show=False),
+        Binding("ctrl+j,shift+enter", "newline", "another line", show=False),
+        Binding("up", "older", "older", show=False),
+        Binding("down", "newer", "newer", show=False),
+        Binding("tab", "complete(1)", "complete", show=False),
+        Binding("shift+tab", "complete(-1)", "back", show=False),
     ]
 
     class Sent(Message):
@@ -54,6 +55,15 @@ class Prompt(TextArea):
         self.sent: list[str] = []
         self._at = 0  # which of those sent is shown; after the last is what was not sent yet
         self._draft = ""
+
+    async def _on_key(self, event: Key) -> None:
+        """Do what keys are bound to as they come. By the way that bindings take otherwise, some overtake letters that
+        were typed before, and some come after letters that were typed later."""
+        bound = self._bindings.key_to_bindings.get(event.key)
+        if bound:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(bound[0].action)
 
     # Sending, and what was sent
 

@@ -58,7 +58,7 @@ class Transcript(ScrollView, can_focus=True):
         "chat--heading",
     }
     DEFAULT_CSS = """
-    Transcript { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
+    Transcript { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     Transcript > .chat--user { color: $text-primary; text-style: bold; }
     Transcript > .chat--tool { color: $text-secondary; }
     Transcript > .chat--thought { color: $text-muted; text-style: italic; }
@@ -177,7 +177,8 @@ class Transcript(ScrollView, can_focus=True):
         follows = self._follows
         self.virtual_size = Size(self._width, len(self._rows))
         if follows:
-            self.scroll_end(animate=False, immediate=True, x_axis=False)
+            self.scroll_end(animate=False, immediate=True, force=True, x_axis=False)
+        self._follows = follows  # nobody has scrolled
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
