@@ -17,7 +17,7 @@ from forkwise.ledger.opening import open_ledger
 from tests.app.chat.talking import call, write_script
 
 MAIN = [sys.executable, "-c", "from forkwise.app.cli import main; main()", "chat"]
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def chat(project: Path, *words: str, lines: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
