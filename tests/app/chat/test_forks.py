@@ -10,6 +10,7 @@ import pytest
 from forkwise.app.chat.events import (
     BranchChanged,
     BranchText,
+    Ended,
     Failed,
     ForkAdopted,
     ForkLeft,
@@ -266,3 +267,41 @@ async def test_going_back_before_a_merge_takes_it_back(project: Path, model: str
         assert sorted(path.name for path in project.iterdir()) == ["a.txt"]
         assert session.last_merge is None
         assert session.here is session.conversation.root
+
+
+async def test_where_nobody_answers_a_branch_waits_until_somebody_waits_for_it(project: Path) -> None:
+    rules = [{"steps": [{"calls": [call("execute", command="echo ran > ran.txt")]}, {"say": "Then not."}]}]
+    model = write_script(project.parent, rules)
+    async with chatting(project, model, ask=["execute"]) as (session, heard):
+        session.nobody_answers()
+        await session.submit("/fork task")
+        await heard.until(lambda: len(session.approvals) == 2)
+        await session.submit("/abort b")
+        assert [asked.branch for asked in session.approvals] == ["a"]
+        await session.submit("/merge a")
+        heard.fine()
+        assert session.last_answer == "Then not."
+        assert not (project / "ran.txt").exists()
+
+
+async def test_a_chat_ends_although_a_merge_waits(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork a: task until | b: task")
+        await heard.branch("b", "done")
+        merging = asyncio.create_task(session.submit("/merge a"))
+        waiting = asyncio.create_task(session.submit("hello", "soon"))
+        await heard.branch("a", "running")
+        await asyncio.sleep(0)
+        await session.submit("/quit")
+        assert session.is_closed
+        assert isinstance(heard[-1], Ended)
+        await asyncio.wait([merging, waiting])
+        assert heard.of(ForkResolved) == []
+    assert heard.of(ForkLeft)
+    async with chatting(project, model) as (session, heard):
+        merging = asyncio.create_task(session.submit("/merge a"))
+        await heard.branch("a", "running")
+        await session.submit("/abort")
+        await merging
+        assert [event.how for event in heard.of(ForkResolved)] == ["abort"]
+        assert session.fork is None

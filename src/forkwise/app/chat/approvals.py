@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +30,16 @@ class _Open:
 
 
 class Approvals:
-    """The questions of one chat. ``is_attended`` is False when nobody can answer any more: all is denied then."""
+    """The questions of one chat. ``is_attended`` is False when nobody can answer any more: what is asked in the
+    conversation itself is denied then, and in a branch if somebody waits for it (``is_awaited``). What is asked in a
+    branch else stays open, so that the branch can be left as it is."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._open: dict[str, _Open] = {}
         self._asked = 0
         self.is_attended = True
+        self.is_awaited = False
 
     @property
     def pending(self) -> list[ApprovalAsked]:
@@ -50,13 +55,32 @@ class Approvals:
             id_ = next(iter(self._open))
         if id_ not in self._open:
             raise LookupError(f"no call {id_!r} waits for an answer; these do: {', '.join(self._open) or 'none'}")
+        if not self._open[id_].request.response.empty():
+            raise LookupError(f"{id_} was answered a moment ago")
         self._open[id_].request.response.put_nowait(is_approved)
 
     def nobody_answers(self) -> None:
-        """Deny all that is asked, from now on too."""
+        """From now on nobody can be asked."""
         self.is_attended = False
+        self._deny()
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """While somebody waits for branches."""
+        self.is_awaited = True
+        try:
+            self._deny()
+            yield
+        finally:
+            self.is_awaited = False
+
+    def _is_answered_by(self, branch: str | None) -> bool:
+        """Whether there is somebody to answer what a branch asks, now or later."""
+        return self.is_attended or (branch is not None and not self.is_awaited)
+
+    def _deny(self) -> None:
         for one in self._open.values():
-            if one.request.response.empty():
+            if not self._is_answered_by(one.event.branch) and one.request.response.empty():
                 one.request.response.put_nowait(False)
 
     async def decide(self, ctx: RunContext[Any], requests: DeferredToolRequests) -> DeferredToolResults | None:
@@ -71,7 +95,7 @@ class Approvals:
     async def _ask(self, call: ToolCallPart, branch: BranchRuntime | None) -> ToolApproved | ToolDenied:
         description = f"{call.tool_name}({call.args_as_json_str()})"
         request = PendingApprovalRequest("" if branch is None else branch.id, description)
-        if self.is_attended:
+        if self._is_answered_by(branch_name(branch)):
             is_approved = await self._wait(call, branch, request)
         else:
             is_approved = False

@@ -15,6 +15,7 @@ from forkwise.agents.live.deep_agent import create_deep_agent
 from forkwise.agents.live.deps import DeepAgentDeps
 from forkwise.agents.live.local_backend import LocalBackend
 from forkwise.app.chat.approvals import Approvals
+from forkwise.app.chat.costs import Costs
 from forkwise.app.chat.feed import Feed
 from forkwise.app.chat.keeping import Kept
 from forkwise.app.chat.models import ChatModels
@@ -41,6 +42,7 @@ class Desk:
     model_name: str
     limits: UsageLimits = field(default_factory=lambda: UsageLimits(request_limit=None))
     approvals: Approvals = field(init=False)
+    costs: Costs = field(init=False)
     showing: Showing = field(init=False)
     forking: LiveForkCapability = field(init=False)
     deps: DeepAgentDeps = field(init=False)
@@ -48,6 +50,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.approvals = Approvals(self.feed)
+        self.costs = Costs(self.kept.conversation)
         self.showing = Showing(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
         store = FileCheckpointStore(self.workspace.state / "chats" / f"{self.kept.id}.checkpoints")
         self.forking = LiveForkCapability(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import signal
 import sys
 import threading
@@ -113,6 +114,8 @@ class _Face:
 
 def _lines_of(source: TextIO) -> asyncio.Queue[str | None]:
     """The lines of a file as they come, then None. Read in a thread that nobody waits for."""
+    if isinstance(source, io.TextIOWrapper):
+        source.reconfigure(errors="replace")
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 

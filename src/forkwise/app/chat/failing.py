@@ -16,7 +16,7 @@ def told(error: BaseException) -> str:
     "KeyError: 'x'"
     """
     text = " ".join(str(error).split())
-    if not text or isinstance(error, KeyError | AssertionError | AttributeError | TypeError):
+    if not text or isinstance(error, KeyError | AssertionError | AttributeError | TypeError | NameError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     remedy = getattr(error, "remedy", "")
     if remedy and remedy not in text:

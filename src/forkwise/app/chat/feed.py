@@ -37,6 +37,10 @@ class Feed:
 
         return stop
 
+    def close(self) -> None:
+        """Nobody is told anything any more."""
+        self._listeners.clear()
+
     def tell(self, event: Event) -> None:
         """Tell everybody."""
         for listener in tuple(self._listeners):

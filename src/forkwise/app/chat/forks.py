@@ -13,7 +13,6 @@ from forkwise.agents.live.cost import BranchCost
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.runtime import BranchRuntime
 from forkwise.agents.live.specs import BranchSpec, MergeStrategy
-from forkwise.app.chat.costs import cost_of
 from forkwise.app.chat.desk import Desk
 from forkwise.app.chat.events import (
     BranchChanged,
@@ -204,7 +203,7 @@ class Forks:
         self.graft(runtime)
         self._desk.kept.save()
         self._tell(runtime)
-        self._desk.feed.tell(cost_of(self._desk.kept.conversation))
+        self._desk.feed.tell(self._desk.costs.now())
         left = "\n".join(runtime.steering)
         if left and runtime.status.state == "done" and self.is_open:
             runtime.steering.clear()  # it was told too late: it is told now

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
-from pydantic_ai.exceptions import AgentRunError, UserError
-
 import forkwise
 from forkwise.app.chat import telling
 from forkwise.app.chat.command import Line, UsageError, help_text, parse
@@ -17,7 +15,6 @@ from forkwise.app.chat.failing import told
 from forkwise.app.chat.form import form_of
 from forkwise.app.chat.tuning import budget_change, count_change, model_change
 from forkwise.conversation.recombination import WAYS
-from forkwise.errors import BranchingError
 from forkwise.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ _AT_IT = "the agent is at it: wait until it is done, or interrupt it first"
 
 #: What is done at once in any case: something waits for it.
 _ANSWERS = ("approve", "deny")
-
-_EXPECTED = (BranchingError, ValueError, LookupError, RuntimeError, OSError, AgentRunError, UserError)
 
 
 class Interpreter:
@@ -61,7 +56,7 @@ class Interpreter:
                 raise RuntimeError(_AT_IT)
             async with self._alone:
                 await self._do(line)
-        except _EXPECTED as error:
+        except Exception as error:  # noqa: BLE001 - whatever went wrong is told, and the chat goes on
             self._tell(Failed(told(error)))
 
     def _goes_beside(self, line: Line, when: When) -> bool:

@@ -6,6 +6,7 @@ the ledger. So whatever is killed, the next start brings both to the same place.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Literal
 
@@ -22,7 +23,8 @@ from forkwise.app.chat.models import is_own
 from forkwise.conversation.node import Node
 from forkwise.errors import BranchingError, CommitError
 from forkwise.files.commit import Commit
-from forkwise.sandbox.threads import before_leaving, in_thread
+from forkwise.ledger.opening import open_ledger
+from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["Merges"]
 
@@ -156,9 +158,17 @@ class Merges:
         kept = self._desk.kept
         kept.mark(UNDOING, fork, self._before(fork))
         kept.save()
-        await before_leaving(in_thread(self._take_back, fork, commit))
-        self._taken_back(fork, commit)
+        await to_its_end(asyncio.ensure_future(self._carry_out_undo(fork, commit)))
         return fork
+
+    async def _carry_out_undo(self, fork: str, commit: Commit | None) -> None:
+        try:
+            await in_thread(self._take_back, commit)
+        except BranchingError:
+            self._desk.kept.unmark(UNDOING, fork)
+            self._desk.kept.save()
+            raise
+        self._taken_back(fork, commit)
 
     def _check_later(self, fork: str, commit: Commit | None) -> None:
         """Refuse where more was said and done since: files and words would no longer go together."""
@@ -172,16 +182,13 @@ class Merges:
                 f"files were changed since that merge: /load fork:{fork} goes back to before it, with all files"
             )
 
-    def _take_back(self, fork: str, commit: Commit | None) -> None:
+    def _take_back(self, commit: Commit | None) -> None:
         """Undo the files of a merge, if they are not undone yet."""
-        try:
-            if commit is not None and commit.undone_by is None and commit.paths:
-                done = self._desk.workspace.undo(commit)
-                self._desk.kept.ledger.record_undo(commit.id, done.id, str(self._desk.workspace.path))
-        except BranchingError:
-            self._desk.kept.unmark(UNDOING, fork)
-            self._desk.kept.save()
-            raise
+        if commit is not None and commit.undone_by is None and commit.paths:
+            workspace = self._desk.workspace
+            done = workspace.undo(commit)
+            with open_ledger(workspace) as ledger:
+                ledger.record_undo(commit.id, done.id, str(workspace.path))
 
     def _taken_back(self, fork: str, commit: Commit | None) -> None:
         kept = self._desk.kept
@@ -197,11 +204,10 @@ class Merges:
         """Bring an undo to its end that a kill cut short."""
         commit = self._commit(fork)
         try:
-            await before_leaving(in_thread(self._take_back, fork, commit))
+            await self._carry_out_undo(fork, commit)
         except BranchingError as error:
             self._desk.feed.tell(Notice(f"the undo of fork {fork} was interrupted and is not done: {told(error)}"))
             return
-        self._taken_back(fork, commit)
         self._desk.feed.tell(Notice(f"the undo of fork {fork}, which was interrupted, is done now"))
 
     def _commit(self, fork: str) -> Commit | None:

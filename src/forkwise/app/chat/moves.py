@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ from forkwise.conversation.recombination import WAYS, Answer, Recombination, rec
 from forkwise.conversation.talk import text_of
 from forkwise.conversation.walking import combined, difference
 from forkwise.errors import BranchingError, ConversationError
+from forkwise.sandbox.threads import to_its_end
 
 __all__ = ["Moves"]
 
@@ -78,7 +80,7 @@ class Moves:
             raise LookupError(f"there is no checkpoint {name!r}; /load lists them")
         kept.mark(LOADING, found.id, kept.here)
         kept.save()
-        await self._carry_out(found)
+        await to_its_end(asyncio.ensure_future(self._carry_out(found)))
         return found
 
     async def _carry_out(self, checkpoint: Checkpoint) -> None:
@@ -86,7 +88,7 @@ class Moves:
         history = kept.conversation.path()
         try:
             await rewind(self._store, checkpoint.id, self._desk.deps.backend, history)
-        except BaseException:
+        except Exception:
             kept.unmark(LOADING, checkpoint.id)
             kept.save()
             raise

@@ -7,16 +7,16 @@ It loads an agent's libraries; who wants a first frame before that asks `opening
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from forkwise.agents.live.checkpoint import Checkpoint
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.verdict import ResolveOutcome
 from forkwise.app.chat.choices import Choices
-from forkwise.app.chat.costs import cost_of
 from forkwise.app.chat.desk import Desk
 from forkwise.app.chat.events import ApprovalAsked, CostChanged, Ended, Notice, Ready, SettingsChanged, TurnEnded
 from forkwise.app.chat.feed import Feed, Listener
@@ -51,6 +51,7 @@ class Session:
         self.choices = Choices(desk, self._forks, self._merges)
         self._interpreter = Interpreter(self)
         self._alone = asyncio.Lock()
+        self._holder: asyncio.Task[Any] | None = None
         self._is_closed = False
         desk.showing.returned = self._tool_returned
 
@@ -104,13 +105,27 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
-        self._turns.interrupt()
+        if not self._turns.interrupt() and self._holder is not None and self._holder is not asyncio.current_task():
+            self._holder.cancel()
         async with self._alone:
             await self._forks.leave()
         self.desk.kept.save()
         await self.desk.models.aclose()
         self.desk.feed.tell(Ended())
+        self.desk.feed.close()
         self.desk.kept.close()
+
+    @asynccontextmanager
+    async def _alone_here(self) -> AsyncIterator[None]:
+        """Where one thing is done at a time. Who still waits for that when the chat ends does nothing any more."""
+        async with self._alone:
+            if self._is_closed:
+                raise RuntimeError("the chat is over")
+            self._holder = asyncio.current_task()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Have somebody told of all that happens from now on; gives what ends that."""
@@ -182,7 +197,7 @@ class Session:
     @property
     def cost(self) -> CostChanged:
         """What all of it has taken."""
-        return cost_of(self.conversation)
+        return self.desk.costs.now()
 
     def branches(self) -> list[BranchView]:
         """Where the branches of the open fork stand."""
@@ -206,7 +221,7 @@ class Session:
 
     async def prompt(self, text: str) -> TurnEnded:
         """Say something to the agent, and wait for the end of its answer. RuntimeError while a fork is open."""
-        async with self._alone:
+        async with self._alone_here():
             if self._forks.is_open:
                 raise RuntimeError(BLOCKED)
             try:
@@ -240,7 +255,7 @@ class Session:
         self.desk.approvals.answer(id_, False)
 
     def nobody_answers(self) -> None:
-        """From now on nobody can be asked: whatever needs a person's word is denied."""
+        """From now on nobody can be asked: it is denied, but in branches that nobody waits for."""
         self.desk.approvals.nobody_answers()
 
     def _tool_returned(self, tool: str) -> None:
@@ -260,19 +275,21 @@ class Session:
     async def open_fork(self, form: ForkForm) -> str:
         """Split the conversation into branches, which begin to run; gives the fork's id. RuntimeError where one is open
         already, ValueError where the form makes no sense."""
-        async with self._alone:
+        async with self._alone_here():
             if self._forks.is_open:
                 raise RuntimeError(ALREADY[self._forks.by])
             return await self._forks.open(form)
 
     async def judge(self) -> ResolveOutcome:
         """Ask a judge which branch is the best; nothing is merged by that."""
-        return await self._merges.judge()
+        with self.desk.approvals.awaiting():
+            return await self._merges.judge()
 
     async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
         """Decide the fork: for a label, ``combine:a,b``, ``auto`` or ``vote``; None where judges are not sure."""
-        async with self._alone:
-            return await self._merges.merge(choice, prefer)
+        async with self._alone_here():
+            with self.desk.approvals.awaiting():
+                return await self._merges.merge(choice, prefer)
 
     async def terminate(self, branch: str) -> None:
         """End one branch; it can still be merged with what it did."""
@@ -284,13 +301,13 @@ class Session:
 
     async def override(self, branch: str) -> MergeResult:
         """After ``auto`` or ``vote``: take another branch instead, its files and what it said."""
-        async with self._alone:
+        async with self._alone_here():
             self._no_fork()
             return await self._merges.override(branch)
 
     async def undo(self) -> str:
         """Take the last merge back, its files and what was said; gives the fork."""
-        async with self._alone:
+        async with self._alone_here():
             self._no_fork()
             return await self._merges.undo()
 
@@ -307,7 +324,7 @@ class Session:
 
     async def combine(self, names: Sequence[str] = (), how: str = "concatenate") -> Node:
         """Make one answer of several, and go on from there."""
-        async with self._alone:
+        async with self._alone_here():
             self._no_fork()
             return await self._moves.combine(names, how)  # type: ignore[arg-type]
 
@@ -317,7 +334,7 @@ class Session:
 
     async def load(self, name: str) -> Checkpoint:
         """Go back to a checkpoint, with its files."""
-        async with self._alone:
+        async with self._alone_here():
             self._no_fork()
             await self._forks.let_go()
             loaded = await self._moves.load(name)

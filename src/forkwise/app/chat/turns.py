@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
-from forkwise.app.chat.costs import cost_of
 from forkwise.app.chat.desk import Desk
 from forkwise.app.chat.events import TurnBegan, TurnEnded
 from forkwise.app.chat.failing import told
@@ -66,7 +65,7 @@ class Turns:
         finally:
             self._task = None
         self._desk.feed.tell(ended)
-        self._desk.feed.tell(cost_of(self._desk.kept.conversation))
+        self._desk.feed.tell(self._desk.costs.now())
         return ended
 
     async def _run(self, text: str) -> TurnEnded:
