@@ -16,7 +16,8 @@ from forkwise.files.choosing import Choice, Lineup, choose, line_up
 from forkwise.files.commit import Commit
 from forkwise.files.conflict import OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.picking import carry_out
+from forkwise.fork.landing import ConflictPolicy
+from forkwise.fork.picking import conclude
 from forkwise.fork.remains import Remains
 from forkwise.fork.testing.report import TestReport
 from forkwise.fork.tests import Tests
@@ -78,11 +79,18 @@ async def prepare_choice(
             raise
 
 
-def commit_choice(prepared: Prepared, *, on_conflict: OnConflict = "refuse", keep: bool = False) -> Commit:
+def commit_choice(
+    prepared: Prepared,
+    *,
+    on_conflict: OnConflict = "refuse",
+    policy: ConflictPolicy | None = None,
+    keep: bool = False,
+) -> Commit:
     """Decide the fork for what was prepared, commit that, and drop all attempts (``keep``: keep them).
 
     Raises ForkResolvedError where the fork was decided meanwhile. After a ConflictError the fork is decided and nothing
-    is committed: called again with an ``on_conflict`` that decides, this commits it.
+    is committed: called again with an ``on_conflict`` that decides, this commits it. With a ``policy`` conflicts are
+    decided at once, and none of the versions is lost.
     """
     where = prepared.branch.workspace
     with open_ledger(where) as ledger:
@@ -96,7 +104,7 @@ def commit_choice(prepared: Prepared, *, on_conflict: OnConflict = "refuse", kee
         is_new = ledger.resolve(remains.id, how="choice", detail=detail)
         if not is_new and (remains.outcome() != prepared.branch.name or remains.record.commit is not None):
             raise ForkResolvedError(f"fork {remains.id} was decided meanwhile", fork=remains.id)
-        return carry_out(remains, on_conflict=on_conflict, trust=False, keep=keep)
+        return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict).commit
 
 
 def _undecided(ledger: Ledger, workspace: Workspace, fork: str) -> Remains:

@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from forkwise import Workspace
 from forkwise.ledger.opening import open_ledger
-from tests.need import need
+from tests.app.tui.terminal import COMMAND, Terminal
 
-COMMAND = shlex.join([sys.executable, "-c", "from forkwise.app.cli import main; main()"])
 WORK = """
 i=0
 while [ ! -e {go} ]; do i=$((i+1)); echo "$FORKWISE_ATTEMPT counts $i"; sleep 0.1; done
 echo $FORKWISE_ATTEMPT > won
 """.strip().replace("\n", "; ")
-
-
-@dataclass
-class Terminal:
-    """A tmux server of its own, with two panes of 80x24."""
-
-    socket: Path
-
-    def tmux(self, *words: str) -> str:
-        done = subprocess.run(["tmux", "-S", str(self.socket), *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def screen(self, pane: str, *options: str) -> str:
-        return self.tmux("capture-pane", "-p", *options, "-t", pane)
-
-    def press(self, pane: str, *keys: str) -> None:
-        self.tmux("send-keys", "-t", pane, *keys)
-
-    def shows(self, pane: str, *texts: str) -> str:
-        """Wait until all of some texts are on the screen."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            screen = self.screen(pane)
-            if all(text in screen for text in texts):
-                return screen
-            time.sleep(0.05)
-        raise AssertionError(f"{texts} not shown in {pane}:\n{self.screen(pane)}")
-
-
-@pytest.fixture
-def terminal(project: Path, tmp_path: Path) -> Iterator[Terminal]:
-    need(shutil.which("tmux") is not None, "tmux, which is the terminal here, is not installed")
-    made = Terminal(tmp_path / "tmux")
-    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "PS1": "$ "}
-    environment.pop("TMUX", None)
-    options = ["-f", os.devnull, "new-session", "-d", "-x", "80", "-y", "24", "-c", str(project)]
-    subprocess.run(["tmux", "-S", str(made.socket), *options, "-n", "explore", "sh"], env=environment, check=True)
-    made.tmux("new-window", "-n", "watch", "-c", str(project), "sh")
-    yield made
-    made.tmux("kill-server")
 
 
 def colours(screen: str) -> set[tuple[str, ...]]:

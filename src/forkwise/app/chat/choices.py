@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.editors import EditorDetector
 from forkwise.agents.live.recalling import recall_merge
+from forkwise.agents.live.specs import MergeStrategy
 from forkwise.app.chat.desk import Desk
 from forkwise.app.chat.forks import Forks
 from forkwise.app.chat.merges import Merges
@@ -64,12 +66,13 @@ class Choices:
         await before_leaving(in_thread(prepared.branch.abort))
 
     async def commit(self, prepared: Prepared) -> None:
-        """Decide the fork for what was prepared, and go on with what those branches said whose work is in it."""
+        """Decide the fork for what was prepared, and go on with what those branches said whose work is in it. What
+        somebody changed meanwhile is decided as in every merge of a chat."""
         coordinator = self._forks.current
         for runtime in coordinator.branches.values():
             if runtime.is_running:
                 await coordinator.terminate_branch(runtime.id)
-        await before_leaving(in_thread(commit_choice, prepared))
+        await before_leaving(in_thread(partial(commit_choice, prepared, policy=MergeStrategy().conflict_policy)))
         await coordinator.aclose()
         result = recall_merge(self._desk.kept.ledger, self._desk.workspace, prepared.fork)
         if result is None:

@@ -92,6 +92,15 @@ class Forks:
         """The same by their ids, also when the fork was just decided."""
         return {} if self._known is None else {name: r.spec.label for name, r in self._known.branches.items()}
 
+    @property
+    def overruled(self) -> tuple[str, ...]:
+        """What branches are called that lost the fork that was decided last, while that can be decided otherwise."""
+        decided = self.decided
+        result = None if decided is None else decided.merge_result
+        if decided is None or result is None:
+            return ()
+        return tuple(decided.branches[name].spec.label for name in result.discarded_branches)
+
     def find(self, label: str) -> BranchRuntime:
         """A branch of the open fork by its label or its id; ValueError where there is none."""
         for runtime in self.current.branches.values():

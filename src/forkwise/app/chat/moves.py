@@ -37,6 +37,13 @@ class Moves:
         self._desk.feed.tell(Moved(here.id, "go"))
         return here
 
+    def label(self, name: str, node: Node) -> None:
+        """Give a place a name. What forks and numbers are called by, and what no command could be told, is none."""
+        if name.isdecimal() or not name or any(sign in ":/" or sign.isspace() for sign in name):
+            raise ConversationError(f"{name!r} names no place: a word does, without : and /, that is no number")
+        self._desk.kept.conversation.label(name, node)
+        self._desk.kept.save()
+
     def compare(self, first: str, second: str) -> str:
         """How what was said up to two places differs, as unified text."""
         kept = self._desk.kept

@@ -34,6 +34,7 @@ from forkwise.app.chat.turns import Turns
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.files.workspace import Workspace
+from forkwise.fork.choosing import Prepared
 from forkwise.sandbox.threads import in_thread
 
 __all__ = ["BranchRow", "BranchView", "ForkForm", "Said", "Session"]
@@ -185,6 +186,11 @@ class Session:
         return self._merges.last
 
     @property
+    def overruled(self) -> tuple[str, ...]:
+        """The branches that judges did not choose, where one of them may still be taken."""
+        return self._forks.overruled
+
+    @property
     def last_answer(self) -> str:
         """What the agent said last, in words."""
         return self.desk.kept.last_answer
@@ -291,6 +297,11 @@ class Session:
             with self.desk.approvals.awaiting():
                 return await self._merges.merge(choice, prefer)
 
+    async def choose(self, prepared: Prepared) -> None:
+        """Decide the fork for what was chosen of it, see `choices`."""
+        async with self._alone:
+            await self.choices.commit(prepared)
+
     async def terminate(self, branch: str) -> None:
         """End one branch; it can still be merged with what it did."""
         await self._forks.terminate(branch)
@@ -317,6 +328,10 @@ class Session:
         """Go on from another place, by the number of a message or a label."""
         self._no_fork()
         return self._moves.go(name)
+
+    def label(self, name: str, node: Node) -> None:
+        """Give a place a name, by which it can be gone to; ConversationError for one that means something else."""
+        self._moves.label(name, node)
 
     def compare(self, first: str, second: str) -> str:
         """How what was said up to two places differs."""

@@ -62,9 +62,10 @@ class NwayView(ScrollView, can_focus=True):
     class Moved(Message):
         """The cursor is elsewhere."""
 
-    def __init__(self, versions: Sequence[str], **options: Any) -> None:
+    def __init__(self, versions: Sequence[str], names: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.versions = tuple(versions)
+        self._named = dict(names or {})
         self.place = 0
         self.column = 0
         self._lineup: Lineup | None = None
@@ -151,7 +152,7 @@ class NwayView(ScrollView, can_focus=True):
 
     def _names(self) -> list[Segment]:
         style = self.get_component_rich_style("nway--head")
-        names = ["parent", *self.versions]
+        names = ["parent", *(printable(self._named.get(name, name)) for name in self.versions)]
         return [self._segment(name, style, is_last=n == len(self.versions)) for n, name in enumerate(names)]
 
     def _drawn(self, row: GridRow) -> list[Segment]:
@@ -186,7 +187,10 @@ class NwayView(ScrollView, can_focus=True):
 
 
 class NwayScreen(Screen[Mapping[str, Choice] | None]):
-    """All paths that attempts changed, each with its N-way diff; gives what was chosen, None where it was left."""
+    """All paths that attempts changed, each with its N-way diff; gives what was chosen, None where it was left.
+
+    ``names`` is what versions are called for people, where that is not what they are called by.
+    """
 
     DEFAULT_CSS = """
     NwayScreen OptionList { width: auto; max-width: 24; height: 1fr; padding: 0; border: none;
@@ -202,11 +206,18 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         Binding("escape,q", "back", "back"),
     ]
 
-    def __init__(self, lineups: Sequence[Lineup], choice: Mapping[str, Choice] | None = None) -> None:
+    def __init__(
+        self,
+        lineups: Sequence[Lineup],
+        choice: Mapping[str, Choice] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.lineups = list(lineups)
         self.choice = dict(choice or {})
-        self._view = NwayView(sorted({n for one in lineups for n in one.versions}, key=_numbered), id="nway")
+        self.names = dict(names or {})
+        versions = sorted({n for one in lineups for n in one.versions}, key=_numbered)
+        self._view = NwayView(versions, self.names, id="nway")
 
     def compose(self) -> ComposeResult:
         """The paths beside the one that is shown."""
@@ -241,7 +252,9 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
 
     def on_nway_view_moved(self) -> None:
         """Show in full width what is under the cursor."""
-        self.query_one("#nway-hunk", DiffView).text = changed(self.current, self._view.place, self._view.version)
+        version = self._view.version
+        text = changed(self.current, self._view.place, version, self.names.get(version))
+        self.query_one("#nway-hunk", DiffView).text = text
 
     def on_nway_view_toggled(self, event: NwayView.Toggled) -> None:
         """Take a change, or leave it."""

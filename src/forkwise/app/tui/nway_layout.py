@@ -45,16 +45,17 @@ def places(lineup: Lineup) -> int:
     return 1 if lineup.alignment is None else len(lineup.alignment.regions)
 
 
-def changed(lineup: Lineup, place: int, version: str) -> str:
-    """What a version makes of a region, one line below the other as a diff has it."""
+def changed(lineup: Lineup, place: int, version: str, name: str | None = None) -> str:
+    """What a version, of that name for people, makes of a region, one line below the other as a diff has it."""
+    left = f"{name or version} left it as the parent has it"
     if version not in lineup.versions:
-        return f"{version} left it as the parent has it"
+        return left
     if lineup.alignment is None:
         old, new = _described(lineup.base), _described(lineup.versions[version])
     else:
         region = lineup.alignment.regions[place]
         if not region.of(version):
-            return f"{version} left it as the parent has it"
+            return left
         parts = (lineup.alignment.part(region, name) for name in (None, version))
         old, new = ([_text(line) for line in part] for part in parts)
     return "\n".join([*(f"-{line}" for line in old), *(f"+{line}" for line in new)])

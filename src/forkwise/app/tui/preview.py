@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -22,15 +22,17 @@ __all__ = ["PreviewScreen"]
 
 class PreviewScreen(Screen[Prepared | None]):
     """Waits for something to be prepared, shows it, and gives it where it is to be committed. None is where it could
-    not be had, or is not wanted: what was ``prepared`` until then is the caller's to drop."""
+    not be had, or is not wanted: what was ``prepared`` until then is the caller's to drop. ``names`` is what attempts
+    are called for people."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "commit", "commit", priority=True),
         Binding("escape,q", "back", "back"),
     ]
 
-    def __init__(self, preparing: Awaitable[Prepared]) -> None:
+    def __init__(self, preparing: Awaitable[Prepared], names: Mapping[str, str] | None = None) -> None:
         super().__init__()
+        self.names = dict(names or {})
         self.prepared: Prepared | None = None
         self._preparing = preparing
 
@@ -55,7 +57,8 @@ class PreviewScreen(Screen[Prepared | None]):
         tests = prepared.tests
         told = "not tested: this fork has no tests" if tests is None else f"tests: {tests.doubt or tests.summary}"
         line = self.query_one(Line)
-        line.say(f"{'✓' if prepared.is_good else '✗'} {told} · from {', '.join(prepared.attempts)}")
+        who = ", ".join(printable(self.names.get(name, name)) for name in prepared.attempts)
+        line.say(f"{'✓' if prepared.is_good else '✗'} {told} · from {who}")
         line.set_class(prepared.is_good and tests is not None, "good")
         line.set_class(not prepared.is_good, "bad")
         failures = "" if tests is None or prepared.is_good else f"{tests.feedback().rstrip()}\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rich.style import Style
@@ -26,7 +27,8 @@ class TreePanel(Tree[Node]):
 
     What follows one after the other stands one below the other; only where branches begin it goes a step to the right,
     so that a long talk stays narrow. Up and down walk through what is shown, left to the fork above, right into the
-    branches. Enter goes to a place (``Going``), space marks it.
+    branches. Enter goes to a place (``Going``), space marks it. ``shown`` gives what is shown for a label, nothing for
+    one that is not for people.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,9 +45,12 @@ class TreePanel(Tree[Node]):
             super().__init__()
             self.node = node
 
-    def __init__(self, conversation: Conversation, **options: Any) -> None:
+    def __init__(
+        self, conversation: Conversation, shown: Callable[[str], str] = lambda name: name, **options: Any
+    ) -> None:
         super().__init__("the beginning", data=conversation.root, **options)
         self.conversation = conversation
+        self._shown = shown
         self.marked: list[Node] = []
         self.auto_expand = False
         self.guide_depth = 2
@@ -62,11 +67,11 @@ class TreePanel(Tree[Node]):
         """Begin where one is."""
         self.walk_to(self.conversation.here)
 
-    def reload(self) -> None:
-        """Show the conversation as it is now, with the cursor where one is."""
+    def reload(self, at: Node | None = None) -> None:
+        """Show the conversation as it is now, with the cursor at a node, or where one is."""
         self.clear()
         self._grow()
-        self.walk_to(self.conversation.here)
+        self.walk_to(self.conversation.here if at is None else at)
 
     def walk_to(self, node: Node) -> None:
         """Have the cursor at a place, or at the one that leads to a node between two places."""
@@ -120,8 +125,8 @@ class TreePanel(Tree[Node]):
         text.append("▪ " if place in self.marked else "", "bold yellow")
         text.append("● " if place is self.conversation.here else "", "bold green")
         text.append(f"{place.id} " if place.message is not None else "", "dim")
-        labels = [name for name, at in self.conversation.labels.items() if at is place]
-        text.append("".join(f"‹{printable(name)}› " for name in labels), "bold magenta")
+        labels = [self._shown(name) for name, at in self.conversation.labels.items() if at is place]
+        text.append("".join(f"‹{printable(name)}› " for name in dict.fromkeys(labels) if name), "bold magenta")
         text.append(_said(place))
         text.stylize(style)
         sign = (self.ICON_NODE_EXPANDED if node.is_expanded else self.ICON_NODE) if node.allow_expand else "  "

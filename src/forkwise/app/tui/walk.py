@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from pydantic_ai import Agent
@@ -75,7 +75,7 @@ class WalkScreen(Screen[None]):
         """The tree beside the text."""
         yield Line(id="place")
         with Horizontal():
-            yield TreePanel(self.walker.conversation, id="tree")
+            yield TreePanel(self.walker.conversation, self.shown, id="tree")
             with VerticalScroll():
                 yield Static(id="said", markup=False)
         yield PromptLine(placeholder="i: go on from the place under the cursor", compact=True, id="prompt")
@@ -84,7 +84,11 @@ class WalkScreen(Screen[None]):
     def on_mount(self) -> None:
         """Begin where one is."""
         self.tree_panel.focus()
-        self._tell()
+        self.tell()
+
+    def shown(self, label: str) -> str:
+        """What is shown for a label."""
+        return label
 
     @property
     def tree_panel(self) -> TreePanel:
@@ -103,7 +107,7 @@ class WalkScreen(Screen[None]):
 
     def on_tree_panel_going(self, event: TreePanel.Going) -> None:
         """Be at a place."""
-        self._go(event.node)
+        self.go(event.node)
 
     def action_prompt(self) -> None:
         """Write what is to be said at the place under the cursor."""
@@ -122,11 +126,12 @@ class WalkScreen(Screen[None]):
         elif text:
             event.input.clear()
             self.tree_panel.focus()
-            self._answering = self.run_worker(self._say(text, self.tree_panel.current), group="prompt")
+            self._answering = self.run_worker(self.say(text, self.tree_panel.current), group="prompt")
 
-    async def _say(self, text: str, at: Node) -> None:
+    async def say(self, text: str, at: Node) -> None:
+        """Say something at a place, and be where the answer is."""
         talk = self.walker.conversation
-        self._tell(f"asked at {at.id}, the answer is on its way … escape stops it")
+        self.tell(f"asked at {at.id}, the answer is on its way … escape stops it")
         try:
             self.walker.go(await Talk(Agent(self._model), talk).prompt(text, at))
         except (BranchingError, AgentRunError, UserError, OSError) as error:
@@ -175,8 +180,7 @@ class WalkScreen(Screen[None]):
 
         def name(text: str | None) -> None:
             if text is not None:
-                self.walker.conversation.label(text, node)
-                self._changed()
+                self.give_name(text, node)
 
         self.app.push_screen(LineQuestion("A name for this place:"), name)
 
@@ -193,22 +197,34 @@ class WalkScreen(Screen[None]):
         answer = await self.app.push_screen_wait(Question(f"Combine what {numbers} came to, how?", offered))
         if answer is None:
             return
-        answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
         try:
-            made = await recombine(_WAYS[answer], answers, self._model)
-            self._go(combined(self.walker.conversation, nodes, made.text))
+            await self.make_one(nodes, _WAYS[answer])
         except BranchingError as error:
             self.notify(str(error), severity="error", markup=False)
             return
         self.tree_panel.marked = []
         self.tree_panel.reload()
 
-    def _go(self, node: Node) -> None:
+    # What comes of it
+
+    def go(self, node: Node) -> None:
+        """Be at a place."""
         self.walker.go(node)
         self._changed()
 
+    def give_name(self, text: str, node: Node) -> None:
+        """Give a place a name."""
+        self.walker.conversation.label(text, node)
+        self._changed()
+
+    async def make_one(self, nodes: Sequence[Node], how: Recombination) -> None:
+        """Make one answer of several, and be there."""
+        answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
+        made = await recombine(how, answers, self._model)
+        self.go(combined(self.walker.conversation, nodes, made.text))
+
     def _changed(self) -> None:
-        self._tell()
+        self.tell()
         self.tree_panel.redraw()
         self.run_worker(self._write(), group="save")
 
@@ -218,7 +234,8 @@ class WalkScreen(Screen[None]):
         except (BranchingError, OSError) as error:
             self.notify(str(error), severity="error", markup=False)
 
-    def _tell(self, doing: str = "") -> None:
+    def tell(self, doing: str = "") -> None:
+        """Say where one is, or what is under way."""
         talk = self.walker.conversation
         self.query_one("#place", Line).say(f"{len(talk)} messages · {doing or f'you are at {talk.here.id}'}")
 

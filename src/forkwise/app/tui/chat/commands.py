@@ -12,17 +12,18 @@ from forkwise.app.chat.failing import told
 from forkwise.app.tui.chat.acceptance import AcceptanceScreen
 from forkwise.app.tui.chat.diff_picker import DiffPicker
 from forkwise.app.tui.chat.fork_picker import ForkPicker
-from forkwise.app.tui.chat.merge_picker import MergePicker, MergeRow
+from forkwise.app.tui.chat.merge_picker import NWAY, MergePicker, MergeRow
 from forkwise.app.tui.chat.pages import ChoiceScreen
 from forkwise.app.tui.diff import DiffScreen
 from forkwise.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
+    from forkwise.app.chat.command import Line
     from forkwise.app.chat.events import Judged
     from forkwise.app.chat.session import Session
     from forkwise.app.tui.chat.screen import ChatScreen
 
-__all__ = ["SCREENS", "Opener", "branch_diff", "override"]
+__all__ = ["SCREENS", "Opener", "branch_diff", "opener_of", "override"]
 
 _WRITING = 0.2  # seconds between two looks at whether somebody still writes
 
@@ -106,8 +107,36 @@ async def override(chat: ChatScreen, verdict: Judged | None) -> None:
         why=why,
     )
     choice = await chat.app.push_screen_wait(picker)
-    if choice is not None:
+    if choice == NWAY:
+        await nway(chat)
+    elif choice is not None:
         await session.submit(f"/merge {choice}")
+
+
+async def overrule(chat: ChatScreen) -> None:
+    """``/override``: another branch than the one that judges chose is picked."""
+    session = _session(chat)
+    others = [(label, label) for label in session.overruled]
+    chosen = await chat.app.push_screen_wait(ChoiceScreen("take instead", others)) if others else ""
+    if chosen is not None:
+        await session.submit(f"/override {chosen}")
+
+
+async def nway(chat: ChatScreen, path: str = "") -> None:
+    """``/nway``: all versions of the files, or of one, lined up, to be taken hunk by hunk."""
+    from forkwise.app.tui.chat.choosing import choose  # loads much: no first frame waits for it
+
+    await choose(_session(chat), chat, path)
+
+
+async def tree(chat: ChatScreen) -> None:
+    """``/tree``, and ``/go`` and ``/compare`` that say nothing more: places are found by walking."""
+    from forkwise.app.tui.chat.tree_screen import TreeScreen
+
+    screen = TreeScreen(_session(chat))
+    await chat.app.push_screen_wait(screen)
+    if screen.written:
+        chat.submit(screen.written)
 
 
 async def fork_diff(chat: ChatScreen) -> None:
@@ -163,4 +192,23 @@ def _session(chat: ChatScreen) -> Session:
 
 
 #: By the name of a command.
-SCREENS: dict[str, Opener] = {"fork": fork, "fork diff": fork_diff, "load": load, "merge": merge}
+SCREENS: dict[str, Opener] = {
+    "fork": fork,
+    "fork diff": fork_diff,
+    "load": load,
+    "merge": merge,
+    "nway": nway,
+    "override": overrule,
+    "tree": tree,
+    "go": tree,
+    "compare": tree,
+}
+
+
+def opener_of(line: Line) -> Opener | None:
+    """What opens the screen that a line asks for; None where the session does it alone."""
+    if line.command is None:
+        return None
+    if line.command.name == "nway":
+        return partial(nway, path=line.rest)
+    return None if line.rest else SCREENS.get(line.command.name)

@@ -22,7 +22,10 @@ from forkwise.app.tui.chat.signs import branch_chip, short
 from forkwise.app.tui.diff import DiffView
 from forkwise.app.tui.line import Line
 
-__all__ = ["MergePicker", "MergeRow"]
+__all__ = ["NWAY", "MergePicker", "MergeRow"]
+
+NWAY = "/nway"
+"""The answer that decides nothing yet: file by file, hunk by hunk."""
 
 _DIGITS = "1234567890"
 
@@ -55,7 +58,8 @@ class _Rows(OptionList):
 
 
 class MergePicker(Screen[str | None]):
-    """Gives what ``/merge`` is to be told: a label, ``combine:`` some, ``auto`` or ``vote``; None is nothing.
+    """Gives what ``/merge`` is to be told: a label, ``combine:`` some, ``auto`` or ``vote``; ``NWAY`` where
+    it is to be decided hunk by hunk; None is nothing.
 
     ``read`` gives the diff of a branch, ``open_outside`` shows one in a diff tool. ``preferred`` is the branch that is
     under the cursor at first, ``why`` what speaks for it.
@@ -70,6 +74,7 @@ class MergePicker(Screen[str | None]):
         Binding("c", "combine", "combine"),
         Binding("j", "answer('auto')", "judge"),
         Binding("v", "answer('vote')", "vote"),
+        Binding("w", f"answer({NWAY!r})", "n-way"),
         Binding("o", "open", "open in editor"),
         Binding("n", "file(1)", "next file", show=False),
         Binding("p", "file(-1)", "file before", show=False),

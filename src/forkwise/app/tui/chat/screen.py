@@ -16,7 +16,7 @@ from forkwise.app.chat.command import COMMANDS, Line, UsageError, parse
 from forkwise.app.chat.events import ApprovalAsked
 from forkwise.app.chat.failing import told
 from forkwise.app.tui.chat.approval import ApprovalScreen
-from forkwise.app.tui.chat.commands import SCREENS
+from forkwise.app.tui.chat.commands import opener_of
 from forkwise.app.tui.chat.listening import ListeningScreen
 from forkwise.app.tui.chat.overview import Overview
 from forkwise.app.tui.chat.prompt import Prompt
@@ -103,7 +103,7 @@ class ChatScreen(ListeningScreen):
         if line is None:
             return
         branch = self.stage.current
-        opener = None if line.command is None or line.rest else SCREENS.get(line.command.name)
+        opener = opener_of(line)
         if line.kind == "prompt" and branch is not None:
             self._speak(branch.label, branch.state, line.rest)
         elif opener is not None and self._may(line):
