@@ -17,8 +17,11 @@ from rich.console import Console
 
 from bench.ground import Ground, laid_out
 from bench.line import Line
+from bench.peers import pydantic_deep
 from bench.rows import ROWS
 from bench.table import as_json, as_table
+
+_PEERS = Path(__file__).parents[1] / ".venv-peers"
 
 
 @click.command()
@@ -27,7 +30,10 @@ from bench.table import as_json, as_table
 @click.option("--rows", metavar="NAME,...", help=f"Only these: {', '.join(ROWS)}.")
 @click.option("--page", metavar="FILE", help="Put the table into the first text block of this page too.")
 @click.option("--at", metavar="DIR", help="Where to work: the filesystem that is measured.")
-def main(json_file: str | None, quick: bool, rows: str | None, page: str | None, at: str | None) -> None:
+@click.option("--peer", type=click.Choice([pydantic_deep.NAME]), help="Install this peer in an environment of its own.")
+def main(
+    json_file: str | None, quick: bool, rows: str | None, page: str | None, at: str | None, peer: str | None
+) -> None:
     """Figures against the raw floor and every peer that is installed, all in one run."""
     if os.geteuid() != 0:
         raise click.ClickException("the raw floor mounts overlayfs itself: run this as root, or in unshare -rm")
@@ -36,6 +42,9 @@ def main(json_file: str | None, quick: bool, rows: str | None, page: str | None,
         raise click.UsageError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
     signal.signal(signal.SIGTERM, _interrupt)
     progress = Console(stderr=True)
+    if peer:
+        with progress.status(f"installing {peer}"):
+            pydantic_deep.install(_PEERS / peer)
     with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
         begun = time.monotonic()
         lines = _measure(chosen, ground, progress)

@@ -44,6 +44,14 @@ class Line:
         if figure is not None:
             self.goals.append(Goal(f"≥ {bound:g} × {peer}", figure.median / self.ours.median, bound, at_least=True))
 
+    def faster_than_seen(self, peer: str, seen: float, bound: float) -> None:
+        """Ours must be so many times faster than a peer, or than that was seen to be where it is not installed; of
+        memory, it must hold so many times less."""
+        figure = self.peers.get(peer)
+        theirs = seen if figure is None else figure.median
+        note = "" if figure is not None else f" ({Figure((seen,), self.ours.unit)})"
+        self.goals.append(Goal(f"≥ {bound:g} × {peer}{note}", theirs / self.ours.median, bound, at_least=True))
+
     def dump(self) -> dict[str, object]:
         """As JSON holds it."""
         return {

@@ -1,54 +1,43 @@
-"""pydantic-deep, in a virtual environment of its own: PYDANTIC_DEEP_PYTHON names the interpreter there."""
+"""pydantic-deep, in a virtual environment of its own: PYDANTIC_DEEP_PYTHON names the interpreter there.
+
+``python -m bench --peer pydantic-deep`` makes that environment. Where it is not installed, its rows are held against
+what was seen of it on the machine they were written on.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-
-from bench.figure import Figure
-
-__all__ = ["diff_report", "is_installed"]
-
-_DIFF_REPORT = """
-import asyncio, inspect, json, sys, time
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-from pydantic_ai.workspaces import LocalWorkspaceBackend, Workspace
-from pydantic_deep import BranchOverlay, build_diff_report
+from typing import Any
 
-async def main(root, branches, rounds):
-    parent = Workspace(LocalWorkspaceBackend(Path(root)))
-    runtimes = []
-    for name, files in json.loads(Path(branches).read_text()).items():
-        overlay = BranchOverlay(parent)
-        for path, text in files.items():
-            await overlay.write_bytes(path, text.encode())
-        status = SimpleNamespace(id=name, label=name)
-        runtimes.append(SimpleNamespace(status=status, spec=SimpleNamespace(label=name), overlay=overlay))
-    taken = []
-    for _ in range(rounds):
-        begun = time.process_time()
-        report = build_diff_report("fork", runtimes)
-        if inspect.isawaitable(report):
-            await report
-        taken.append(time.process_time() - begun)
-    print(json.dumps(taken))
+from bench.figure import Figure, Unit
 
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
+__all__ = ["NAME", "install", "measure"]
+
+NAME = "pydantic-deep"
+_PYTHON = "PYDANTIC_DEEP_PYTHON"
+_ROOT = Path(__file__).parents[2]
 
 
-def is_installed() -> bool:
-    """Whether there is an interpreter that has it."""
-    return bool(os.environ.get("PYDANTIC_DEEP_PYTHON"))
+def install(place: Path) -> None:
+    """Make the environment, unless it is there, and have it used."""
+    python = place / "bin/python"
+    if not (place / "installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", NAME], check=True)
+        (place / "installed").touch()
+    os.environ[_PYTHON] = str(python)
 
 
-def diff_report(root: str, branches: str, rounds: int) -> Figure | None:
-    """The CPU time of a report on branches over a directory; ``branches`` is a JSON file of their files."""
-    if not is_installed():
+def measure(row: str, *, unit: Unit = "s", **given: Any) -> Figure | None:
+    """A row of `bench.peers.pydantic_deep_rows`; None where it is not installed."""
+    python = os.environ.get(_PYTHON)
+    if not python:
         return None
-    words = [os.environ["PYDANTIC_DEEP_PYTHON"], "-c", _DIFF_REPORT, root, branches, str(rounds)]
+    words = [python, "-m", "bench.peers.pydantic_deep_rows", row, json.dumps(given)]
     env = {**os.environ, "PYDANTIC_AI_NO_BANNER": "1"}
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
-    return Figure(tuple(json.loads(done.stdout.splitlines()[-1])))
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=env, cwd=_ROOT)
+    return Figure(tuple(json.loads(done.stdout.splitlines()[-1])), unit)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from bench.figure import Figure
 from bench.ground import Ground
-from bench.line import Goal, Line
+from bench.line import Line
 from bench.peers import pydantic_deep
 from forkwise import BranchDiffReport, BranchOverlay, StateBackend, build_diff_report
 from forkwise.agents.live.diffing import BranchLike
@@ -36,16 +36,14 @@ def measure_diff_report(ground: Ground) -> list[Line]:
         built.append(time.process_time() - begun)
         _read(report)
         read.append(time.process_time() - begun)
-    theirs = _peer(ground, parent, branches, rounds)
+    peers = {pydantic_deep.NAME: _peer(ground, parent, branches, rounds)}
     size = f"{_PATHS:,} paths × {_BRANCHES} branches, CPU time"
     lines = [
-        Line(f"diff report, {size}", Figure(tuple(built)), peers={"pydantic-deep": theirs}),
-        Line(f"diff report, {size}, every diff read", Figure(tuple(read)), peers={"pydantic-deep": theirs}),
+        Line(f"diff report, {size}", Figure(tuple(built)), peers=peers),
+        Line(f"diff report, {size}, every diff read", Figure(tuple(read)), peers=peers),
     ]
-    against = theirs.median if theirs else _THEIRS
-    for line, bound in zip(lines, (5, 1), strict=True):
-        text = f"≥ {bound} × pydantic-deep{'' if theirs else f' ({_THEIRS} s)'}"
-        line.goals.append(Goal(text, against / line.ours.median, bound, at_least=True))
+    for line in lines:
+        line.faster_than_seen(pydantic_deep.NAME, _THEIRS, 5)
     return lines
 
 
@@ -90,4 +88,4 @@ def _peer(ground: Ground, parent: dict[str, str], branches: dict[str, dict[str, 
         (root / path).write_text(text)
     told = Path(ground.directory("told")) / "branches.json"
     told.write_text(json.dumps(branches))
-    return pydantic_deep.diff_report(str(root), str(told), rounds)
+    return pydantic_deep.measure("diff_report", root=str(root), branches=str(told), rounds=rounds)

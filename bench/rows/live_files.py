@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.line import Goal, Line
+from bench.peers import pydantic_deep
 from bench.rounds import timed
+from bench.workload import longest_gap
 from forkwise import BranchOverlay, LocalBackend
 
 __all__ = ["measure_live_files"]
@@ -18,7 +18,6 @@ __all__ = ["measure_live_files"]
 # Seconds, as seen for pydantic-deep from PyPI on the machine this was written on.
 _THEIR_COMMAND = 9.2
 _THEIR_MERGE = 9.1
-_THEIR_STALL = 1.5
 
 _FILES = 10_000
 _MERGED = 5_000
@@ -28,23 +27,23 @@ _COMMANDS = 5
 
 def measure_live_files(ground: Ground) -> list[Line]:
     """All through the backends that the tools of an agent have."""
-    parent = LocalBackend(ground.workspace(ground.planted(_FILES)))
-    return [_command(ground, parent), _merge(ground), _stall(ground, parent)]
+    root = ground.planted(_FILES)
+    parent = LocalBackend(ground.workspace(root))
+    return [_command(ground, parent, root), _merge(ground), _stall(ground, parent, root)]
 
 
-def _command(ground: Ground, parent: LocalBackend) -> Line:
+def _command(ground: Ground, parent: LocalBackend, root: str) -> Line:
     ground.say("commands in a live branch")
     branch = BranchOverlay(parent)
     try:
         samples = [timed(lambda: branch.execute("true")) for _ in range(ground.rounds(60, 20))][2:]
     finally:
         branch.discard()
-    ours = Figure(tuple(samples))
-    return Line(
-        f"live branch of {_FILES:,} files: shell command true (pydantic-deep: {_THEIR_COMMAND} s)",
-        ours,
-        goals=[Goal("≥ 100 × faster", _THEIR_COMMAND / ours.median, 100, at_least=True)],
-    )
+    theirs = pydantic_deep.measure("command", root=root, rounds=ground.rounds(3, 1))
+    name = f"live branch of {_FILES:,} files: shell command true"
+    line = Line(name, Figure(tuple(samples)), peers={pydantic_deep.NAME: theirs})
+    line.faster_than_seen(pydantic_deep.NAME, _THEIR_COMMAND, 100)
+    return line
 
 
 def _merge(ground: Ground) -> Line:
@@ -58,30 +57,29 @@ def _merge(ground: Ground) -> Line:
         report = branch.flush_to(parent)
         samples.append(time.perf_counter() - begun)
         assert len(report.applied_paths) == _MERGED, report.errors
-    ours = Figure(tuple(samples))
-    return Line(
-        f"live branch: merge of {_MERGED:,} files (pydantic-deep: {_THEIR_MERGE} s)",
-        ours,
-        goals=[Goal("≥ 10 × faster", _THEIR_MERGE / ours.median, 10, at_least=True)],
-    )
+    theirs = pydantic_deep.measure("merge", root=ground.own(_MERGED, 512), rounds=1)
+    line = Line(f"live branch: merge of {_MERGED:,} files", Figure(tuple(samples)), peers={pydantic_deep.NAME: theirs})
+    line.faster_than_seen(pydantic_deep.NAME, _THEIR_MERGE, 10)
+    return line
 
 
-def _stall(ground: Ground, parent: LocalBackend) -> Line:
+def _stall(ground: Ground, parent: LocalBackend, root: str) -> Line:
     """Beside an event loop that has nothing else to do, for as long: that is what the machine itself keeps it from."""
     ground.say(f"{_AT_ONCE} live branches run commands")
     ours, idle = [], []
     for _ in range(ground.rounds(5, 3)):
         branches = [BranchOverlay(parent, f"live-{number}") for number in range(_AT_ONCE)]
         begun = time.perf_counter()
-        ours.append(asyncio.run(_longest_gap(asyncio.gather, *map(_work, branches))))
-        idle.append(asyncio.run(_longest_gap(asyncio.sleep, time.perf_counter() - begun)))
+        ours.append(asyncio.run(longest_gap(asyncio.gather, *map(_work, branches))))
+        idle.append(asyncio.run(longest_gap(asyncio.sleep, time.perf_counter() - begun)))
         for branch in branches:
             branch.discard()
+    theirs = pydantic_deep.measure("stall", root=root, at_once=_AT_ONCE, commands=1)
     line = Line(
-        f"{_AT_ONCE} live branches run commands: longest stall of the event loop (floor: an idle one; "
-        f"pydantic-deep: {_THEIR_STALL * 1000:,.0f} ms)",
+        f"{_AT_ONCE} live branches run commands: longest stall of the event loop (floor: an idle one)",
         Figure(tuple(ours)),
         Figure(tuple(idle)),
+        peers={pydantic_deep.NAME: theirs},
     )
     line.goals.append(Goal("< 20 ms", line.ours.median, 0.020))
     return line
@@ -90,20 +88,3 @@ def _stall(ground: Ground, parent: LocalBackend) -> Line:
 async def _work(branch: BranchOverlay) -> None:
     for number in range(_COMMANDS):
         await branch.async_execute(f"ls -R . > listing; echo {number}")
-
-
-async def _longest_gap(doing: Callable[..., Awaitable[object]], *given: Any) -> float:
-    """The longest time for which a task that only ticks is kept from it while something is done."""
-    longest = 0.0
-
-    async def tick() -> None:
-        nonlocal longest
-        while True:
-            due = time.perf_counter() + 0.001
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.perf_counter() - due)
-
-    ticking = asyncio.create_task(tick())
-    await doing(*given)
-    ticking.cancel()
-    return longest

@@ -11,14 +11,15 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import RunUsage
 
 from bench.figure import Figure
 from bench.ground import Ground
-from bench.line import Goal, Line
+from bench.line import Line
+from bench.peers import pydantic_deep
 from bench.rounds import play
+from bench.workload import long_history, stepping_model
 from forkwise import BranchOutcome, BranchSpec, ForkCoordinator, JudgeVerdict, Workspace
 
 __all__ = ["measure_live_fork"]
@@ -26,6 +27,7 @@ __all__ = ["measure_live_fork"]
 _MESSAGES = 1_000
 _BRANCHES = 10
 _REQUESTS = 5
+_SIZE = {"branches": _BRANCHES, "requests": _REQUESTS, "messages": _MESSAGES}
 _FILES = 10_000
 _PEER_SECONDS = 50.0  # that pydantic-deep was seen to take where it is resolved by a test command
 _PEER_BYTES = 10.9 * 2**20  # that it was seen to hold
@@ -38,8 +40,9 @@ def measure_live_fork(ground: Ground) -> list[Line]:
 
 
 def _running(ground: Ground) -> Line:
-    workspace = ground.workspace(ground.planted(1_000))
-    agent, history = _agent(), _history()
+    root = ground.planted(1_000)
+    workspace = ground.workspace(root)
+    agent, history = _agent(), long_history(_MESSAGES)
     figures = play(
         {
             "ours": lambda: asyncio.run(_timed(_fork(agent, workspace, history))),
@@ -52,27 +55,32 @@ def _running(ground: Ground) -> Line:
         f"fork of {_BRANCHES} branches x {_REQUESTS} requests, {_MESSAGES:,}-message history (floor: bare runs)",
         figures["ours"],
         figures["bare"],
+        peers={pydantic_deep.NAME: pydantic_deep.measure("fork", root=root, rounds=1, **_SIZE)},
     )
     line.below_floor(1.3)
     return line
 
 
 def _memory(ground: Ground) -> Line:
-    workspace = ground.workspace(ground.planted(1_000))
-    agent, history = _agent(), _history()
+    root = ground.planted(1_000)
+    workspace = ground.workspace(root)
+    agent, history = _agent(), long_history(_MESSAGES)
     held = [asyncio.run(_held(agent, workspace, history)) for _ in range(ground.rounds(3, 2))]
     name = f"memory held by {_BRANCHES} finished branches, {_MESSAGES:,}-message history"
-    line = Line(name, Figure(tuple(held), "B"))
-    line.goals.append(Goal("≤ 1/5 of 10.9 MiB", line.ours.median, _PEER_BYTES / 5))
+    theirs = pydantic_deep.measure("memory", unit="B", root=root, **_SIZE)
+    line = Line(name, Figure(tuple(held), "B"), peers={pydantic_deep.NAME: theirs})
+    line.faster_than_seen(pydantic_deep.NAME, _PEER_BYTES, 5)
     return line
 
 
 def _resolving(ground: Ground) -> Line:
-    workspace = ground.workspace(ground.planted(_FILES))
+    root = ground.planted(_FILES)
+    workspace = ground.workspace(root)
     taken = [asyncio.run(_resolved(_agent(), workspace)) for _ in range(ground.rounds(5, 2))]
     name = f'resolve with test_command="true", {_BRANCHES} branches, {_FILES:,}-file parent'
-    line = Line(name, Figure(tuple(taken)))
-    line.goals.append(Goal("≥ 100 × faster than 50 s", line.ours.median, _PEER_SECONDS / 100))
+    theirs = pydantic_deep.measure("resolve", root=root, branches=_BRANCHES)
+    line = Line(name, Figure(tuple(taken)), peers={pydantic_deep.NAME: theirs})
+    line.faster_than_seen(pydantic_deep.NAME, _PEER_SECONDS, 100)
     return line
 
 
@@ -128,27 +136,10 @@ class _First:
 
 def _agent() -> Agent[None, str]:
     """An agent that calls a tool four times, then answers."""
-
-    def think(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        since = 0
-        for message in reversed(messages):
-            if any(isinstance(part, UserPromptPart) for part in message.parts):
-                break
-            since += isinstance(message, ModelResponse)
-        return ModelResponse(parts=[TextPart("done") if since >= _REQUESTS - 1 else ToolCallPart("step", {})])
-
-    agent = Agent(FunctionModel(think))
+    agent = Agent(stepping_model(_REQUESTS))
 
     @agent.tool_plain
     async def step() -> str:
         return "ok"
 
     return agent
-
-
-def _history() -> list[ModelMessage]:
-    said: list[ModelMessage] = []
-    for number in range(_MESSAGES // 2):
-        said.append(ModelRequest(parts=[UserPromptPart(f"question {number}: {'x' * 300}")]))
-        said.append(ModelResponse(parts=[TextPart(f"answer {number}: {'y' * 400}")]))
-    return said
