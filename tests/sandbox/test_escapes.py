@@ -22,7 +22,7 @@ import pytest
 from forkwise.files.namespace import available
 from tests.need import need
 from tests.sandbox.escapes import page
-from tests.sandbox.escapes.attempt import ATTEMPTS, Attempt
+from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, Attempt
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 USERS = {a.name: ("root",) if a.by == "root" else ("root", "nobody") for a in ATTEMPTS.values()}
 CASES = [(a, under, user) for a in ATTEMPTS.values() for under in a.under for user in USERS[a.name]]
 CONTROLS = [(a, user) for a in ATTEMPTS.values() if a.control for user in USERS[a.name]]
+FUNCTIONS = [(a, u, who) for a, u, who in CASES if u in BOTH and a.is_function()]
 Told = dict[str, dict[str, Any]]
 
 # A device node may be root's alone where no udev runs; this gives the run the usual one, and nobody else.
@@ -98,10 +99,15 @@ def _as_nobody() -> Told:
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(ROOT / "src", room / "src", ignore=ignore)
         shutil.copytree(ROOT / "tests", room / "tests", ignore=ignore)
-        spec = importlib.util.find_spec("rapidfuzz")
-        assert spec is not None
-        assert spec.origin is not None
-        shutil.copytree(Path(spec.origin).parent, room / "tools/rapidfuzz", ignore=ignore)
+        for name in ("rapidfuzz", "pydantic_core", "typing_extensions"):
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert spec.origin is not None
+            origin = Path(spec.origin)
+            if origin.name == "__init__.py":
+                shutil.copytree(origin.parent, room / "tools" / name, ignore=ignore)
+            else:
+                shutil.copy(origin, room / "tools")
         subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
         wrap = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(room)]
         return _run([*wrap, *become, found[0]], [str(room / d) for d in ("src", "tools", "")], own=NOBODY)
@@ -115,6 +121,22 @@ def _as_nobody() -> Told:
 def test_it_is_stopped_or_harmless(told: Callable[[str], Told], attempt: Attempt, under: str, user: str) -> None:
     outcome = told(user)[f"{attempt.name}|{under}"]
     assert outcome["problems"] == [], outcome["said"]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "under", "user"), FUNCTIONS, ids=[f"{a.name}-{under}-{who}" for a, under, who in FUNCTIONS]
+)
+def test_as_a_function_it_is_stopped_or_harmless(
+    told: Callable[[str], Told], attempt: Attempt, under: str, user: str
+) -> None:
+    outcome = told(user)[f"{attempt.name}|{under}|function"]
+    assert outcome["problems"] == [], outcome["said"]
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+@pytest.mark.parametrize("under", BOTH)
+def test_after_all_functions_the_world_is_as_before(told: Callable[[str], Told], under: str, user: str) -> None:
+    assert told(user)[f"the world|{under}|function"]["problems"] == []
 
 
 @pytest.mark.parametrize(("attempt", "user"), CONTROLS, ids=[f"{a.name}-{who}" for a, who in CONTROLS])

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from forkwise.errors import NamespaceError
 from forkwise.sandbox import cgroup
 from forkwise.sandbox.cgroup import Controller, version_of
-from forkwise.sandbox.limits import Limits, apply_rlimits, choose
+from forkwise.sandbox.limits import Limits, choose
+from forkwise.sandbox.rlimits import apply_rlimits
 from tests.need import need
 from tests.sandbox.child import (
     as_nobody,
@@ -91,7 +93,7 @@ def unprivileged(limits: Limits, work: Callable[[], object]) -> Callable[[], obj
         chosen = choose(limits)
         assert set(chosen.values()) == {"rlimit"}, chosen
         in_user_namespace()
-        apply_rlimits(limits, chosen)
+        apply_rlimits(asdict(limits), chosen)
         return work()
 
     return attempt
@@ -151,7 +153,7 @@ def test_processes_of_the_sandbox_itself_are_not_held_against_the_limit() -> Non
     def attempt() -> tuple[int, str]:
         as_nobody()
         in_user_namespace()
-        apply_rlimits(Limits(processes=5), {"processes": "rlimit"}, besides=1)
+        apply_rlimits({"processes": 5}, {"processes": "rlimit"}, besides=1)
         return fork_until_refused()
 
     assert do(attempt).answer == [5, "EAGAIN"]
@@ -202,7 +204,7 @@ def test_cpu_time_of_one_process_is_limited() -> None:
 def test_a_lower_limit_that_is_already_there_stays() -> None:
     def attempt() -> tuple[int, int]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (MB, MB))
-        apply_rlimits(Limits(file_size=2 * MB), {"file_size": "rlimit"})
+        apply_rlimits({"file_size": 2 * MB}, {"file_size": "rlimit"})
         return resource.getrlimit(resource.RLIMIT_FSIZE)
 
     assert do(attempt).answer == [MB, MB]

@@ -54,6 +54,22 @@ def test_all_of_many_are_under_way_at_once() -> None:
     asyncio.run(main())
 
 
+def test_where_no_more_threads_can_be_had_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, iter(["once", "twice"])
+
+    def refuse(thread: threading.Thread) -> None:
+        if next(refused, None):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def main() -> None:
+        assert await in_thread(divmod, 7, 2) == (3, 1)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    asyncio.run(main())
+    assert next(refused, None) is None
+
+
 def test_cancelled_the_thread_goes_on_unheard(caplog: pytest.LogCaptureFixture) -> None:
     gate, gone = threading.Event(), threading.Event()
 

@@ -20,8 +20,8 @@ from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 
 PROGRAM = """
-import json, os, sys
-from forkwise import Confinement, NamespaceError, Workspace
+import json, os, signal, sys
+from forkwise import BranchContext, Confinement, Limits, NamespaceError, ProcessBranchError, Workspace
 said = {}
 ws = Workspace(sys.argv[1])
 branch = ws.branch("b")
@@ -39,6 +39,44 @@ try:
     branch.run(["true"], confinement=Confinement.strict(landlock_instead=True))
 except NamespaceError as error:
     said["strict"] = str(error)
+said["functions"] = []
+
+def work(path):
+    (path / "made").write_text(os.environ.get("TMPDIR", ""))
+    tried = []
+    for place in (sys.argv[2], str(path) + "/../../beside"):
+        try:
+            open(place, "w").close()
+        except OSError as error:
+            tried.append(error.strerror)
+    return [str(path), os.getcwd(), tried]
+
+def stubborn(path):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        os.execvp("sleep", ["sleep", "1000"])
+    signal.pause()
+
+def told(target, where, confinement, end=None):
+    context = BranchContext(target, where, confinement=confinement)
+    try:
+        context.start()
+        if end is not None:
+            end(context)
+        context.wait(60)
+        return context.result.value
+    except (NamespaceError, ProcessBranchError) as error:
+        return str(error).splitlines()[0]
+
+for where in (branch, sys.argv[1]):
+    said["functions"].append(told(work, where, weaker))
+said["function refused"] = told(work, branch, "standard")
+said["function strict"] = told(work, branch, Confinement.strict(landlock_instead=True))
+said["aborted"] = told(stubborn, branch, weaker, lambda context: context.abort(60))
+limited = Confinement.standard(landlock_instead=True, limits=Limits(wall=0.3))
+said["limited"] = told(stubborn, branch, limited)
+said["crashed"] = told(lambda _: os.kill(os.getpid(), 9), branch, weaker)
 with open("/proc/self/task/" + str(os.getpid()) + "/children") as file:
     said["servers"] = len(file.read().split())
 print(json.dumps(said))
@@ -100,3 +138,19 @@ def test_nothing_is_left_although_processes_are_numbered_together(said: dict[str
 
 def test_what_it_cannot_do_it_refuses(said: dict[str, object]) -> None:
     assert "network 'none' cannot be had" in str(said["strict"])
+
+
+def test_functions_are_kept_by_landlock_too(said: dict[str, object]) -> None:
+    in_branch, in_directory = said["functions"]  # type: ignore[misc]
+    assert in_branch == [said["path"], said["path"], ["Permission denied"] * 2]
+    assert in_directory[0] == in_directory[1] != said["path"]
+    assert in_directory[2] == ["Permission denied"] * 2
+    assert "user.max_user_namespaces is 0" in str(said["function refused"])
+    assert "network 'none' cannot be had" in str(said["function strict"])
+
+
+def test_functions_end_with_all_their_descendants(said: dict[str, object]) -> None:
+    assert said["aborted"] == "the target failed: ProcessBranchError: killed"
+    assert said["limited"] == "the target failed: ProcessBranchError: stopped by its limit wall"
+    assert said["crashed"] == "the target failed: ProcessBranchError: killed by SIGKILL"
+    assert said["servers"] == 1

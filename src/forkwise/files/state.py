@@ -21,6 +21,7 @@ import time
 from functools import lru_cache
 
 from forkwise.errors import MountError
+from forkwise.files import ends
 from forkwise.files.beneath import mount_id
 from forkwise.files.syscalls import filesystem_magic
 from forkwise.files.views.protocol import Site
@@ -47,7 +48,7 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-        os.close(self._fd)
+        ends.close(self._fd)
 
     def now(self) -> int:
         """A moment by the filesystem's clock, in nanoseconds.
@@ -75,13 +76,13 @@ def tick(fd: int) -> int:
 def locked(state: str, *, shared: bool = False) -> Lock:
     """Take the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
     try:
-        fd = os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = ends.descriptor(lambda: os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except FileNotFoundError:
         raise MountError(f"the state directory {state} is gone; open the workspace again") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except BaseException:
-        os.close(fd)
+        ends.close(fd)
         raise
     return Lock(fd)
 

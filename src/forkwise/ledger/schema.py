@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import closing
 
 from forkwise.errors import LedgerError
+from forkwise.files import ends
 
 __all__ = ["SCRIPTS", "prepare"]
 
@@ -52,7 +53,8 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
     if _version(database, path) == len(SCRIPTS):
         return
     # Two that turn a new file into a WAL database at once would refuse each other: one at a time.
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place, flags = os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    directory = ends.descriptor(lambda: os.open(place, flags))
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         database.execute("PRAGMA journal_mode = WAL")
@@ -60,7 +62,8 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
             script = f"BEGIN IMMEDIATE; {SCRIPTS[version]}; PRAGMA user_version = {version + 1}; COMMIT"
             database.executescript(script)
     finally:
-        os.close(directory)
+        fcntl.flock(directory, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of the descriptor
+        ends.close(directory)
 
 
 def _version(database: sqlite3.Connection, path: str) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import signal
 import time
 from collections.abc import Awaitable
-from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -84,19 +82,14 @@ class SandboxRunner(Runner):
 
 async def _finish(context: BranchContext, timeout: float | None) -> None:
     """Wait for a target in a thread, which alone takes in its end; who is cancelled has it killed first."""
-    assert context.pid is not None
-    first = os.pidfd_open(context.pid)
     work = in_thread(_wait, context, timeout)
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        with suppress(ProcessLookupError):  # it has just ended by itself
-            signal.pidfd_send_signal(first, signal.SIGKILL)
+        context.kill()
         await asyncio.wait([work])
         work.exception()
         raise
-    finally:
-        os.close(first)
 
 
 def _wait(context: BranchContext, timeout: float | None) -> None:

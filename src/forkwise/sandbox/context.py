@@ -1,69 +1,37 @@
 """BranchContext: a Python function run in a sandboxed child of this very process, with its result handed back as data.
 
-Nothing the child sends is unpickled or executed: it writes JSON into memory shared with the parent, which reads it when
-the child is gone. The child is a fork, so in a program with threads it must not need a lock another thread held.
+The forkserver makes the sandbox and its first process; this process forks a child into it. The child is a fork, so in a
+program with threads it must not need a lock another thread held.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
-
-from pydantic_core import from_json, to_json
+from typing import Any
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
+from forkwise.files import ends
 from forkwise.files.branch import Branch
+from forkwise.sandbox.call import Call, Entrance, Result, read_answer
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.first import failure, tell, watch
-from forkwise.sandbox.holders import hold, let_go
-from forkwise.sandbox.jail import (
-    Jail,
-    be_looked_into,
-    clone,
-    confine,
-    join_groups,
-    move_in,
-    write_maps,
-)
+from forkwise.sandbox.jail import Jail
+from forkwise.sandbox.launcher import start
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.plan import plan_jail
+from forkwise.sandbox.offspring import Offspring, undisturbed
+from forkwise.sandbox.plan import plan_jail, plan_landlock
 from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
 from forkwise.sandbox.sight import note_sandbox, seen_at
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["BranchContext", "Result"]
-
-_LARGEST = 256 << 20  # bytes of an answer that are read
-_MOST_PARTS = 8_000_000  # lists and objects in it: an empty one takes two bytes there and thirty times that here
-_ALL_SIGNALS = signal.valid_signals()
-
-to_json([0])  # the first call loads modules; here it does so once, and not in every child
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a target: its ``value``, or its exception as text (``error`` is the type's name)."""
-
-    value: Any = None
-    error: str | None = None
-    message: str = ""
-    traceback: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the target returned."""
-        return self.error is None
 
 
 class BranchContext:
@@ -92,7 +60,7 @@ class BranchContext:
         self._process: SandboxProcess | None = None
         self._answer = -1
         self._result: Result | NamespaceError | None = None
-        hold(self)
+        self._ending = threading.RLock()
 
     @classmethod
     @contextmanager
@@ -121,7 +89,7 @@ class BranchContext:
     @property
     def pid(self) -> int | None:
         """The child's process number; None before it was started."""
-        return None if self._process is None else self._process.pid
+        return None if self._process is None or self._process.offspring is None else self._process.offspring.pid
 
     @property
     def alive(self) -> bool:
@@ -149,55 +117,83 @@ class BranchContext:
             raise NamespaceError(
                 "the limit disk is that of a branch's layer, which is not known here: give the branch itself"
             )
-        seen = self._workspace if self._branch is None else seen_at(self._branch)
-        jail = plan_jail(self._workspace, seen, self._branch, self._confinement, os.environ)
         supervision = Supervision(limits, None if self._branch is None else self._branch.target)
-        jail.limits = asdict(limits) if limits.asked() else {}
-        jail.enforcement = dict(supervision.enforcement)
-        jail.cgroups = list(supervision.group.paths)
-        self._fork(jail, supervision)
-
-    def _fork(self, jail: Jail, supervision: Supervision) -> None:
-        gate, opener = os.pipe()
-        status, told = os.pipe()
-        self._answer = os.memfd_create("forkwise-answer", os.MFD_CLOEXEC)
-        parent = os.pidfd_open(os.getpid())
-        sys.stdout.flush()
-        sys.stderr.flush()
         try:
+            self._answer = ends.descriptor(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
             try:
-                pid = clone(jail.flags)
-            except OSError as error:
-                os.close(status)
-                os.close(self._answer)
-                self._answer = -1
-                supervision.close()
-                raise _no_process(error) from error
-            if pid == 0:
-                os.close(opener)
-                os.close(status)
-                self._be_first(jail, gate, told, parent)
-            self._process = SandboxProcess(pid, os.pidfd_open(pid), status, supervision)
-            self._let_begin(pid, jail, opener)
-        finally:
-            for fd in (gate, opener, told, parent):
-                os.close(fd)
+                self._start(supervision)
+            except NamespaceError:
+                if not self._confinement.landlock_instead or self._process is not None:
+                    raise
+                self._start_beneath(supervision)
+        except BaseException as error:
+            self._end(Result(None, type(error).__name__, str(error)))
+            supervision.close()
+            raise
 
-    def _let_begin(self, pid: int, jail: Jail, opener: int) -> None:
-        assert self._process is not None
+    def _start(self, supervision: Supervision) -> None:
+        """Have the sandbox made, and while it is furnished, have the child born in it. Whoever is left of them when
+        this is interrupted finds that the others closed what it reads from."""
+        seen = self._workspace if self._branch is None else seen_at(self._branch)
+        call = self._call(plan_jail(self._workspace, seen, self._branch, self._confinement, os.environ), supervision)
+        meeting = theirs = status = told = word = giver = -1
         try:
-            write_maps(pid, jail)
+            meeting, theirs = ends.socket_pair()
+            status, told = ends.pipe()
+            word, giver = ends.pipe()
+            request = {"wall": self._confinement.limits.wall, "terminal": False}
+            pid, first = start(call.jail, request, (theirs, told, word))
+            child = Offspring()
+            self._process = SandboxProcess(pid, first, status, supervision, offspring=child)
+            with _forking(child) as signals:
+                left = child.be_born_in(first, call.jail.flags)
+                if child.pid == 0:
+                    call.run(Entrance(first, meeting, left), signals)
+            supervision.group.add(child.pid)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
             if self._branch is not None:
                 note_sandbox(self._branch, pid)
-            os.write(opener, b"1")
-        except BaseException as error:
-            self._result = Result(None, "NamespaceError", str(error))
-            self._end()
-            if isinstance(error, OSError):
-                raise NamespaceError(f"the users of a new namespace could not be set: {error.strerror}") from error
-            raise
+            os.write(giver, b"1")
+        finally:
+            ends.close(meeting, theirs, told, word, giver)
+            if self._process is None:
+                ends.close(status)
+
+    def _start_beneath(self, supervision: Supervision) -> None:
+        """Without namespaces: the child is the first process of what stands for a sandbox."""
+        own, given = self._workspace, {}
+        if self._branch is not None:
+            own = f"{self._branch.place.path}/tmp"
+            os.makedirs(own, mode=0o700, exist_ok=True)
+            given = {"TMPDIR": own}
+        where = self._workspace if self._branch is None else os.fspath(self._branch.path)
+        call = self._call(plan_landlock(where, own, self._confinement), supervision, given)
+        status = told = parent = -1
+        child = Offspring()
+        try:
+            status, told = ends.pipe()
+            parent = ends.descriptor(lambda: os.pidfd_open(os.getpid()))
+            with _forking(child) as signals:
+                child.be_born()
+                if child.pid == 0:
+                    call.run_beneath(told, parent, self._confinement.limits.wall, signals)
+            pidfd = ends.descriptor(lambda: os.pidfd_open(child.pid))
+            self._process = SandboxProcess(child.pid, pidfd, status, supervision, signal.SIGTERM, child)
+        finally:
+            ends.close(told, parent)
+            if self._process is None:
+                ends.close(status)
+
+    def _call(self, jail: Jail, supervision: Supervision, given: Mapping[str, str] | None = None) -> Call:
+        limits = self._confinement.limits
+        jail.limits = asdict(limits) if limits.asked() else {}
+        jail.enforcement = dict(supervision.enforcement)
+        jail.cgroups = list(supervision.group.paths)
+        own = dict(os.environ)
+        environment = {**self._confinement.environment(own), **(given or {})}
+        changed = None if environment == own else environment
+        return Call(self._target, jail.cwd, jail, changed, self._close_fds, self._answer)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the child; ProcessBranchError where the target failed, TimeoutError where it takes too long."""
@@ -209,17 +205,18 @@ class BranchContext:
             told = f"{result.error}: {result.message}\n{result.traceback}".rstrip()
             raise ProcessBranchError(f"the target failed: {told}")
 
+    def kill(self) -> None:
+        """Have the child and all its descendants end, and come back at once; from any thread."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+
     def abort(self, timeout: float = 5.0) -> None:
         """End the child and all its descendants, whatever they do about it."""
         if self._process is None or self._result is not None or self._owner != os.getpid():
             return
-        self._process.kill()
+        self.kill()
         if not self._is_done(timeout):
             raise ProcessBranchError(f"process {self.pid} did not end within {timeout} seconds of being killed")
-
-    def descriptors(self) -> list[int]:
-        """Those that are not for other functions' processes."""
-        return [self._answer]
 
     def __enter__(self) -> BranchContext:
         self.start()
@@ -235,154 +232,49 @@ class BranchContext:
     def _is_done(self, timeout: float | None) -> bool:
         """Wait for the end; at the first time that it is seen, take in what came of the target."""
         if self._result is None and self._process is not None and self._process.wait(timeout):
-            try:
-                self._result = self._take(self._process.finished((), None, None))
-            except NamespaceError as error:
-                self._result = error
-            finally:
-                self._end()
+            with self._ending:
+                if self._result is None:
+                    self._end(self._take(self._process))
         return self._result is not None
 
-    def _end(self) -> None:
+    def _end(self, result: Result | NamespaceError) -> None:
         """Leave nothing of the child: no process, not even a dead one, no descriptor, no control group."""
-        assert self._process is not None
-        pid = self._process.pid
-        self._process.close()
-        with suppress(ChildProcessError):  # somebody else in this process reaped it
-            os.waitpid(pid, 0)
-        os.close(self._answer)
+        if self._process is not None:
+            self._process.close()
+        ends.close(self._answer)
         self._answer = -1
+        self._result = result
 
-    def _take(self, done: Finished) -> Result:
+    def _take(self, process: SandboxProcess) -> Result | NamespaceError:
         """The answer of a target that came to give one: it then ends with 0 or 1."""
-        size = os.fstat(self._answer).st_size
-        if not size or done.ending != "exit" or done.returncode not in (0, 1):
-            return Result(None, "ProcessBranchError", _how_it_ended(done))
-        if size > _LARGEST:
-            return _unreadable(f"it has {size} bytes, more than {_LARGEST}; write it to the workspace")
-        content = os.pread(self._answer, size, 0)
-        if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
-            return _unreadable(f"it has more than {_MOST_PARTS} lists and objects; write it to the workspace")
+        assert process.offspring is not None
         try:
-            said = from_json(content)
-            if "value" in said:
-                return Result(value=said["value"])
-            return Result(None, str(said["error"]), str(said["message"]), str(said["traceback"]))
-        except (ValueError, TypeError, KeyError) as error:
-            return _unreadable(str(error))
-
-    # In the child
-
-    def _be_first(self, jail: Jail, gate: int, told: int, parent: int) -> NoReturn:
-        """The first process of the sandbox: sets it up, runs the target in another one, and ends when that does."""
-        try:
-            # No handler of the program whose fork this is runs here, whatever the target sends.
-            before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS))
-            if os.read(gate, 1) != b"1":
-                os._exit(1)
-            os.setsid()  # else kill(0) would reach the parent's process group
-            join_groups(jail)
-            be_looked_into(False)
-            started = time.monotonic()
-            word, giver = os.pipe()
-            target = os.fork()
-            if target == 0:
-                for fd in (gate, told, parent, giver):
-                    os.close(fd)
-                self._run_target(jail, before, word)
-            move_in(jail)  # meanwhile the other one gets ready
-            os.write(giver, b"1")
-            tell(told, watch(target, started, self._confinement.limits.wall, awaited={signal.SIGCHLD}, parent=parent))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-            tell(told, failure(error))
-        finally:
-            os._exit(0)
-
-    def _run_target(self, jail: Jail, signals: set[int], word: int) -> NoReturn:
-        code = 1
-        try:
-            be_looked_into(True)
-            signal.set_wakeup_fd(-1)
-            let_go(but=self._answer)
-            self._set_environment()
-            confine(jail, furnished=lambda: self._wait_for(word, jail.cwd))
-            if self._close_fds:
-                os.closerange(3, self._answer)
-                os.closerange(self._answer + 1, 1 << 20)
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-            value = self._target(Path(self._workspace))
-            self._tell(_as_json(value))
-            code = 0
-        except BaseException as error:  # noqa: BLE001
-            self._tell(_as_failure(error))
-        finally:
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-    def _wait_for(self, word: int, place: str) -> None:
-        """Until the mounts are made."""
-        if os.read(word, 1) != b"1":
-            os._exit(1)  # they could not be, and that is told by whoever tried
-        os.close(word)
-        os.chdir(place)
-
-    def _set_environment(self) -> None:
-        wanted = self._confinement.environment(os.environ)
-        if wanted != os.environ:
-            os.environ.clear()
-            _wipe_environment()
-            os.environ.update(wanted)
-
-    def _tell(self, content: bytes) -> None:
-        view = memoryview(content)
-        os.ftruncate(self._answer, 0)
-        os.lseek(self._answer, 0, os.SEEK_SET)
-        while view:
-            view = view[os.write(self._answer, view) :]
+            done = process.finished((), None, None)
+            told = None if done.ending == "killed" else read_answer(self._answer)
+        except NamespaceError as error:
+            return error
+        is_unknown = process.offspring.code is None  # somebody else in this program reaped it
+        if told is not None and (is_unknown or (done.ending == "exit" and done.returncode in (0, 1))):
+            return told
+        how = "ended, and somebody else in this program knows how" if is_unknown else _how_it_ended(done)
+        return Result(None, "ProcessBranchError", how)
 
 
-def _no_process(error: OSError) -> NamespaceError | ForkError:
-    if error.errno in (errno.EPERM, errno.ENOSPC, errno.EINVAL):
-        return NamespaceError(
-            f"no namespaces could be made for a sandbox: {error.strerror}; forkwise doctor says what is missing"
-        )
-    return ForkError(f"no process could be made: {error.strerror}")
-
-
-def _wipe_environment() -> None:
-    """Overwrite the variables that this program was started with: /proc/self/environ shows that memory."""
-    with open("/proc/self/stat", "rb") as file:
-        begin, end = file.read().rpartition(b")")[2].split()[47:49]
-    ctypes.memset(int(begin), 0, int(end) - int(begin))
-
-
-def _as_json(value: object) -> bytes:
+@contextmanager
+def _forking(child: Offspring) -> Iterator[set[int]]:
+    """Undisturbed, and while nobody else makes descriptors; gives the signals that were blocked before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     try:
-        return b'{"value":' + to_json(value, inf_nan_mode="constants") + b"}"
-    except Exception as error:  # noqa: BLE001 - of many types, from a target's own classes too
-        raise TypeError(
-            f"what the target returned, a {type(value).__name__}, cannot be handed to the parent: {error}. "
-            "Return what JSON can express, or write it to the workspace"
-        ) from None
-
-
-def _as_failure(error: BaseException) -> bytes:
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - the target's own exception may not even have a text
-        message = "(its text could not be had)"
-    told = {
-        "error": type(error).__name__,
-        "message": message,
-        "traceback": "".join(traceback.format_exception(error)),
-    }
-    return to_json({key: text.encode(errors="backslashreplace").decode() for key, text in told.items()})
-
-
-def _unreadable(why: str) -> Result:
-    return Result(None, "ProcessBranchError", f"the child's answer could not be read: {why}")
+        with ends.nobody_else(), undisturbed() as signals:
+            yield signals
+    except BaseException as error:
+        if child.pid == 0:  # it must not go on with the program whose fork it is
+            os._exit(1)
+        child.end()
+        if isinstance(error, OSError):
+            raise ForkError(f"no process could be made: {error.strerror}") from error
+        raise
 
 
 def _how_it_ended(done: Finished) -> str:

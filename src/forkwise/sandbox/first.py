@@ -12,36 +12,46 @@ import resource
 import select
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["failure", "tell", "watch"]
+__all__ = ["end_descendants", "failure", "tell", "watch"]
 
 _LONGEST = 4096  # of a text in an outcome, which has to fit into a pipe that nobody reads yet
 _MANY = 4096
 
 
 def watch(
-    command: int, started: float, wall: float | None, *, awaited: set[signal.Signals], parent: int | None = None
+    command: int | None,
+    started: float,
+    wall: float | None,
+    *,
+    awaited: set[signal.Signals],
+    until: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Wait for the command, reaping whatever else ends here, for as long as it may take.
 
-    ``awaited`` are blocked signals: SIGCHLD, and one that is to end this. ``parent`` is a descriptor of a process whose
-    end is the end of this; it is not left to the kernel's death signal, which means a thread and comes too early.
+    ``awaited`` are blocked signals: SIGCHLD, and one that is to end this. ``until`` are descriptors of processes whose
+    end is the end of this, each with its cause: a function's, which is no child of this one, or that of the program
+    which wanted it. That is not left to the kernel's death signal, which means a thread and comes too early.
     """
     cause, code = "exit", None
+    others = until or {}
     wake = _wake_upon(awaited)
     poll = select.poll()
-    for fd in (wake, parent):
-        if fd is not None:
-            poll.register(fd, select.POLLIN)
+    for fd in (wake, *others):
+        poll.register(fd, select.POLLIN)
     while code is None:
         left = None if wall is None else started + wall - time.monotonic()
         if left is not None and left <= 0:
             cause = "timeout"
             break
         ready = dict(poll.poll(None if left is None else math.ceil(left * 1000)))
-        if parent in ready or (wake in ready and set(os.read(wake, _MANY)) - {signal.SIGCHLD}):
+        if ended := [others[fd] for fd in others if fd in ready]:
+            cause = ended[0]
+            break
+        if wake in ready and set(os.read(wake, _MANY)) - {signal.SIGCHLD}:
             cause = "killed"
             break
         # The clock is looked at in between: whoever makes orphans fast enough could keep this loop busy for ever.
@@ -49,7 +59,8 @@ def watch(
             try:
                 pid, how = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                cause, code = "killed", -signal.SIGKILL  # somebody had it reaped; there is nothing left to wait for
+                if command is not None:  # somebody had it reaped; there is nothing left to wait for
+                    cause, code = "killed", -signal.SIGKILL
                 break
             if pid == 0:
                 break
@@ -74,6 +85,19 @@ def _wake_upon(signals: set[signal.Signals]) -> int:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     return wake
+
+
+def end_descendants() -> None:
+    """Kill all that is left, generation by generation: whoever loses its parent becomes a child of this process."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+        if not children:
+            return
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
 
 
 def failure(error: BaseException, at: str = "") -> dict[str, Any]:

@@ -15,20 +15,13 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.files.syscalls import (
-    CLONE_NEWNS,
-    CLONE_NEWUSER,
-    MS_PRIVATE,
-    MS_REC,
-    mount,
-)
+from forkwise.files.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
 from forkwise.sandbox.landlock import restrict
-from forkwise.sandbox.limits import Limits, apply_rlimits
 from forkwise.sandbox.mounts import Mount, furnish
+from forkwise.sandbox.rlimits import apply_rlimits
 from forkwise.sandbox.seccomp import install
 
 __all__ = [
@@ -43,13 +36,13 @@ __all__ = [
     "confine",
     "die_with_parent",
     "hand_on_no_descriptors",
+    "hosts_null",
     "join_groups",
     "move_in",
     "shut_doors",
     "write_maps",
 ]
 
-_CLONE_PARENT = 0x00008000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
@@ -68,9 +61,12 @@ _CAPSET_VERSION = 0x20080522
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 
+_NULL = os.makedev(1, 3)
 _MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
-_python = ctypes.pythonapi
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+_after_fork_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 # Without letting go of the interpreter's lock: in a child it would be held for ever by a thread that is not there.
@@ -113,56 +109,16 @@ def _fields(thing: Jail | Mount) -> dict[str, Any]:
 def clone(flags: int) -> int:
     """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork.
 
-    A program with threads has that done by a fork of itself, in which there are none, and which is gone at once. For
-    between the system call and Python's being told, the child's interpreter may want to hand its lock to a thread that
-    it does not have, and would wait for ever; and the C library's locks may be held by such a thread.
+    Only in a process with one thread. In others the child's interpreter may want to hand its lock to a thread that it
+    does not have before Python is told, and would wait for ever; and such a thread may hold the C library's locks.
     """
-    if len(os.listdir("/proc/self/task")) == 1:
-        return _clone(flags)
-    reader, writer = os.pipe()
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the one between
-    try:
-        between = os.fork()
-        if between == 0:
-            return _clone_from_between(flags, writer)
-        with suppress(ChildProcessError):  # somebody else in this process reaped it
-            os.waitpid(between, 0)
-        os.set_blocking(reader, False)
-        try:
-            said = int(os.read(reader, 32))
-        except BlockingIOError:
-            said = -errno.EAGAIN  # it was killed
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        os.close(reader)
-        os.close(writer)
-    if said < 0:
-        raise OSError(-said, os.strerror(-said))
-    return said
-
-
-def _clone_from_between(flags: int, writer: int) -> int:
-    """Make the child, of which the parent of this process is the parent; only the child comes back from here."""
-    said = -errno.EAGAIN
-    try:
-        said = _clone(flags | _CLONE_PARENT)
-    except OSError as error:
-        said = -(error.errno or errno.EAGAIN)
-    finally:
-        if said != 0:
-            os.write(writer, str(said).encode())
-            os._exit(0)
-    return said
-
-
-def _clone(flags: int) -> int:
-    _python.PyOS_BeforeFork()
+    _before_fork()
     pid = int(_syscall_locked(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
     number = ctypes.get_errno()
     if pid == 0:
-        _python.PyOS_AfterFork_Child()
+        _after_fork_in_child()
         return 0
-    _python.PyOS_AfterFork_Parent()
+    _after_fork_in_parent()
     if pid < 0:
         raise OSError(number, os.strerror(number))
     return pid
@@ -172,14 +128,12 @@ def _clone_number() -> int:
     return {"x86_64": 56, "aarch64": 220}[_MACHINE]
 
 
-def write_maps(pid: int, jail: Jail) -> None:
+def write_maps(pid: int, users: str, groups: str) -> None:
     """Say, from outside, which users exist in a child's user namespace."""
-    if not jail.flags & CLONE_NEWUSER:
-        return
-    if jail.uid_map.count(" ") == 2 and not jail.uid_map.endswith("4294967295"):
+    if users.count(" ") == 2 and not users.endswith("4294967295"):
         _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", jail.uid_map)
-    _write(f"/proc/{pid}/gid_map", jail.gid_map)
+    _write(f"/proc/{pid}/uid_map", users)
+    _write(f"/proc/{pid}/gid_map", groups)
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -226,7 +180,7 @@ def confine(
     starting: bool = False,
     furnished: Callable[[], None] | None = None,
 ) -> None:
-    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command comes after.
+    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command or function comes after.
 
     ``standard`` are the command's standard descriptors. ``starting``: this process only starts the command.
     ``furnished`` waits for the mounts, where another process makes them meanwhile.
@@ -241,7 +195,17 @@ def confine(
     if jail.limits:
         # Last, because little memory may be enough for the command and too little for us. The first process of the
         # sandbox is not one of the command's.
-        apply_rlimits(Limits(**jail.limits), jail.enforcement, besides=1)
+        apply_rlimits(jail.limits, jail.enforcement, besides=1)
+
+
+def hosts_null(fds: Sequence[int]) -> list[int]:
+    """Those of the descriptors that are the host's null device, whose mode a root in here could change by them: to be
+    replaced by the same from the sandbox's own /dev."""
+    return [fd for fd in fds if _is_open(fd) and _is_null(os.fstat(fd))]
+
+
+def _is_null(held: os.stat_result) -> bool:
+    return stat.S_ISCHR(held.st_mode) and held.st_rdev == _NULL
 
 
 def _reopened(standard: Sequence[int]) -> list[str]:

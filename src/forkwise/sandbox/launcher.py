@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from forkwise.errors import NamespaceError
+from forkwise.files import ends
 from forkwise.sandbox import zygote
-from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import Jail
 
 __all__ = ["Server", "start"]
@@ -24,25 +26,24 @@ _lock = threading.Lock()
 _server: Server | None = None
 
 
-def start(
-    jail: Jail, request: dict[str, Any], fds: tuple[int, int, int, int, int], server: Server | None = None
-) -> tuple[int, int]:
+def start(jail: Jail, request: dict[str, Any], fds: Sequence[int], server: Server | None = None) -> tuple[int, int]:
     """Have a sandbox made, by the process's own forkserver unless another is given; gives its number and a pidfd.
 
-    ``fds`` are stdin, stdout, stderr, where it tells its outcome, and from where it takes the word to begin.
+    ``fds`` are a command's stdin, stdout and stderr, or a socket to a function's process; then where the outcome is
+    told, and from where the word to begin is taken.
     """
     global _server
-    content = json.dumps({**request, "jail": jail.dump()}).encode()
     if server is not None:
-        return server.ask(content, fds)
+        return server.ask(jail, request, fds)
     with _lock:
         if _server is None or not _server.is_mine:
             _server = Server()
         try:
-            return _server.ask(content, fds)
+            return _server.ask(jail, request, fds)
         except (ConnectionError, EOFError):
-            _server = Server()  # it was killed; its sandboxes went with it, this one is made by a new one
-            return _server.ask(content, fds)
+            _server.close()  # it was killed; its sandboxes went with it, this one is made by a new one
+            _server = Server()
+            return _server.ask(jail, request, fds)
 
 
 class Server:
@@ -51,55 +52,83 @@ class Server:
 
     def __init__(self, *, own_session: bool = True) -> None:
         self.owner = os.getpid()
-        self.near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.asked = 0
+        near, far = ends.socket_pair()
+        self.near = socket.socket(fileno=near)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(zygote.__file__))))
-        with far:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", zygote.__file__, str(far.fileno()), root, str(self.owner)],
-                pass_fds=[far.fileno()],
-                env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
-                stdin=subprocess.DEVNULL,
-                start_new_session=own_session,
-            )
-        hold(self)
+        try:
+            with ends.nobody_else():  # Popen has descriptors of its own, and waits until all copies are closed
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", zygote.__file__, str(far), root, str(self.owner)],
+                    pass_fds=[far],
+                    env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=own_session,
+                )
+        finally:
+            ends.close(far)
         atexit.register(self.close)
-
-    def descriptors(self) -> list[int]:
-        """Those that are not for functions' processes."""
-        return [self.near.fileno()]
 
     @property
     def is_mine(self) -> bool:
         """Whether this process started it, and not the one this process was forked from."""
         return self.owner == os.getpid()
 
-    def ask(self, content: bytes, fds: tuple[int, int, int, int, int]) -> tuple[int, int]:
-        letter = os.memfd_create("forkwise-request", os.MFD_CLOEXEC)
+    def ask(self, jail: Jail, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+        """Have a sandbox made; by one thread at a time."""
+        self.asked += 1
+        letter = ends.descriptor(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
         try:
-            os.write(letter, content)
-            os.lseek(letter, 0, os.SEEK_SET)
-            socket.send_fds(self.near, [b"start"], [letter, *fds])
+            os.write(letter, json.dumps({**request, "jail": jail.dump()}).encode())
+            wanted = {"serial": self.asked, "space": [jail.flags, jail.uid_map, jail.gid_map]}
+            socket.send_fds(self.near, [json.dumps(wanted).encode()], [letter, *fds])
         finally:
-            os.close(letter)
-        answer, received, _, _ = socket.recv_fds(self.near, 4096, 1)
-        if not answer:
+            ends.close(letter)
+        while True:
+            said, pidfd = self._answer()
+            if said["serial"] == self.asked and "errno" not in said:
+                return int(said["pid"]), pidfd
+            ends.close(pidfd)  # for somebody who was interrupted while waiting for it, and let it go
+            if said["serial"] == self.asked:
+                raise _refusal(said)
+
+    def _answer(self) -> tuple[dict[str, Any], int]:
+        """The next one, and the descriptor that comes with it, or -1."""
+        poll = select.poll()
+        poll.register(self.near, select.POLLIN)
+        poll.poll()
+        said = b""
+
+        def receive() -> int:
+            nonlocal said
+            said, received, _, _ = socket.recv_fds(self.near, 4096, 1)
+            return received[0] if received else -1
+
+        pidfd = ends.descriptor(receive)
+        if not said:
             raise EOFError
-        said = json.loads(answer)
-        if "errno" in said:
-            raise _refusal(said)
-        return int(said["pid"]), received[0]
+        return json.loads(said), pidfd
 
     def close(self) -> None:
         """End it, and with it every sandbox it made."""
         if self.is_mine:
-            self.near.close()
+            ends.close(self.near.detach())
             self.process.wait()
+
+
+def _be_forked() -> None:
+    """In a fork of this process: the lock may have been held by a thread that is not there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_be_forked)
 
 
 def _refusal(said: dict[str, Any]) -> NamespaceError:
     reason = os.strerror(said["errno"])
-    if said.get("maps"):
-        return NamespaceError(f"the users of a new namespace could not be set: {reason}")
+    if said.get("at"):
+        return NamespaceError(f"the users of a new namespace could not be set: {reason} ({said['at']})")
     return NamespaceError(
         f"no namespaces could be made for a sandbox: {reason} ({_what_forbids()}). Allow them, or take "
         "Confinement(landlock_instead=True), which keeps writes to the branch without namespaces"

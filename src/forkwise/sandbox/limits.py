@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-import resource
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from forkwise.errors import NamespaceError
 from forkwise.sandbox import cgroup
 
-__all__ = ["Enforcement", "Limits", "Means", "apply_rlimits", "choose"]
+__all__ = ["Enforcement", "Limits", "Means", "choose"]
 
 Means = Literal["cgroup v2", "cgroup v1", "rlimit", "supervisor"]
 #: What enforces each limit that was asked for; None for one that nothing enforces and that is best effort.
@@ -70,24 +68,6 @@ def choose(limits: Limits, *, user_namespace: bool = True) -> Enforcement:
     return chosen
 
 
-def apply_rlimits(limits: Limits, enforcement: Mapping[str, Means | None], *, besides: int = 0) -> None:
-    """Set on this process, for it and all it starts, the limits that rlimits enforce: the last thing before exec.
-
-    It must already be in the sandbox's user namespace: what is set before counts the user's processes outside as well.
-    ``besides``: how many processes of the sandbox itself are in that namespace, and are not held against the limit.
-    """
-    by_rlimit = {name for name, means in enforcement.items() if means == "rlimit"}
-    if "processes" in by_rlimit and limits.processes is not None:
-        _lower(resource.RLIMIT_NPROC, limits.processes + besides)
-    if "file_size" in by_rlimit and limits.file_size is not None:
-        _lower(resource.RLIMIT_FSIZE, limits.file_size)
-    if "cpu" in by_rlimit and limits.cpu is not None:
-        # SIGXCPU tells at the soft limit, and can be ignored; the kernel kills at the hard one.
-        _lower(resource.RLIMIT_CPU, math.ceil(limits.cpu), grace=1)
-    if "memory" in by_rlimit and limits.memory is not None:
-        _lower(resource.RLIMIT_AS, limits.memory)
-
-
 def _by_group(name: str) -> Means | None:
     needed: dict[str, cgroup.Controller] = {"memory": "memory", "processes": "pids", "cpu": "cpuacct"}
     version = cgroup.version_of(needed[name])
@@ -122,10 +102,3 @@ def _why_nproc_fails(user_namespace: bool) -> str:
 def _linux() -> tuple[int, ...]:
     numbers = os.uname().release.partition("-")[0].split(".")[:2]
     return tuple(int(number) for number in numbers if number.isdigit())
-
-
-def _lower(kind: int, value: int, *, grace: int = 0) -> None:
-    """Set a limit, as far as one that is already there is not lower."""
-    hard = resource.getrlimit(kind)[1]
-    most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
-    resource.setrlimit(kind, (min(value, most), most))

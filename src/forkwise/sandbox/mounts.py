@@ -54,6 +54,9 @@ class _Furnisher:
                     self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
 
     def furnish(self) -> None:
+        for wanted in self.mounts:
+            if wanted.kind == "overlay":
+                self._mount_overlay(wanted)
         if self.read_only:
             # Not only read-only: a device node or a set-uid file is no less one where it cannot be written.
             _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
@@ -61,7 +64,7 @@ class _Furnisher:
             getattr(self, f"_{wanted.kind}")(wanted)
         if self.read_only:
             for wanted in self.mounts:
-                if wanted.kind == "bind" and wanted.writable:
+                if wanted.kind in ("bind", "overlay") and wanted.writable:
                     _set_attributes(wanted.target, drop=_RDONLY)
                 elif wanted.kind == "tmpfs" and not wanted.writable:
                     _set_attributes(wanted.target, add=_RDONLY)
@@ -76,18 +79,19 @@ class _Furnisher:
             _make_target(wanted.target, os.path.isdir(self._from(wanted.source)))
         mount(self._from(wanted.source), wanted.target, None, MS_BIND | MS_REC)
 
+    def _mount_overlay(self, wanted: Mount) -> None:
+        """Where its work directory is, and while the layer can be written: it is put in its place when that is free."""
+        lower = ":".join(self._from(p) for p in wanted.lowers)
+        layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
+        options = f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}"
+        view = f"{wanted.source}/view"
+        mount("forkwise", view, "overlay", _NOSUID | _NODEV, options)
+        self.sources[view] = os.open(view, os.O_PATH | os.O_CLOEXEC)
+
     def _overlay(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
             _make_target(wanted.target, True)
-        lower = ":".join(self._from(p) for p in wanted.lowers)
-        layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
-        mount(
-            "forkwise",
-            wanted.target,
-            "overlay",
-            _NOSUID | _NODEV,
-            f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}",
-        )
+        mount(self._from(f"{wanted.source}/view"), wanted.target, None, MS_BIND)
 
     def _tmpfs(self, wanted: Mount) -> None:
         mount("tmpfs", wanted.target, "tmpfs", _NOSUID | _NODEV, wanted.options)

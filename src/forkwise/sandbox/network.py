@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 from forkwise.errors import NamespaceError
-from forkwise.sandbox.holders import hold
+from forkwise.files import ends
 
 __all__ = ["Uplink", "way_out"]
 
@@ -35,7 +35,6 @@ class Uplink:
     def __init__(self, pid: int) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._leash = -1
-        hold(self)
         program = way_out()
         if program == "pasta":
             self._start_pasta(pid)
@@ -47,55 +46,52 @@ class Uplink:
         # this process lets go of the leash, by dying if need be.
         who = ["--runas", f"{os.geteuid()}:{os.getegid()}"] if os.geteuid() == 0 else []
         shut = ["--no-map-gw", "-t", "none", "-u", "none", "-T", "none", "-U", "none"]
-        held, self._leash = os.pipe()
+        held, self._leash = ends.pipe()
         try:
-            self._process = subprocess.Popen(
-                ["sh", "-c", _WATCH, "sh", *who, "--quiet", "--config-net", *shut, str(pid)],
-                stdin=held,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            with ends.nobody_else():  # it waits for the ends of pipes that it gives to others
+                self._process = subprocess.Popen(
+                    ["sh", "-c", _WATCH, "sh", *who, "--quiet", "--config-net", *shut, str(pid)],
+                    stdin=held,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
         finally:
-            os.close(held)
+            ends.close(held)
         assert self._process.stdout is not None
         if not self._process.stdout.read(1).isdigit():
-            os.close(self._leash)
+            ends.close(self._leash)
             self._leash = -1
             _, problem = self._process.communicate()
             raise NamespaceError(f"pasta could not connect a private network: {problem.decode(errors='replace')}")
 
-    def descriptors(self) -> list[int]:
-        """Those that are not for functions' processes."""
-        return [self._leash]
-
     def _start_slirp(self, pid: int) -> None:
-        ready, told = os.pipe()
-        held, self._leash = os.pipe()
+        ready, told = ends.pipe()
+        held, self._leash = ends.pipe()
         command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"]
         command += [f"--ready-fd={told}", f"--exit-fd={held}", str(pid), "tap0"]
         try:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[told, held],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-            os.close(told)
+            with ends.nobody_else():
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[told, held],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
+            ends.close(told)
             if os.read(ready, 1) != b"1":
                 _, problem = self._process.communicate()
                 raise NamespaceError(
                     f"slirp4netns could not connect a private network: {problem.decode(errors='replace')}"
                 )
         finally:
-            os.close(ready)
-            os.close(held)
+            ends.close(ready, held)
 
     def close(self) -> None:
         """End it."""
         if self._leash >= 0:
-            os.close(self._leash)
+            ends.close(self._leash)
             self._leash = -1
         if self._process is not None:
             self._process.communicate()

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
-from forkwise.sandbox.holders import hold
+from forkwise.files import ends
 from forkwise.sandbox.network import Uplink
+from forkwise.sandbox.offspring import Offspring
 from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
@@ -51,26 +52,29 @@ class Finished:
 
 
 class SandboxProcess:
-    """A running sandbox. ``pid`` is its first process as the host numbers it."""
+    """A running sandbox. ``pid`` is its first process as the host numbers it. ``offspring`` is a child of this process
+    in it, without whose being reaped it does not end."""
 
     def __init__(
-        self, pid: int, pidfd: int, status: int, supervision: Supervision, ended_by: int = signal.SIGKILL
+        self,
+        pid: int,
+        pidfd: int,
+        status: int,
+        supervision: Supervision,
+        ended_by: int = signal.SIGKILL,
+        offspring: Offspring | None = None,
     ) -> None:
         self.pid = pid
         self.status = status
         self.supervision = supervision
+        self.offspring = offspring
         self.uplink: Uplink | None = None
         self._pidfd = pidfd
         self._ended_by = ended_by
         self._told = b""
         self._started = time.monotonic()
         self._gone = False
-        self._closing = threading.Lock()  # a number that was closed may be another process's by now
-        hold(self)
-
-    def descriptors(self) -> list[int]:
-        """Those that are not for functions' processes."""
-        return [self.status, self._pidfd]
+        self._closing = threading.RLock()  # a number that was closed may be another process's by now
 
     def fileno(self) -> int:
         """Readable when the sandbox is gone, with everything in it."""
@@ -97,10 +101,8 @@ class SandboxProcess:
             self.kill()
             self._is_gone(None)
             with self._closing:
-                os.close(self._pidfd)
-                self._pidfd = -1
-            os.close(self.status)
-            self.status = -1
+                ends.close(self._pidfd, self.status)
+                self._pidfd = self.status = -1
             self.supervision.close()
             if self.uplink is not None:
                 self.uplink.close()
@@ -138,7 +140,11 @@ class SandboxProcess:
         """The whole story of a sandbox that is gone."""
         self.supervision.take_stock()
         told = self.outcome()
-        code = told["code"] if told["code"] is not None else -signal.SIGKILL
+        code = told["code"]
+        if code is None and told["cause"] == "exit" and self.offspring is not None:
+            code = self.offspring.code
+        if code is None:
+            code = -signal.SIGKILL
         ending: Ending = told["cause"]
         limit = self.supervision.exceeded
         if self.supervision.ran_out_of_memory:
@@ -163,21 +169,35 @@ class SandboxProcess:
         )
 
     def _is_gone(self, timeout: float | None) -> bool:
-        if self._pidfd < 0:
-            raise ProcessBranchError("this sandbox was closed")
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._gone:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             pause = self.supervision.interval
             step = left if pause is None else pause if left is None else min(pause, left)
-            self._gone = bool(poll.poll(None if step is None else step * 1000))
-            if not self._gone and self.supervision.is_exceeded():
+            if self._look(step):
+                continue
+            if self.supervision.is_exceeded():
                 self.kill()
             if left == 0.0:
                 break
         return self._gone
+
+    def _look(self, timeout: float | None) -> bool:
+        """Whether something of it ended: it itself, or this process's child in it."""
+        child = self.offspring
+        unreaped = child is not None and child.pidfd >= 0
+        awaited = child.pidfd if child is not None and unreaped else self._pidfd
+        if awaited < 0:
+            raise ProcessBranchError("this sandbox was closed")
+        poll = select.poll()
+        poll.register(awaited, select.POLLIN)
+        if not poll.poll(None if timeout is None else timeout * 1000):
+            return False
+        if child is not None and unreaped:
+            child.reap()
+        else:
+            self._gone = True
+        return True
 
 
 def signal_name(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import selectors
 import signal
@@ -12,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forkwise.errors import NamespaceError
+from forkwise.files import ends
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.holders import hold
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.network import Uplink
@@ -114,7 +115,7 @@ def spawn(
         process.close()
         raise
     finally:
-        os.close(giver)
+        ends.close(giver)
     return process
 
 
@@ -150,15 +151,15 @@ def _start(
         "wall": limits.wall if wanted.timeout is None else wanted.timeout,
         "terminal": wanted.server is not None,
     }
-    status, told = os.pipe()
-    word, giver = os.pipe()
+    status = told = word = giver = -1
     try:
+        status, told = ends.pipe()
+        word, giver = ends.pipe()
         pid, pidfd = start(jail, request, (*fds, told, word), wanted.server)
         ended_by = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
         return SandboxProcess(pid, pidfd, status, supervision, ended_by), giver
     except NamespaceError:
-        os.close(status)
-        os.close(giver)
+        ends.close(status, giver)
         if not wanted.confinement.landlock_instead or not jail.flags:
             raise
         own = f"{wanted.branch.place.path}/tmp"
@@ -166,12 +167,10 @@ def _start(
         weaker = plan_landlock(os.fspath(wanted.branch.path), own, wanted.confinement)
         return _start(weaker, argv, environment | {"TMPDIR": own}, fds, supervision, wanted)
     except BaseException:
-        os.close(status)
-        os.close(giver)
+        ends.close(status, giver)
         raise
     finally:
-        os.close(told)
-        os.close(word)
+        ends.close(told, word)
 
 
 def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
@@ -212,8 +211,7 @@ class _Run:
         self.got: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         given = options.input.encode() if isinstance(options.input, str) else options.input
         self.left = memoryview(given or b"")
-        hold(self)
-        theirs = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
+        theirs: list[int] = []
         try:
             self._connect(theirs)
             self.process = spawn(
@@ -229,31 +227,27 @@ class _Run:
             self._disconnect()
             raise
         finally:
-            for fd in theirs:
-                os.close(fd)
-
-    def descriptors(self) -> list[int]:
-        """Those that are not for functions' processes."""
-        return list(self.pipes.values())
+            ends.close(*theirs)
 
     def _connect(self, theirs: list[int]) -> None:
-        """Put pipes in the place of /dev/null where something is to pass."""
+        """Pipes where something is to pass; nothing is put in, and what is not captured goes where this process's
+        output does."""
         if self.left:
-            reading, self.pipes["stdin"] = os.pipe()
+            reading, self.pipes["stdin"] = ends.pipe()
             os.set_blocking(self.pipes["stdin"], False)
-            os.dup2(reading, theirs[0], inheritable=False)
-            os.close(reading)
+            theirs.append(reading)
+        else:
+            theirs.append(ends.descriptor(lambda: os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
         for number, name in ((1, "stdout"), (2, "stderr")):
             if self.options.capture or self.options.on_output:
-                self.pipes[name], writing = os.pipe()
-                os.dup2(writing, theirs[number], inheritable=False)
-                os.close(writing)
+                self.pipes[name], writing = ends.pipe()
+                theirs.append(writing)
             else:
-                os.dup2(number, theirs[number], inheritable=False)
+                theirs.append(ends.descriptor(functools.partial(os.dup, number)))
 
     def _disconnect(self) -> None:
         for name in list(self.pipes):
-            os.close(self.pipes.pop(name))
+            ends.close(self.pipes.pop(name))
 
     def finish(self) -> Finished:
         """Feed it, drain it, wait for it."""
@@ -284,7 +278,7 @@ class _Run:
                     if key.data == "gone" or not self._move(key.data):
                         selector.unregister(key.fileobj)
                         if key.data == "stdin":
-                            os.close(self.pipes.pop("stdin"))
+                            ends.close(self.pipes.pop("stdin"))
 
     def _move(self, name: str) -> bool:
         """One step of one pipe; False where there is no more to come or to go."""

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ __all__ = ["before_leaving", "call", "in_thread", "to_its_end"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds between attempts to start a thread
 
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -44,8 +46,18 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> as
         else:
             _tell(loop, _succeed, future, value)
 
-    threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True).start()
+    _start(threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True))
     return future
+
+
+def _start(thread: threading.Thread) -> None:
+    """Where the system has no more threads just now, a little later."""
+    for pause in _PAUSES:
+        try:
+            return thread.start()
+        except RuntimeError:
+            time.sleep(pause)
+    thread.start()
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:

@@ -13,16 +13,17 @@ import os
 import select
 import signal
 import socket
-import stat
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path, without the packages of its user
 
-from forkwise.sandbox.first import failure, tell, watch
+from forkwise.files.syscalls import CLONE_NEWNS, CLONE_NEWUSER, unshare
+from forkwise.sandbox.first import end_descendants, failure, tell, watch
 from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
@@ -32,16 +33,21 @@ from forkwise.sandbox.jail import (
     confine,
     die_with_parent,
     hand_on_no_descriptors,
+    hosts_null,
     join_groups,
     move_in,
+    shut_doors,
     write_maps,
 )
 
 __all__ = ["main"]
 
-_NULL = os.makedev(1, 3)
 _OURS = (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)  # signals that a command finds as any program does
-_DESCRIPTORS = 6  # the request itself, stdin, stdout, stderr, where the outcome is told, and what to wait for
+# The request itself; a command's stdin, stdout and stderr, or a socket to a function's process; where the outcome is
+# told; from where the word to begin is taken.
+_DESCRIPTORS = 6
+_LONGEST = 4096  # of a message, beside its descriptors
+_PAUSE = 3  # milliseconds without a request before something is made ahead
 
 
 def main(control_fd: int, parent: int) -> None:
@@ -60,72 +66,128 @@ def main(control_fd: int, parent: int) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(other_side, select.POLLIN)
-    while other_side not in dict(poll.poll()):
-        message, fds, _, _ = socket.recv_fds(control, 16, _DESCRIPTORS)
+    ahead: _First | None = None
+    used: _Space | None = None
+    while other_side not in (ready := dict(poll.poll(_PAUSE if used is not None else None))):
+        if not ready and used is not None:
+            with suppress(OSError):  # then it is told when one is wanted
+                ahead = _First(used, (control_fd, other_side))
+            used = None
+            continue
+        message, fds, _, _ = socket.recv_fds(control, _LONGEST, _DESCRIPTORS)
         if not message:
             return
-        request = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
-        os.close(fds[0])
-        jail = Jail.load(request["jail"])
-        gate, opener = os.pipe()
+        wanted = json.loads(message)
+        first, used = ahead, _Space(*wanted["space"])
+        ahead = None
         try:
-            pid = clone(jail.flags)
+            if first is None or not first.is_for(used):
+                first = _First(used, (control_fd, other_side))
+            first.begin(fds)
+            told = json.dumps({"serial": wanted["serial"], "pid": first.pid})
+            socket.send_fds(control, [told.encode()], [first.pidfd])
+            first.close()
         except OSError as error:
-            control.send(json.dumps({"errno": error.errno}).encode())
-        else:
-            if pid == 0:
-                os.close(opener)
-                os.close(other_side)
-                control.close()
-                _become_init(jail, request, gate, fds[1:])
-            try:
-                write_maps(pid, jail)
-            except OSError as error:
-                os.kill(pid, signal.SIGKILL)
-                control.send(json.dumps({"errno": error.errno, "maps": True}).encode())
-            else:
-                pidfd = os.pidfd_open(pid)
-                os.write(opener, b"1")
-                socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
-                os.close(pidfd)
+            told = json.dumps({"serial": wanted["serial"], "errno": error.errno, "at": error.filename})
+            control.send(told.encode())
+            used = None
         finally:
-            for fd in (gate, opener, *fds[1:]):
+            for fd in fds:
                 os.close(fd)
 
 
-def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int]) -> NoReturn:
+class _Space(NamedTuple):
+    """What has to be known of a sandbox before its first process can be made."""
+
+    flags: int
+    uid_map: str
+    gid_map: str
+
+
+class _First:
+    """The first process of a sandbox that is not told yet what to do. One is made ahead, of the kind that was wanted
+    last, when there is nothing else to do. Its mounts are not: it is to have those of the moment it begins."""
+
+    def __init__(self, space: _Space, ours: Sequence[int]) -> None:
+        self.space = space
+        self._near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            self.pid = clone(space.flags & ~CLONE_NEWNS)
+            if self.pid == 0:
+                self._near.close()
+                for fd in ours:
+                    os.close(fd)
+                _become_init(far, has_own_numbers=bool(space.flags & CLONE_NEWPID))
+        self.pidfd = os.pidfd_open(self.pid)
+        if space.flags & CLONE_NEWUSER:
+            try:
+                write_maps(self.pid, space.uid_map, space.gid_map)
+            except OSError as error:
+                self.close()
+                raise OSError(error.errno, error.strerror, f"/proc/{self.pid}/uid_map") from None
+
+    def is_for(self, space: _Space) -> bool:
+        """Whether it is of that kind, and lives; if not, it goes."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        if self.space == space and not poll.poll(0):
+            return True
+        self.close()
+        return False
+
+    def begin(self, fds: list[int]) -> None:
+        """Tell it what to do."""
+        socket.send_fds(self._near, [b"1"], fds)
+
+    def close(self) -> None:
+        """Let go of it: if it was not told anything yet, it ends."""
+        self._near.close()
+        os.close(self.pidfd)
+
+
+def _become_init(far: socket.socket, *, has_own_numbers: bool) -> NoReturn:
     """The first process of a sandbox: sets it up, starts the command, reaps, watches the clock, tells the outcome."""
-    status = fds[3]
+    # With process numbers of its own, its end is the end of all. Without, it has to see to that itself.
+    die_with_parent(signal.SIGKILL if has_own_numbers else signal.SIGTERM)
+    message, fds, _, _ = socket.recv_fds(far, 1, _DESCRIPTORS)
+    if not message:
+        os._exit(0)
+    far.close()
+    letter, *given, status, word = fds
     try:
-        # With process numbers of its own, its end is the end of all. Without, it has to see to that itself.
-        has_own = bool(jail.flags & CLONE_NEWPID)
-        if not has_own:
+        request = json.loads(os.pread(letter, os.fstat(letter).st_size, 0))
+        os.close(letter)
+        jail = Jail.load(request["jail"])
+        if not has_own_numbers:
             adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A first process gets of its own children's signals only those it blocks or handles: then not SIGTERM.
-        awaited = {signal.SIGCHLD} if has_own else {signal.SIGCHLD, signal.SIGTERM}
+        awaited = {signal.SIGCHLD} if has_own_numbers else {signal.SIGCHLD, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-        die_with_parent(signal.SIGKILL if has_own else signal.SIGTERM)
-        if os.read(gate, 1) != b"1":
-            os._exit(1)
-        os.close(gate)
         if not request["terminal"]:
             os.setsid()
         join_groups(jail)
+        if jail.flags & CLONE_NEWNS:
+            unshare(CLONE_NEWNS)
+        is_function = len(given) == 1
+        if is_function:
+            os.write(given[0], b"1")  # now it may come in: before, it would have come into the host's mounts
         move_in(jail)
-        if os.read(fds[4], 1) != b"1":
-            os._exit(1)  # whoever was to say that all is ready is gone
-        os.close(fds[4])
+        if is_function:
+            tell(status, _watch_over_function(jail, request, given[0], word, awaited))
+            os._exit(0)
+        _wait_for(word)
         be_looked_into(False)
         started = time.monotonic()
         # A spawn costs a fraction of a fork, and confines this process too, but for its capabilities. That does no harm
         # to one that only waits from now on, other than limits, or having to end others itself.
-        command = _spawn(jail, request, fds) if has_own and not jail.limits else _fork(jail, request, fds)
-        for fd in fds[:3]:
+        spawns = has_own_numbers and not jail.limits
+        command = _spawn(jail, request, given) if spawns else _fork(jail, request, given, status)
+        for fd in given:
             os.close(fd)
         outcome = watch(command, started, request["wall"], awaited=awaited)
-        if not has_own:
-            _end_descendants()
+        if not has_own_numbers:
+            end_descendants()
         tell(status, outcome)
     except _CommandError as error:
         tell(status, error.told)
@@ -134,17 +196,29 @@ def _become_init(jail: Jail, request: dict[str, Any], gate: int, fds: list[int])
     os._exit(0)
 
 
-def _end_descendants() -> None:
-    """Kill all that is left, generation by generation: whoever loses its parent becomes a child of this process."""
-    while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            children = [int(pid) for pid in file.read().split()]
-        if not children:
-            return
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            os.waitpid(pid, 0)
+def _wait_for(word: int) -> None:
+    if os.read(word, 1) != b"1":
+        os._exit(1)  # whoever was to say that all is ready is gone
+    os.close(word)
+
+
+def _watch_over_function(
+    jail: Jail, request: dict[str, Any], meeting: int, word: int, awaited: set[signal.Signals]
+) -> dict[str, Any]:
+    """A function's process comes in from outside, as a child of the program that wanted it. It tells its number when it
+    is here, which it must be before this process is not to be looked into, and is told again when all is ready."""
+    started = time.monotonic()
+    number = os.read(meeting, 32)
+    if not number:  # it did not come to be, or not in here; then it tells of that itself
+        return {"cause": "exit", "code": None, "wall": time.monotonic() - started, "cpu": 0.0, "memory": 0}
+    function = os.pidfd_open(int(number))
+    _wait_for(word)
+    be_looked_into(False)
+    started = time.monotonic()
+    os.write(meeting, b"1")
+    os.close(meeting)
+    shut_doors(jail, starting=True)
+    return watch(None, started, request["wall"], awaited=awaited, until={function: "exit"})
 
 
 class _CommandError(Exception):
@@ -155,12 +229,13 @@ class _CommandError(Exception):
 
 
 def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
-    """Start the command on the first three descriptors, with no others; it is looked for as execvpe does."""
+    """Start the command on three descriptors, with no others; it is looked for as execvpe does."""
     hand_on_no_descriptors()
-    confine(jail, fds[:3], starting=True)
+    confine(jail, fds, starting=True)
+    null = hosts_null(fds)
     actions = [
-        (os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) if _is_null(fd) else (os.POSIX_SPAWN_DUP2, fd, number)
-        for number, fd in enumerate(fds[:3])
+        (os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) if fd in null else (os.POSIX_SPAWN_DUP2, fd, number)
+        for number, fd in enumerate(fds)
     ]
     argv, environment = request["argv"], request["env"]
     problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -176,16 +251,16 @@ def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
     raise _CommandError(problem, argv[0])
 
 
-def _fork(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
+def _fork(jail: Jail, request: dict[str, Any], fds: list[int], status: int) -> int:
     """Start the command in a process that sets its own limits before it is replaced by it."""
     pid = os.fork()
     if pid:
         return pid
-    status = fds[3]
     try:
         be_looked_into(True)
-        for number, fd in enumerate(fds[:3]):
-            os.dup2(fd if not _is_null(fd) else os.open("/dev/null", os.O_RDWR), number)
+        null = hosts_null(fds)
+        for number, fd in enumerate(fds):
+            os.dup2(os.open("/dev/null", os.O_RDWR) if fd in null else fd, number)
         hand_on_no_descriptors()
         for signal_number in _OURS:
             signal.signal(signal_number, signal.SIG_DFL)
@@ -200,13 +275,6 @@ def _fork(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
     except BaseException as error:  # noqa: BLE001
         tell(status, failure(error))
     os._exit(127)
-
-
-def _is_null(fd: int) -> bool:
-    """Whether it is the host's null device, whose mode a root in here could change by the descriptor: to be replaced
-    by the same from the sandbox's own /dev."""
-    held = os.fstat(fd)
-    return stat.S_ISCHR(held.st_mode) and held.st_rdev == _NULL
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ATTEMPTS", "NETLESS", "PRELUDE", "Attempt", "attempt"]
+__all__ = ["ATTEMPTS", "BOTH", "NETLESS", "PRELUDE", "Attempt", "attempt"]
 
 BOTH = ("standard", "strict")
 NETLESS = ("none", "private", "strict")  # the first two are standard with that network
@@ -32,6 +32,12 @@ class Attempt:
     endings: tuple[str, ...] = ("exit",)
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_function(self) -> bool:
+        """Whether it makes sense as a function too: not where it ends otherwise than by returning, nor where it is
+        after a command's own descriptors, of which a function has others."""
+        is_plain = self.endings == ("exit",) and not self.limits and self.then != "terminal"
+        return is_plain and self.name not in ("forged outcome", "inherited descriptors", "zombie flood")
 
 
 ATTEMPTS: dict[str, Attempt] = {}

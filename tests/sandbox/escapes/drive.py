@@ -13,11 +13,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from forkwise import Confinement, Limits, Workspace
+from forkwise import BranchContext, Confinement, Limits, Workspace
 from forkwise.files.branch import Branch
 from forkwise.sandbox.running import run, spawn
 from tests.sandbox.escapes import appetite, files, kernel, outside, processes, rights
-from tests.sandbox.escapes.attempt import ATTEMPTS, PRELUDE, Attempt
+from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, PRELUDE, Attempt
 from tests.sandbox.escapes.world import TOKEN, World
 
 __all__ = ["TABLE", "main"]
@@ -37,12 +37,65 @@ def main(base: str, pattern: str = "") -> None:
             if pattern in attempt.name and (not attempt.by or (attempt.by == "root") == (os.geteuid() == 0)):
                 for under in attempt.under:
                     outcomes[f"{attempt.name}|{under}"] = _tried(world, attempt, under)
+        for under in BOTH:
+            outcomes |= _as_functions(world, under, pattern)
     finally:
         world.close()
     for attempt in ATTEMPTS.values():
         if attempt.control and pattern in attempt.name and (not attempt.by or os.geteuid() == 0):
             outcomes[f"{attempt.name}|control"] = _control(Path(base, "control"), attempt)
     print(json.dumps(outcomes))
+
+
+def _as_functions(world: World, under: str, pattern: str) -> dict[str, dict[str, Any]]:
+    """The same programs as functions of this process. The world is compared once, before and after all of them."""
+    before = world.snapshot()
+    outcomes = {}
+    for attempt in ATTEMPTS.values():
+        is_wanted = pattern in attempt.name and (not attempt.by or os.geteuid() == 0)
+        if is_wanted and under in attempt.under and attempt.is_function():
+            outcomes[f"{attempt.name}|{under}|function"] = _called(world, attempt, under)
+    after = world.snapshot()
+    world.mend(before)
+    differing = [name for name in before | after if before.get(name) != after.get(name)]
+    problems = [f"{name}: {before.get(name)} became {after.get(name)}" for name in differing]
+    if left := world.survivors():
+        problems.append(f"processes are left: {left}")
+    outcomes[f"the world|{under}|function"] = {"problems": problems, "said": ""}
+    return outcomes
+
+
+def _called(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
+    workspace = Workspace(world.workspace, durable=False)
+    with (
+        workspace.branch("sibling", on_success=None, on_error=None) as sibling,
+        workspace.branch("attempt", on_success=None, on_error=None) as branch,
+    ):
+        (Path(sibling.home) / "layer/key").write_text("the-secret-key")
+        told = world.told(world.workspace, str(workspace.state), str(sibling.home))
+        confinement = _confinement(world, attempt, under, world.workspace)
+        program = f"{PRELUDE}\n{attempt.program}\nprint('TRIED', flush=True)"
+        try:
+            with BranchContext(lambda _: _execute(program, told), branch, confinement=confinement) as context:
+                context.wait(60)
+                said = str(context.result.value)
+        except Exception:  # noqa: BLE001 - told to the test, which fails
+            said = traceback.format_exc()
+        sibling.abort()
+        branch.abort()
+    problems = ["it got what it wanted"] if "GOT" in said else []
+    return {"problems": problems + ([] if "TRIED" in said else ["it did not come to its end"]), "said": said[-3000:]}
+
+
+def _execute(program: str, told: str) -> str:
+    """In a function's process: run a program that tells by printing, and give what it printed."""
+    printed = os.memfd_create("printed")
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for as long as this process lives
+    sys.argv = ["-c", told]
+    exec(compile(program, "attempt", "exec"), {"__name__": "__main__"})
+    return os.pread(printed, 1 << 20, 0).decode(errors="replace")
 
 
 def _tried(world: World, attempt: Attempt, under: str) -> dict[str, Any]:

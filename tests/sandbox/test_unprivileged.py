@@ -1,0 +1,119 @@
+"""A user with no privileges at all, whose branches are kernel overlays that only their sandboxes see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sandbox.child import need_user_namespaces
+from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
+
+TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
+
+PROGRAM = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from forkwise import BranchContext, Confinement, Workspace
+
+said = {}
+branch = Workspace(sys.argv[1], view="overlay").branch("b", on_success=None, on_error=None)
+said["view"] = branch.view
+
+def work(path):
+    (path / f"function-{len(os.listdir(path))}").write_text("x")
+    try:
+        Path(sys.argv[2]).write_text("escaped")
+    except OSError as error:
+        refused = error.strerror
+    return [os.getcwd(), (path / "a.txt").read_text(), sorted(os.listdir(path)), refused, os.getpid(), os.getuid()]
+
+def call(confinement):
+    with BranchContext(work, branch, confinement=confinement) as context:
+        context.wait(120)
+        return context.result.value
+
+stop = threading.Event()
+for confinement in ("standard", "strict"):
+    script = "pwd; cat a.txt; echo x > command-$(ls | wc -l); ls; echo x > " + sys.argv[2]
+    done = branch.run(["sh", "-c", script], confinement=confinement, text=True)
+    said[f"command {confinement}"] = done.stdout
+    said[f"refused {confinement}"] = done.stderr
+    said[f"function {confinement}"] = call(confinement)
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    said[f"function {confinement} with threads"] = call(confinement)
+    stop.set()
+    thread.join()
+
+def stubborn(path):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+    signal.pause()
+
+for number in range(6):
+    context = BranchContext(stubborn, branch, confinement="strict" if number % 2 else "standard")
+    context.start()
+    context.abort(60)
+with open(f"/proc/self/task/{os.getpid()}/children") as file:
+    said["children"] = len(file.read().split())  # the forkserver
+said["added"] = sorted(branch.delta().added)
+branch.commit()
+said["committed"] = sorted(os.listdir(sys.argv[1]))
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> Iterator[dict[str, Any]]:
+    """What a program of such a user saw."""
+    need_user_namespaces()
+    with readable_copy(TOOLS) as room:
+        home = room / "home"
+        (home / "project").mkdir(parents=True)
+        (home / "project/a.txt").write_text("one\n")
+        for path in (home, home / "project", home / "project/a.txt"):
+            os.chown(path, SOMEBODY, SOMEBODY)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{room}/src:{room}/tools",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(home),
+        }
+        program = [interpreter(), "-c", PROGRAM, str(home / "project"), "/etc/escaped"]
+        done = subprocess.run(
+            as_somebody(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, done.stderr
+        yield {**json.loads(done.stdout), "project": str(home / "project")}
+
+
+@pytest.mark.parametrize("confinement", ["standard", "strict"])
+def test_commands_and_functions_see_the_branch_where_the_workspace_is(said: dict[str, Any], confinement: str) -> None:
+    assert said["view"] == "overlay"
+    lines = said[f"command {confinement}"].splitlines()
+    assert lines[:2] == [said["project"], "one"]
+    for kind in ("", " with threads"):
+        where, content, names, refused, number, user = said[f"function {confinement}{kind}"]
+        assert (where, content) == (said["project"], "one\n")
+        assert set(lines[2:]) <= set(names)  # what the command before made in the same branch
+        assert refused in ("Read-only file system", "Permission denied")
+        assert number < 10
+        assert user == SOMEBODY
+    assert "escaped" in said[f"refused {confinement}"]
+    assert not Path("/etc/escaped").exists()
+
+
+def test_all_lands_in_the_branch_and_is_committed(said: dict[str, Any]) -> None:
+    assert len(said["added"]) == 6
+    assert said["committed"] == sorted(["a.txt", *said["added"]])
+
+
+def test_nothing_is_left_of_those_that_were_aborted(said: dict[str, Any]) -> None:
+    assert said["children"] == 1
