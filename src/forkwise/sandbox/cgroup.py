@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import NamespaceError
-from forkwise.files.owner import Owner, boot_id
+from forkwise.files.owner import Owner, boot_id, machine_id
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -319,7 +319,9 @@ def _name() -> str:
 def _owner(name: str) -> Owner | None:
     """Whose group this is by its name; None where it is none of ours."""
     found = _NAME.fullmatch(name)
-    return None if found is None else Owner(int(found[1]), int(found[2]), boot_id(), f"pid:[{found[3]}]")
+    if found is None:
+        return None
+    return Owner(int(found[1]), int(found[2]), boot_id(), f"pid:[{found[3]}]", machine_id())
 
 
 def _with_groups_inside(directory: str) -> Iterator[str]:

@@ -54,9 +54,11 @@ def _start(thread: threading.Thread) -> None:
     """Where the system has no more threads just now, a little later."""
     for pause in _PAUSES:
         try:
-            return thread.start()
+            thread.start()
         except RuntimeError:
             time.sleep(pause)
+        else:
+            return
     thread.start()
 
 
