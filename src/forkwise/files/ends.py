@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["close", "descriptor", "let_go", "nobody_else", "pipe", "socket_pair"]
+__all__ = ["close", "descriptor", "let_go", "nobody_else", "pipe", "socket_pair", "this_process"]
 
 _lock = threading.RLock()
 _held: set[int] = set()
+_process = object()
 
 
 @contextmanager
@@ -69,10 +70,15 @@ def let_go(*, but: set[int]) -> None:
     _held.intersection_update(but)
 
 
+def this_process() -> object:
+    """Something that is another in every fork; a number is not, where a fork has one of another PID namespace."""
+    return _process
+
+
 def _be_forked() -> None:
     """In a fork, whoever made it: the lock may have been held by a thread that is not there."""
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _process
+    _lock, _process = threading.RLock(), object()
 
 
 os.register_at_fork(after_in_child=_be_forked)

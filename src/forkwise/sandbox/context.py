@@ -51,7 +51,7 @@ class BranchContext:
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
     ) -> None:
-        self._owner = os.getpid()
+        self._owner = ends.this_process()
         self._target = target
         self._branch = workspace if isinstance(workspace, Branch) else None
         self._workspace = os.path.realpath(workspace.workspace.path if isinstance(workspace, Branch) else workspace)
@@ -207,12 +207,12 @@ class BranchContext:
 
     def kill(self) -> None:
         """Have the child and all its descendants end, and come back at once; from any thread."""
-        if self._process is not None and self._owner == os.getpid():
+        if self._process is not None and self._owner is ends.this_process():
             self._process.kill()
 
     def abort(self, timeout: float = 5.0) -> None:
         """End the child and all its descendants, whatever they do about it."""
-        if self._process is None or self._result is not None or self._owner != os.getpid():
+        if self._process is None or self._result is not None or self._owner is not ends.this_process():
             return
         self.kill()
         if not self._is_done(timeout):

@@ -51,7 +51,7 @@ class Server:
     terminal that this process has."""
 
     def __init__(self, *, own_session: bool = True) -> None:
-        self.owner = os.getpid()
+        self.owner = ends.this_process()
         self.asked = 0
         near, far = ends.socket_pair()
         self.near = socket.socket(fileno=near)
@@ -59,7 +59,7 @@ class Server:
         try:
             with ends.nobody_else():  # Popen has descriptors of its own, and waits until all copies are closed
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", zygote.__file__, str(far), root, str(self.owner)],
+                    [sys.executable, "-I", "-S", zygote.__file__, str(far), root, str(os.getpid())],
                     pass_fds=[far],
                     env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
                     stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ class Server:
     @property
     def is_mine(self) -> bool:
         """Whether this process started it, and not the one this process was forked from."""
-        return self.owner == os.getpid()
+        return self.owner is ends.this_process()
 
     def ask(self, jail: Jail, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
         """Have a sandbox made; by one thread at a time."""

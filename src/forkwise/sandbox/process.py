@@ -22,6 +22,8 @@ from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
 
+_LONGEST = 1.0  # seconds of a wait: a signal that another thread was chosen for does not end it, and has a handler here
+
 Ending = Literal["exit", "signal", "timeout", "out of memory", "killed"]
 
 
@@ -172,9 +174,8 @@ class SandboxProcess:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._gone:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            pause = self.supervision.interval
-            step = left if pause is None else pause if left is None else min(pause, left)
-            if self._look(step):
+            pause = self.supervision.interval or _LONGEST
+            if self._look(pause if left is None else min(pause, left)):
                 continue
             if self.supervision.is_exceeded():
                 self.kill()
@@ -182,7 +183,7 @@ class SandboxProcess:
                 break
         return self._gone
 
-    def _look(self, timeout: float | None) -> bool:
+    def _look(self, timeout: float) -> bool:
         """Whether something of it ended: it itself, or this process's child in it."""
         child = self.offspring
         unreaped = child is not None and child.pidfd >= 0
@@ -191,7 +192,7 @@ class SandboxProcess:
             raise ProcessBranchError("this sandbox was closed")
         poll = select.poll()
         poll.register(awaited, select.POLLIN)
-        if not poll.poll(None if timeout is None else timeout * 1000):
+        if not poll.poll(timeout * 1000):
             return False
         if child is not None and unreaped:
             child.reap()
