@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,11 @@ def memory_room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0:
         yield room
         return
-    with mounted_tmpfs(room):
+    with mounted_tmpfs(room), ExitStack() as instead:
+        try:
+            os.setxattr(room, "user.forkwise", b"")
+        except OSError:  # a kernel before 6.6: no layer can be kept there
+            room = Path(instead.enter_context(tempfile.TemporaryDirectory(dir=room.parent)))
         yield room
 
 

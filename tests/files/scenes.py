@@ -3,6 +3,7 @@ come to its end; and the judgement of what that left behind: the exact before, o
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from forkwise.errors import BranchNotFoundError
 from forkwise.files import trash
 from forkwise.files.syscalls import MNT_DETACH, mount, umount2
 from forkwise.files.views.mountpoint import mounts
+from tests.files.den import in_den
 from tests.files.sample import Picture, alter, alter_again, grow, picture
 from tests.files.steps import Outcome, Steps, in_child
 from tests.need import need
@@ -204,7 +206,13 @@ class Stage:
         return self.scene
 
     def act(self, steps: Steps, what: str = "act", kill_after: float = -1) -> Outcome:
-        return in_child(getattr(self.open(), what), steps, user=self.user, kill_after=kill_after)
+        scene = self.open()
+        if self.user:
+            return in_child(getattr(scene, what), steps, user=self.user, kill_after=kill_after)
+        light = copy.copy(scene)
+        light.before = light.after = {}
+        light.delta = None
+        return in_den(getattr(light, what), steps, kill_after=kill_after)
 
     def judge(self, *, finish: bool) -> str:
         """Judge, and, after a before, finish it."""

@@ -12,6 +12,8 @@ from forkwise import Branch, BranchError, BranchStaleError, ConflictError, Works
 from forkwise.files.choosing import Choice, Lineup, choose, line_up
 from forkwise.files.hunks import Hunk
 
+IN_MEMORY = True
+
 TEXT = "one\ntwo\nthree\nfour\nfive\n"
 
 

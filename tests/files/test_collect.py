@@ -31,6 +31,8 @@ import os, signal, sys
 from pathlib import Path
 from forkwise import Workspace
 
+IN_MEMORY = True
+
 workspace = Workspace(sys.argv[1], view=sys.argv[2], durable=False)
 for name in sys.argv[3:]:
     parent = workspace

@@ -10,6 +10,8 @@ import pytest
 from forkwise import CommitError, Workspace
 from forkwise.files.commit_diff import commit_diff
 
+IN_MEMORY = True
+
 
 @pytest.fixture(params=["overlay", "copy"])
 def workspace(request: pytest.FixtureRequest, tmp_path: Path, open_workspace: Callable[..., Workspace]) -> Workspace:

@@ -12,6 +12,8 @@ import pytest
 from forkwise import Branch, BranchError, Workspace
 from forkwise.files.comparison import compare
 
+IN_MEMORY = True
+
 
 def nothing(_: Path) -> None:
     """Leave all as it is."""

@@ -21,6 +21,7 @@ from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError
 from forkwise.files import trash
 from forkwise.files.state import locked
 from forkwise.files.views.mountpoint import mounts
+from tests.files.den import dismiss
 from tests.files.images import mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.scenes import Scene, empty
@@ -34,6 +35,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     beneath = str(tmp_path_factory.getbasetemp())
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
+    dismiss()
     assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

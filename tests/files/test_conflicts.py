@@ -15,6 +15,8 @@ from forkwise import Branch, BranchError, BranchStaleError, ConflictError, Works
 from tests.files.snapshot import snapshot
 from tests.need import need
 
+IN_MEMORY = True
+
 Open = Callable[..., Workspace]
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))

@@ -19,6 +19,7 @@ import pytest
 
 from forkwise.errors import BranchingError, CommitError
 from forkwise.files.views.mountpoint import mounts
+from tests.files.den import dismiss
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
@@ -36,6 +37,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     beneath = str(tmp_path_factory.getbasetemp())
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
+    dismiss()
     assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -181,7 +183,7 @@ def test_full_disk(small: Path, elsewhere: Path, ground: str, kind: type[Scene],
     """With a little more room each time, it fails a little later, until it no longer does."""
     stage = Stage(partial(kind, small, view, root=elsewhere if ground == "state" else None))
     counts: Counter[str] = Counter()
-    for left in (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512):
+    for left in (0, 2, 8, 16, 24, 48, 96, 192, 512):
         scene = stage.open()
         filler = Filler(small, left)
         try:

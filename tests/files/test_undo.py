@@ -15,6 +15,8 @@ from tests.files.images import mounted_tmpfs
 from tests.files.snapshot import Seen, snapshot
 from tests.need import need
 
+IN_MEMORY = True
+
 Open = Callable[..., Workspace]
 
 is_root = os.geteuid() == 0

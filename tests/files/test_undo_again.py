@@ -17,6 +17,8 @@ from tests.files.sample import alter, alter_again, grow, picture
 from tests.files.steps import Steps, in_child
 from tests.need import need
 
+IN_MEMORY = True
+
 
 @pytest.fixture
 def workspace(tmp_path: Path, open_workspace: Callable[..., Workspace]) -> Workspace:
