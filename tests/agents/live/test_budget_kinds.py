@@ -33,7 +33,7 @@ def scaled(budget: Budget, times: int) -> Budget:
     return Budget(usd and usd * times, tokens and tokens * times, requests and requests * times)
 
 
-@pytest.mark.parametrize("budget", [*ONE_OF_EACH, Budget(seconds=4.0)], ids=named)
+@pytest.mark.parametrize("budget", [*ONE_OF_EACH, Budget(seconds=8.0)], ids=named)
 async def test_a_branch_that_any_of_them_stopped_can_be_picked(workspace: Workspace, budget: Budget) -> None:
     def think(asked: Asked) -> Any:
         if "write_file" in last_results(asked) and budget.seconds:

@@ -85,7 +85,7 @@ async def test_an_aggregate_is_overdrawn_by_one_request_at_most(workspace: Works
 async def test_an_aggregate_in_seconds_ends_all_that_run(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     specs = [BranchSpec("slow", "run sleep 100"), BranchSpec("quick", "say hi")]
-    await coordinator.fork(specs, parent_history=BEFORE, aggregate_budget=Budget(seconds=4.0))
+    await coordinator.fork(specs, parent_history=BEFORE, aggregate_budget=Budget(seconds=8.0))
     await all_over(coordinator)
     assert [s.state for s in coordinator.inspect_branches()] == ["aggregate_budget_exhausted", "done"]
     await coordinator.aclose()
