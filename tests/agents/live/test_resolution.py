@@ -104,6 +104,9 @@ async def test_a_fallback_defers_the_merge_and_keeps_the_verdict(workspace: Work
     assert first.verdict is not None
     assert await coordinator.resolve() is first
     assert len(judge.asked) == 1  # to ask again costs nothing
+    await (await coordinator.run_on_branch("bad", "write ok.txt yes"))
+    assert await coordinator.resolve() is not first
+    assert {o.branch_label: o.test_pass_ratio for o in judge.asked[1][1]} == {"good": 1.0, "bad": 1.0}
     goal, outcomes = judge.asked[0]
     assert goal == "Name the library."
     assert {o.branch_label: o.test_pass_ratio for o in outcomes} == {"good": 1.0, "bad": 0.0}

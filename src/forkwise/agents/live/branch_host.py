@@ -160,6 +160,7 @@ class BranchHost:
         return self._go_on(runtime)
 
     def _go_on(self, runtime: BranchRuntime) -> asyncio.Task[Any]:
+        self._outcomes.clear()  # judges saw another branch than it will be
         runtime.status.state = "running"
         runtime.status.current_turn += 1
         return runtime.run(self._further_turn(runtime))

@@ -200,7 +200,7 @@ class ForkDecider(BranchHost):
 
         ``manual`` leaves it to the caller. ``auto`` and ``vote`` merge what was chosen; ``auto`` only where that is
         sure enough. ``auto_with_fallback`` says whether it would be, and leaves the merge to the caller. What judges
-        said is kept: to ask again with the same strategy costs nothing.
+        said is kept until a branch is told more: to ask again with the same strategy costs nothing.
         """
         live = self._known()
         if self._is_over:
