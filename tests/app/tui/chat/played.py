@@ -93,6 +93,8 @@ def chatting(
     model = write_script(room, rules)
 
     async def run() -> ChatApp:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         app = ChatApp(partial(open_session, project, model=model, **options))
         async with app.run_test(size=size, notifications=True) as pilot:
             scene = ChatScene(app, pilot)
@@ -102,6 +104,7 @@ def chatting(
             await app.ended()
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert left == [], left
+        assert failed == [], failed
         return app
 
     return asyncio.run(run())

@@ -39,6 +39,11 @@ def test_the_fork_picker(project: Path) -> None:
         await scene.shows("per-branch budget = $0.50")
         await scene.write("/fork")
         await scene.comes_to(ForkPicker)
+        await scene.press("escape")
+        await scene.comes_to(ChatScreen)
+        assert not scene.chat.stage.is_forked
+        await scene.write("/fork")
+        await scene.comes_to(ForkPicker)
         picker = scene.screen
         await scene.press("enter")
         await scene.shows("say what a branch is to try")
@@ -109,6 +114,26 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
         assert (project / "lib.txt").read_text() == "from b\n"
 
     chatting(project, script, FURTHER)
+
+
+def test_left_open_and_gone_on_with(project: Path) -> None:
+    async def first(scene: ChatScene) -> None:
+        await scene.write("/fork a: task until told | b: task")
+        await scene.branch("b", "done")
+        await scene.press("tab")
+        await scene.shows("branch a ·", "Waiting.")
+
+    async def second(scene: ChatScene) -> None:
+        await scene.shows("[+ overview]", " a]", "[✓ b]", "> task until told", "b wrote lib.txt.")
+        await scene.press("shift+tab")
+        await scene.shows("branch b · ✓ done", "tool: write lib.txt from b", "b wrote lib.txt.")
+        await scene.write("/merge b")
+        await scene.shows("· Merged: kept branch b · 1 file")
+
+    app = chatting(project, first)
+    assert app.chat.left is not None
+    assert app.chat.left.branches == ("a", "b")
+    chatting(project, second)
 
 
 def test_ended_and_aborted(project: Path) -> None:

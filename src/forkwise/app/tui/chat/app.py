@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import App
 from textual.binding import Binding, BindingType
 
+from forkwise.app.cli.output import printable
 from forkwise.app.tui.chat.listening import ListeningScreen
 from forkwise.app.tui.chat.screen import ChatScreen
 
@@ -143,4 +144,9 @@ async def chat_in_panels(opening: Opening) -> signal.Signals | None:
             loop.remove_signal_handler(number)
     if app.failure is not None:
         raise app.failure
+    left = app.chat.left
+    if left is not None:
+        print(
+            printable(f"fork {left.fork} is kept undecided ({', '.join(left.branches)}): the next chat goes on with it")
+        )
     return app.ended_by

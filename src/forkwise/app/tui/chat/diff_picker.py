@@ -27,7 +27,7 @@ class DiffPicker(ModalScreen[tuple[str, Sequence[str]] | None]):
     DiffPicker { align: center middle; }
     DiffPicker > Vertical { width: 90%; max-width: 100; height: auto; max-height: 90%; border: round $primary;
         background: $surface; padding: 0 1; }
-    DiffPicker OptionList { height: auto; max-height: 16; }
+    DiffPicker OptionList { height: auto; max-height: 16; text-wrap: nowrap; text-overflow: ellipsis; }
     DiffPicker Label { color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

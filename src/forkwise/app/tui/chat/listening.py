@@ -19,6 +19,7 @@ from forkwise.app.chat.events import (
     Event,
     Failed,
     ForkAdopted,
+    ForkLeft,
     ForkOpened,
     ForkResolved,
     Judged,
@@ -51,7 +52,7 @@ _LOOK = 1.0  # seconds between two looks at what branches cost
 
 class ListeningScreen(Screen[None]):
     """A screen that shows a session. ``session`` is None until that has started; ``verdict`` is what judges said last
-    of the fork that is open."""
+    of the fork that is open, ``left`` the fork that is left open for the next chat."""
 
     class Over(Message):
         """The session has ended."""
@@ -64,6 +65,7 @@ class ListeningScreen(Screen[None]):
         self.approval = ApprovalLine()
         self.verdict: Judged | None = None
         self.pending: dict[str, ApprovalAsked] = {}
+        self.left: ForkLeft | None = None
         self._early: list[Event] = []  # of branches of which nobody has told yet
 
     def on_mount(self) -> None:
@@ -140,6 +142,8 @@ class ListeningScreen(Screen[None]):
             case Copied(text):
                 self.app.copy_to_clipboard(text)
                 self.app.notify("copied the last answer")
+            case ForkLeft():
+                self.left = event
             case Ended():
                 self.status.doing = "leaving …"
                 self.post_message(self.Over())

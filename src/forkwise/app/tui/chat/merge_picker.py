@@ -66,7 +66,7 @@ class MergePicker(Screen[str | None]):
     """
 
     DEFAULT_CSS = """
-    MergePicker > OptionList { height: auto; max-height: 10; }
+    MergePicker > OptionList { height: auto; max-height: 10; text-wrap: nowrap; text-overflow: ellipsis; }
     MergePicker > #why { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
     MergePicker > DiffView { height: 1fr; }
     """
@@ -143,12 +143,12 @@ class MergePicker(Screen[str | None]):
             self._diffs[label] = await self._read(label) or f"{label} changed nothing"
         view = self.query_one(DiffView)
         view.text = self._diffs[label]
-        view.scroll_home(animate=False)
+        view.scroll_home(animate=False, immediate=True)
 
     def action_scroll(self, step: int) -> None:
         """Go through the diff a page at a time."""
         view = self.query_one(DiffView)
-        view.scroll_relative(y=step * max(view.size.height - 1, 1), animate=False)
+        view.scroll_relative(y=step * max(view.size.height - 1, 1), animate=False, force=True)
 
     def action_file(self, step: int) -> None:
         """Go through the diff a file at a time."""

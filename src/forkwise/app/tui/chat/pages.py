@@ -54,7 +54,7 @@ class ChoiceScreen(ModalScreen[str | None]):
     ChoiceScreen { align: center middle; }
     ChoiceScreen > Vertical { width: 90%; max-width: 100; height: auto; max-height: 90%; padding: 0 1;
         border: round $primary; background: $surface; }
-    ChoiceScreen OptionList { height: auto; max-height: 18; }
+    ChoiceScreen OptionList { height: auto; max-height: 18; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "back", "back")]
 

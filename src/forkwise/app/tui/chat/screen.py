@@ -155,7 +155,7 @@ class ChatScreen(ListeningScreen):
         """Scroll what is shown."""
         here = self.stage.current
         shown = self.stage.talk if here is None else here.transcript
-        shown.scroll_relative(y=step * max(shown.size.height - 1, 1), animate=False)
+        shown.scroll_relative(y=step * max(shown.size.height - 1, 1), animate=False, force=True)
 
     # Stopping
 
