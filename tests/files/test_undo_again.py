@@ -45,6 +45,30 @@ def test_several_commits_are_undone_one_after_the_other(workspace: Workspace) ->
     assert picture(workspace.path) == seen[1]
 
 
+def test_commits_that_were_undone_leave_no_trace_for_the_undo_of_an_earlier_one(workspace: Workspace) -> None:
+    """However often the same files were changed and put back meanwhile; but a person's change counts."""
+    before = picture(workspace.path)
+    with workspace.branch("first") as branch:
+        alter(branch.path)
+    first, after = workspace.history()[0], picture(workspace.path)
+    for number in range(3):
+        with workspace.branch(f"again-{number}") as branch:
+            alter_again(branch.path)
+        workspace.undo()
+        assert picture(workspace.path) == after
+    taken = workspace.undo(first)
+    assert picture(workspace.path) == before
+    redone = workspace.undo(taken)
+    changed = next(path for path in first.changed if (workspace.path / path).is_file())
+    (workspace.path / changed).write_text("somebody's own")
+    for number in range(2):
+        with workspace.branch(f"over-{number}") as branch:
+            (branch.path / changed).write_text("a branch's")
+        workspace.undo()
+    with pytest.raises(ConflictError, match=changed):
+        workspace.undo(redone)
+
+
 def test_undo_can_be_tried_again(workspace: Workspace) -> None:
     before = picture(workspace.path)
     with workspace.branch("b") as branch:

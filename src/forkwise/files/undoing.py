@@ -97,18 +97,27 @@ class _Restored:
         self._taken_back = TakenBack.load(place)
         self._entries: dict[str, tuple[int, int]] = {}
         self._directories: dict[str, tuple[int, int]] = {}
+        # What a commit replaced may have been brought back by an undo before it: when that was really changed, by the
+        # number of the commit and the path. Its own undo brings back the same.
+        replaced: dict[tuple[int | None, str], int] = {}
         for record in (r for r in reversed(records) if r.number > number):
             finished = _finished(place, record)
             for run in record.runs:
                 for step in run.steps:
                     path = join(run.directory, step.name)
+                    before = self._brought_back(path)
                     self._entries.pop(path, None)
+                    if before is not None and step.changed[1] < before[0]:
+                        replaced[record.number, path] = before[1]
                     if record.undoes is not None and step.code in ("put", "swap"):
-                        self._entries[path] = (finished, step.changed[0])
+                        self._entries[path] = (finished, replaced.get((record.undoes, path), step.changed[0]))
             for meta in record.metas:
-                self._directories.pop(meta.path, None)
+                before = self._directories.pop(meta.path, None)
+                if before is not None and meta.changed < before[0]:
+                    replaced[record.number, f"{meta.path}/"] = before[1]
                 if record.undoes is not None:
-                    self._directories[meta.path] = (finished, meta.changed)
+                    changed = replaced.get((record.undoes, f"{meta.path}/"), meta.changed)
+                    self._directories[meta.path] = (finished, changed)
 
     def is_same(self, inode: int, other: int) -> bool:
         """Whether two inode numbers are of the same entry: it has another once it came back from another filesystem."""
@@ -116,13 +125,17 @@ class _Restored:
 
     def changed(self, path: str, there: os.stat_result) -> int:
         """When a path was last changed by anybody but an undo."""
-        found = self._directories.get(path)
-        above = path
+        found = self._directories.get(path) or self._brought_back(path)
+        ctime = self._taken_back.ctime(there)
+        return ctime if found is None or ctime >= found[0] else found[1]
+
+    def _brought_back(self, path: str) -> tuple[int, int] | None:
+        """When an undo brought back a path, by itself or with what it is in, and when that was changed before."""
+        found, above = None, path
         while found is None and above:
             found = self._entries.get(above)
             above = above.rpartition("/")[0]
-        ctime = self._taken_back.ctime(there)
-        return ctime if found is None or ctime >= found[0] else found[1]
+        return found
 
 
 def _copies(records: list[Record]) -> dict[int, int]:
