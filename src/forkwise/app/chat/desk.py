@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent
@@ -18,12 +19,12 @@ from forkwise.app.chat.approvals import Approvals
 from forkwise.app.chat.costs import Costs
 from forkwise.app.chat.feed import Feed
 from forkwise.app.chat.keeping import Kept
-from forkwise.app.chat.models import ChatModels
-from forkwise.app.chat.settings import MOST_BRANCHES, Settings
+from forkwise.app.chat.models import ChatModelError, ChatModels
+from forkwise.app.chat.settings import MOST_BRANCHES, Settings, load_settings
 from forkwise.app.chat.showing import Showing
 from forkwise.files.workspace import Workspace
 
-__all__ = ["Desk"]
+__all__ = ["Desk", "open_desk"]
 
 _MOST_CHECKPOINTS = 50
 _TOOLLESS = "You are a helpful assistant. Answer briefly."
@@ -81,3 +82,27 @@ class Desk:
                 model, deps_type=DeepAgentDeps, instructions=_TOOLLESS, capabilities=[self.forking, self.showing]
             )
         self.model_name = name
+
+
+def open_desk(
+    directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
+) -> Desk:
+    """All that a chat in a directory needs; raises ChatModelError, SettingsError, ConversationError."""
+    workspace = Workspace(directory)
+    settings = load_settings(workspace.path)
+    if ask:
+        settings = replace(settings, ask=ask)
+    name = model or settings.model
+    if name is None:
+        raise ChatModelError(
+            "which model is to answer?",
+            remedy="say --model provider:name (such as anthropic:claude-sonnet-4-6), or --model local",
+        )
+    models = ChatModels(Path.cwd())
+    models.open(name)
+    kept = Kept.open(workspace, conversation, is_new=is_new)
+    try:
+        return Desk(workspace, kept, feed, models, settings, name)
+    except BaseException:
+        kept.close()
+        raise

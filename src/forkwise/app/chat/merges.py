@@ -198,7 +198,8 @@ class Merges:
             kept.unmark(mark, fork)
         kept.mark(OVER, fork, here)
         kept.save()
-        self._desk.feed.tell(MergeUndone(fork, None if commit is None else str(commit.id), here.id))
+        undone = str(commit.id) if commit is not None and commit.paths else None
+        self._desk.feed.tell(MergeUndone(fork, undone, here.id))
 
     async def finish_undo(self, fork: str) -> None:
         """Bring an undo to its end that a kill cut short."""

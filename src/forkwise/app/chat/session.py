@@ -17,19 +17,17 @@ from forkwise.agents.live.checkpoint import Checkpoint
 from forkwise.agents.live.merging import MergeResult
 from forkwise.agents.live.verdict import ResolveOutcome
 from forkwise.app.chat.choices import Choices
-from forkwise.app.chat.desk import Desk
+from forkwise.app.chat.desk import Desk, open_desk
 from forkwise.app.chat.events import ApprovalAsked, CostChanged, Ended, Notice, Ready, SettingsChanged, TurnEnded
 from forkwise.app.chat.feed import Feed, Listener
 from forkwise.app.chat.forks import BranchView, Forks
 from forkwise.app.chat.form import BranchRow, ForkForm, blank_form
 from forkwise.app.chat.interpreter import BLOCKED, Interpreter, When
-from forkwise.app.chat.keeping import Kept
 from forkwise.app.chat.merges import Merges
-from forkwise.app.chat.models import ChatModelError, ChatModels
 from forkwise.app.chat.moves import Moves
 from forkwise.app.chat.recovery import recover
 from forkwise.app.chat.said import Said, said
-from forkwise.app.chat.settings import Settings, load_settings, save_settings
+from forkwise.app.chat.settings import Settings, save_settings
 from forkwise.app.chat.turns import Turns
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
@@ -75,10 +73,10 @@ class Session:
         feed = Feed()
         if listener is not None:
             feed.listen(listener)
-        desk, was_held = await in_thread(_desk, directory, model, conversation, is_new, tuple(ask), feed)
+        desk = await in_thread(open_desk, directory, model, conversation, is_new, tuple(ask), feed)
         try:
             session = cls(desk)
-            if was_held:
+            if desk.kept.was_held:
                 feed.tell(Notice("another chat has the last conversation of this workspace: this is a new one"))
             await session._start()
         except BaseException:
@@ -380,27 +378,3 @@ ALREADY = {
     "agent": "agent already forked — resolve it first: /merge or /abort",
     "user": "a fork is open already — resolve it first: /merge or /abort",
 }
-
-
-def _desk(
-    directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
-) -> tuple[Desk, bool]:
-    workspace = Workspace(directory)
-    settings = load_settings(workspace.path)
-    if ask:
-        settings = replace(settings, ask=ask)
-    name = model or settings.model
-    if name is None:
-        raise ChatModelError(
-            "which model is to answer?",
-            remedy="say --model provider:name (such as anthropic:claude-sonnet-4-6), or --model local",
-        )
-    models = ChatModels(Path.cwd())
-    models.open(name)
-    kept = Kept.open(workspace, conversation, is_new=is_new)
-    try:
-        desk = Desk(workspace, kept, feed, models, settings, name)
-    except BaseException:
-        kept.close()
-        raise
-    return desk, kept.was_held
