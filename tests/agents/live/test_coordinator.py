@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,26 @@ async def test_a_branch_forks_itself_down_to_the_most_that_is_allowed(workspace:
     with open_ledger(workspace) as ledger:
         inner, outer = ledger.forks()
         assert inner.parent == f"{outer.id}.1"
+
+
+async def test_the_mirror_says_where_branches_stand(workspace: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "mirror"
+    coordinator = ForkCoordinator(worker(), workspace=workspace, materializer_root=root, keep_artifacts=True)
+    handle = await coordinator.fork([TWO[0], BranchSpec("bad", "fail")], parent_history=BEFORE)
+    manifest = root / handle.fork_id / "manifest.json"
+
+    def stand() -> dict[str, tuple[str, int]]:
+        told = json.loads(manifest.read_text())
+        return {branch["label"]: (branch["state"], branch["current_turn"]) for branch in told["branches"]}
+
+    await all_over(coordinator)
+    while stand() != {"a": ("done", 0), "bad": ("failed", 0)}:
+        await asyncio.sleep(0.01)
+    await (await coordinator.run_on_branch("a", "say more"))
+    while stand()["a"] != ("done", 1):
+        await asyncio.sleep(0.01)
+    await coordinator.merge_or_select("pick:a")
+    assert stand() == {"a": ("done", 1), "bad": ("failed", 0)}
 
 
 # Where there is no directory

@@ -18,6 +18,7 @@ from forkwise.agents.live.diff_report import BranchDiffReport
 from forkwise.agents.live.diffing import build_diff_report
 from forkwise.agents.live.left_inside import look_inside
 from forkwise.agents.live.live_fork import LiveFork, state_of
+from forkwise.agents.live.manifest import Manifest
 from forkwise.agents.live.materializer import ForkMaterializer
 from forkwise.agents.live.rewinding import Rewound
 from forkwise.agents.live.runtime import BranchRuntime, current_branch
@@ -44,6 +45,7 @@ class BranchHost:
         self.model: Any = None
         self.branch_runner: BranchRunner | None = None
         self.materializer: ForkMaterializer | None = None
+        self.manifest: Manifest | None = None
         self.inside = current_branch()
         self.depth: int = getattr(parent_deps, "fork_depth", 0) if self.inside is None else self.inside.depth
         self.last_look = ""
@@ -95,6 +97,11 @@ class BranchHost:
         going = [runtime.task for runtime in self.branches.values() if runtime.is_running]
         if going:
             await asyncio.wait(going, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def note_status(self) -> None:
+        """A branch stands elsewhere: have the mirror say so."""
+        if self.manifest is not None and not self._is_over:
+            self.manifest.note()
 
     def fork_cost(self) -> ForkCostSummary:
         """What the fork has cost so far; RuntimeError where there is none."""
@@ -163,6 +170,7 @@ class BranchHost:
         self._outcomes.clear()  # judges saw another branch than it will be
         runtime.status.state = "running"
         runtime.status.current_turn += 1
+        self.note_status()
         return runtime.run(self._further_turn(runtime))
 
     async def _further_turn(self, runtime: BranchRuntime) -> Any:

@@ -21,6 +21,7 @@ from forkwise.agents.live.fork_plan import ForkPlan
 from forkwise.agents.live.ground import Place, ground_for
 from forkwise.agents.live.left_inside import give_up_left
 from forkwise.agents.live.live_fork import LiveFork, begin
+from forkwise.agents.live.manifest import Manifest
 from forkwise.agents.live.materializer import FORKS_ROOT, ForkMaterializer
 from forkwise.agents.live.planning import check_specs, plan_fork, projected
 from forkwise.agents.live.recalling import recall
@@ -154,6 +155,7 @@ class ForkCoordinator(ForkDecider):
         if live.plan.budget.seconds is not None:
             stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
         self._open = stack.pop_all()
+        self.note_status()
         await self._opened(live)
         return live.handle
 
@@ -169,6 +171,7 @@ class ForkCoordinator(ForkDecider):
             FORKS_ROOT if live.ground.is_in_memory else live.ground.parent.workspace.state / "mirrors"
         )
         self.materializer = await in_thread(ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts)
+        self.manifest = Manifest(self.materializer, lambda: [runtime.status for runtime in live.branches.values()])
         if self.store is None:
             in_ledger = not live.ground.is_in_memory
             self.store = LedgerForkStore(live.ground.parent.workspace) if in_ledger else InMemoryForkStateStore()

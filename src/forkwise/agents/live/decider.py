@@ -31,7 +31,7 @@ from forkwise.agents.live.specs import MergeStrategy
 from forkwise.agents.live.status import ForkHandle
 from forkwise.agents.live.together import combine_branches
 from forkwise.agents.live.verdict import ResolveOutcome
-from forkwise.errors import ForkwiseWarning
+from forkwise.errors import ForkResolvedError, ForkwiseWarning
 from forkwise.sandbox.threads import in_thread, to_its_end
 
 __all__ = ["ForkDecider"]
@@ -96,6 +96,7 @@ class ForkDecider(BranchHost):
         detail: Mapping[str, Any],
         prefer: Mapping[str, str],
     ) -> MergeResult:
+        await self._must_be_undecided(live)
         check_mergeable(chosen, together=how == "combine")
         for runtime in live.branches.values():
             if runtime.is_running:
@@ -109,6 +110,15 @@ class ForkDecider(BranchHost):
         await self._anchor(live, f"post-fork:{live.fork.id}", result.history_after_merge)
         self.merge_result = result
         return result
+
+    async def _must_be_undecided(self, live: LiveFork) -> None:
+        """Let go of a fork that somebody else has decided, such as from the command line, and say so."""
+        record = live.fork.ledger.fork(live.fork.id)
+        if record.is_over:
+            await live.fork.abort("it was decided elsewhere")
+            await self._close()
+            whom = f" for {record.winner}" if record.winner else ""
+            raise ForkResolvedError(f"fork {record.id} was {record.state}{whom} by somebody else", fork=record.id)
 
     async def override(self, branch: str) -> MergeResult:
         """Decide otherwise after a judge or a vote did: what the winner put into the files is undone, and this branch
@@ -141,7 +151,8 @@ class ForkDecider(BranchHost):
         """Drop the fork, if it is not resolved, and leave nothing of it behind. To be called as often as one likes."""
         if self._live is not None and not self._is_over:
             await to_its_end(asyncio.ensure_future(self._drop(self._live)))
-        await self._let_losers_go()
+        async with self._lock:
+            await self._let_losers_go()
 
     async def _let_losers_go(self) -> None:
         if self._live is not None and self._live.losers is not None:
@@ -188,6 +199,8 @@ class ForkDecider(BranchHost):
         live = self._known()
         for runtime in live.branches.values():
             runtime.close()
+        if self.manifest is not None:
+            await self.manifest.close()
         if self.materializer is not None:
             await in_thread(self.materializer.cleanup)
         if live.is_resumed:

@@ -101,6 +101,7 @@ class BranchRuntime:
         self.status.state = state
         self.status.error = None if state == "done" else error
         self.status.last_activity_at = datetime.now(UTC)
+        self.coordinator.note_status()
 
     async def close_inner(self) -> None:
         """Drop the forks that were made inside the branch and not decided."""
