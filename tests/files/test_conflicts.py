@@ -710,6 +710,22 @@ def test_rebase_over_a_commit_and_its_undo(workspace: Workspace) -> None:
     assert (workspace.path / "f").read_text() == line(5, "two")
 
 
+def test_what_an_undo_brought_back_is_no_conflict_and_what_somebody_changed_since_is(workspace: Workspace) -> None:
+    """Also of what cannot be merged, and where nothing is to be merged."""
+    write(workspace.path / "binary", "\0one")
+    for is_changed in (False, True):
+        one, two = workspace.branch("one"), workspace.branch("two")
+        for branch in (one, two):
+            write(branch.path / "binary", f"\0{branch.name}")
+            write(branch.path / "f", line(5, branch.name))
+        one.commit()
+        workspace.undo()
+        if is_changed:
+            write(workspace.path / "binary", "\0somebody")
+        assert [c.path for c in two.rebase(merge=False).conflicts] == (["binary"] if is_changed else [])
+        two.abort()
+
+
 def unmerged(workspace: Workspace) -> Branch:
     one, two = workspace.branch("one"), workspace.branch("two")
     write(one.path / "f", line(5, "one"))

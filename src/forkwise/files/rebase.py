@@ -6,17 +6,19 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
-from forkwise.files.ancestor import mode_at_fork, standing
+from forkwise.files.ancestor import chains_since, mode_at_fork, standing
 from forkwise.files.beneath import join, open_directory, open_root, writable
 from forkwise.files.birth import Birth
 from forkwise.files.conflict import Conflict
 from forkwise.files.copying import copy_entry
 from forkwise.files.journal import Meta, facts, set_metas
 from forkwise.files.layer import Entry, Scan, Touched
+from forkwise.files.lower import Lower
 from forkwise.files.marks import mark_origins, unmark_origins
 from forkwise.files.merging import merge_conflicts
 from forkwise.files.parent import Parent
@@ -26,6 +28,7 @@ from forkwise.files.removing import remove_tree
 from forkwise.files.state import Lock, locked
 from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.files.trash import discard
+from forkwise.files.undoing import Restored, records_of
 from forkwise.files.versions import Versions
 
 if TYPE_CHECKING:
@@ -65,6 +68,8 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             )
             if branch.commits_into_layer:
                 found = _of_commits(found, standing(parent.place, birth.generation))
+            else:
+                found = _not_brought_back(found, parent, birth)
             found, settled = _settle_directories(found, scan, parent, birth.generation)
             contents, left = merge_conflicts(found, entries, versions, parent, birth) if merge else ({}, found)
             left += old  # what it was forked from is no longer known of those
@@ -84,14 +89,41 @@ def _of_commits(found: list[Conflict], records: list[Record] | None) -> list[Con
     concerns who is committed there, and is found then."""
     if records is None:
         return found
-    paths = {join(run.directory, step.name) for r in records for run in r.runs for step in run.steps}
+    paths = _paths(records)
     metas = {m.path or "." for r in records for m in r.metas if m.before[:3] != m.after[:3] or m.attributes_after}
-    return [
-        c
-        for c in found
-        if c.path in metas
-        or any(c.path == p or c.path.startswith(f"{p}/") or p.startswith(f"{c.path}/") for p in paths)
-    ]
+    return [c for c in found if c.path in metas or _is_about(c.path, paths)]
+
+
+def _not_brought_back(found: list[Conflict], parent: Parent, birth: Birth) -> list[Conflict]:
+    """The conflicts without those with what a commit changed since the fork and its undo brought back: that is as it
+    was, if nobody else changed it."""
+    chains = (chains_since(parent.place, birth.generation) or []) if found else []
+    back, stands = ([r for chain in chains if len(chain) % 2 == odd for r in chain] for odd in (0, 1))
+    if not back:
+        return found
+    restored = Restored(parent.place, records_of(parent.place), birth.generation)
+    brought_back, held_by_commits = _paths(back), _paths(stands)
+    left = []
+    with Lower([parent.target]) as lower:
+        for conflict in found:
+            directory, _, name = conflict.path.rpartition("/")
+            with lower.directory(directory) as held:
+                there = held.lookup(name)
+            is_as_it_was = there is not None and restored.changed(conflict.path, there) < birth.forked
+            is_of_them = _is_about(conflict.path, brought_back) and not _is_about(conflict.path, held_by_commits)
+            if not (is_as_it_was and is_of_them):
+                left.append(conflict)
+    return left
+
+
+def _paths(records: Iterable[Record]) -> set[str]:
+    """All that commits took a step on."""
+    return {join(run.directory, step.name) for r in records for run in r.runs for step in run.steps}
+
+
+def _is_about(path: str, paths: set[str]) -> bool:
+    """Whether a path is one of those, or above or below one."""
+    return any(path == p or path.startswith(f"{p}/") or p.startswith(f"{path}/") for p in paths)
 
 
 class _Merged(NamedTuple):

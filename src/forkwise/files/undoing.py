@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from forkwise.files.parent import Parent
     from forkwise.files.workspace import Workspace
 
-__all__ = ["history", "undo"]
+__all__ = ["Restored", "history", "records_of", "undo"]
 
 _KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo": "undo"}
 
 
 def history(parent: Parent) -> list[Commit]:
     """All recorded commits into a workspace, or into a branch, newest first."""
-    records = _records(parent.place)
+    records = records_of(parent.place)
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     return [r.commit(undone_by.get(r.number)) for r in records]
 
@@ -40,10 +40,10 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
     place = workspace.place
     with as_commit_error("nothing was undone"), locked(place.state):
         recover(place, workspace.target)
-        records = _records(place)
+        records = records_of(place)
         record = _choose(place, records, number)
         runs, metas = invert(record.runs, record.metas)
-        restored = _Restored(place, records, record.number)
+        restored = Restored(place, records, record.number)
         with _Target(workspace.target, _finished(place, record), runs, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
@@ -89,7 +89,7 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
     return record
 
 
-class _Restored:
+class Restored:
     """Paths that later commits changed and whose undo or redo brought back: when they were really changed last."""
 
     def __init__(self, place: Place, records: list[Record], number: int) -> None:
@@ -157,7 +157,7 @@ class _Target:
     """The workspace as it is now, against what a commit left there at the filesystem's time ``finished`` and what the
     steps ``runs`` of an undo will do there."""
 
-    def __init__(self, path: str, finished: int, runs: list[Run], restored: _Restored) -> None:
+    def __init__(self, path: str, finished: int, runs: list[Run], restored: Restored) -> None:
         self.lower = Lower([path])
         self.root = open_root(path)
         self.finished = finished
@@ -253,7 +253,8 @@ def _finished(place: Place, record: Record) -> int:
     return Record.finished(place.history(record.number))
 
 
-def _records(place: Place) -> list[Record]:
+def records_of(place: Place) -> list[Record]:
+    """The records of all commits that are left, newest first."""
     found = []
     for number in range(place.head, 0, -1):
         record = Record.load(place.history(number))

@@ -103,6 +103,30 @@ async def test_it_can_be_undone_like_any_other_merge_and_the_rest_goes(workspace
         await coordinator.override("y")
 
 
+async def test_a_file_that_was_there_before_and_that_both_changed(workspace: Workspace) -> None:
+    """What the undo brought back is as it was when the branch was forked, and no conflict."""
+    (workspace.path / "d").mkdir()
+    (workspace.path / "d" / "e.txt").write_text("deep")
+    (workspace.path / "gone.txt").write_text("once")
+    coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
+    specs = [
+        BranchSpec("x", "write a.txt x; run rm -r d gone.txt; run chmod 700 ."),
+        BranchSpec("y", "write a.txt y; write d/e.txt y; write gone.txt y"),
+    ]
+    await coordinator.fork(specs, parent_history=BEFORE, strategy=VOTE)
+    await coordinator.resolve()
+    assert (workspace.path / "a.txt").read_text() == "x"
+    result = await coordinator.override("y")
+    assert (result.conflicts, result.kept_branch) == ([], None)
+    assert (workspace.path / "a.txt").read_text() == "y"
+    assert (workspace.path / "d" / "e.txt").read_text() == "y"
+    assert (workspace.path / "gone.txt").read_text() == "y"
+    workspace.undo(int(result.commit_id or 0))
+    assert (workspace.path / "a.txt").read_text() == "one\n"
+    assert (workspace.path / "d" / "e.txt").read_text() == "deep"
+    await coordinator.aclose()
+
+
 async def test_where_somebody_went_on_nothing_is_changed(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)
