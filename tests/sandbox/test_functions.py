@@ -209,7 +209,7 @@ def stubborn(_):
     signal.pause()
 
 said = []
-for _ in range(3):
+for _ in range(8):
     context = BranchContext(stubborn, place + "/project")
     context.start()
     pid, server = context.pid, launcher._server

@@ -25,7 +25,7 @@ from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
 ROUNDS = 200
-DESCRIPTORS = 7  # of a forkserver with nothing to do: three, a socket, its parent, and two of a process kept ready
+DESCRIPTORS = 8  # of a forkserver with nothing to do: three, a socket, its parent, itself, two of a process kept ready
 
 # What a command does so as not to be ended. Each is marked by a variable that all descendants inherit.
 STUBBORN = (

@@ -14,8 +14,7 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forkwise.files.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
@@ -74,22 +73,52 @@ _syscall_locked = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall_locked.restype = ctypes.c_long
 
 
-@dataclass(slots=True)
 class Jail:
     """All that a process is put into, as data that crosses to another process."""
 
-    flags: int
-    mounts: list[Mount]
-    read_only: bool
-    cwd: str
-    uid_map: str = ""
-    gid_map: str = ""
-    keeps_caps: list[int] = field(default_factory=list)
-    seccomp: str = ""
-    landlock: list[str] | None = None
-    limits: dict[str, Any] = field(default_factory=dict)
-    enforcement: dict[str, Any] = field(default_factory=dict)
-    cgroups: list[str] = field(default_factory=list)
+    __slots__ = (
+        "cgroups",
+        "cwd",
+        "enforcement",
+        "flags",
+        "gid_map",
+        "keeps_caps",
+        "landlock",
+        "limits",
+        "mounts",
+        "read_only",
+        "seccomp",
+        "uid_map",
+    )
+
+    def __init__(
+        self,
+        *,
+        flags: int,
+        mounts: list[Mount],
+        read_only: bool,
+        cwd: str,
+        uid_map: str = "",
+        gid_map: str = "",
+        keeps_caps: Sequence[int] = (),
+        seccomp: str = "",
+        landlock: list[str] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        enforcement: Mapping[str, Any] | None = None,
+        cgroups: Sequence[str] = (),
+    ) -> None:
+        self.flags = flags
+        self.mounts = mounts
+        self.read_only = read_only
+        self.cwd = cwd
+        self.uid_map = uid_map
+        self.gid_map = gid_map
+        self.keeps_caps = list(keeps_caps)
+        self.seccomp = seccomp
+        self.landlock = landlock
+        self.limits = dict(limits or {})
+        self.enforcement = dict(enforcement or {})
+        self.cgroups = list(cgroups)
 
     def dump(self) -> dict[str, Any]:
         """As JSON holds it."""

@@ -9,7 +9,6 @@ import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from forkwise.files.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
 
@@ -24,16 +23,30 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 
 
-@dataclass(slots=True)
 class Mount:
-    """One mount to be made: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``."""
+    """One mount to be made: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``.
 
-    kind: str
-    target: str
-    source: str = ""
-    writable: bool = False
-    lowers: list[str] = field(default_factory=list)
-    options: str = ""
+    Not a dataclass, and neither is a Jail: what those are made with would be in the memory of every sandbox.
+    """
+
+    __slots__ = ("kind", "lowers", "options", "source", "target", "writable")
+
+    def __init__(
+        self,
+        kind: str,
+        target: str,
+        source: str = "",
+        *,
+        writable: bool = False,
+        lowers: Sequence[str] = (),
+        options: str = "",
+    ) -> None:
+        self.kind = kind
+        self.target = target
+        self.source = source
+        self.writable = writable
+        self.lowers = list(lowers)
+        self.options = options
 
 
 def furnish(mounts: Sequence[Mount], *, read_only: bool) -> None:

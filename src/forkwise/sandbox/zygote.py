@@ -56,7 +56,7 @@ def main(control_fd: int, parent: int) -> None:
     It is the process that is watched, and not the thread that started us, which the kernel's death signal would mean;
     and not the socket alone, of which a fork of the other side holds a copy.
     """
-    other_side = os.pidfd_open(parent)
+    other_side, this_side = os.pidfd_open(parent), os.pidfd_open(os.getpid())
     if os.getppid() != parent:
         return
     gc.disable()  # it makes no cycles, and a look at all objects would cost every child a copy of them
@@ -71,7 +71,7 @@ def main(control_fd: int, parent: int) -> None:
     while other_side not in (ready := dict(poll.poll(_PAUSE if used is not None else None))):
         if not ready and used is not None:
             with suppress(OSError):  # then it is told when one is wanted
-                ahead = _First(used, (control_fd, other_side))
+                ahead = _First(used, this_side, (control_fd, other_side))
             used = None
             continue
         message, fds, _, _ = socket.recv_fds(control, _LONGEST, _DESCRIPTORS)
@@ -82,7 +82,7 @@ def main(control_fd: int, parent: int) -> None:
         ahead = None
         try:
             if first is None or not first.is_for(used):
-                first = _First(used, (control_fd, other_side))
+                first = _First(used, this_side, (control_fd, other_side))
             first.begin(fds)
             told = json.dumps({"serial": wanted["serial"], "pid": first.pid})
             socket.send_fds(control, [told.encode()], [first.pidfd])
@@ -108,7 +108,7 @@ class _First:
     """The first process of a sandbox that is not told yet what to do. One is made ahead, of the kind that was wanted
     last, when there is nothing else to do. Its mounts are not: it is to have those of the moment it begins."""
 
-    def __init__(self, space: _Space, ours: Sequence[int]) -> None:
+    def __init__(self, space: _Space, maker: int, ours: Sequence[int]) -> None:
         self.space = space
         self._near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -117,7 +117,7 @@ class _First:
                 self._near.close()
                 for fd in ours:
                     os.close(fd)
-                _become_init(far, has_own_numbers=bool(space.flags & CLONE_NEWPID))
+                _become_init(far, maker, has_own_numbers=bool(space.flags & CLONE_NEWPID))
         self.pidfd = os.pidfd_open(self.pid)
         if space.flags & CLONE_NEWUSER:
             try:
@@ -128,9 +128,7 @@ class _First:
 
     def is_for(self, space: _Space) -> bool:
         """Whether it is of that kind, and lives; if not, it goes."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if self.space == space and not poll.poll(0):
+        if self.space == space and not _is_gone(self.pidfd):
             return True
         self.close()
         return False
@@ -145,10 +143,19 @@ class _First:
         os.close(self.pidfd)
 
 
-def _become_init(far: socket.socket, *, has_own_numbers: bool) -> NoReturn:
+def _is_gone(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _become_init(far: socket.socket, maker: int, *, has_own_numbers: bool) -> NoReturn:
     """The first process of a sandbox: sets it up, starts the command, reaps, watches the clock, tells the outcome."""
     # With process numbers of its own, its end is the end of all. Without, it has to see to that itself.
     die_with_parent(signal.SIGKILL if has_own_numbers else signal.SIGTERM)
+    if _is_gone(maker):  # before it could be known to this one by its end
+        os._exit(0)
+    os.close(maker)
     message, fds, _, _ = socket.recv_fds(far, 1, _DESCRIPTORS)
     if not message:
         os._exit(0)
