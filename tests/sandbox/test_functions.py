@@ -226,7 +226,7 @@ print(json.dumps(said))
         == [
             ["the target failed: ProcessBranchError: killed", False, "works", True],
         ]
-        * 3
+        * 8
     )
 
 
