@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from forkwise import build_diff_report
+from forkwise import Workspace, build_diff_report
 from forkwise.agents.live.agreement import combination, support
 from forkwise.agents.live.judge_prompt import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
+from forkwise.agents.live.local_backend import LocalBackend
 from forkwise.agents.live.moves import moved_blocks
+from forkwise.agents.live.overlay import BranchOverlay
+from forkwise.agents.live.state_backend import StateBackend
 from forkwise.agents.live.symbols import MODULE, branch_symbols, symbols_of
 from forkwise.agents.live.tool_calls import diff_tool_calls
 from tests.agents.live.fork_scene import Scene, outcome, report_of
@@ -162,3 +165,19 @@ def test_calls_that_are_all_the_same() -> None:
         assert len(diff_tool_calls(calls("read"), calls("write"))) == 2 * count
 
     must_be_linear(work, 200)
+
+
+@pytest.mark.parametrize("kind", ["memory", "directory"])
+def test_flushing(kind: str, workspace: Workspace) -> None:
+    parent = StateBackend({}) if kind == "memory" else LocalBackend(workspace)
+
+    def flush(count: int) -> int:
+        branch = BranchOverlay(parent, f"branch {count}")
+        for number in range(count):
+            branch.write(f"{count}/{number % 7}/{number}", "new\n")
+        return steps(lambda: branch.flush_to(parent))
+
+    flush(1)
+    small, large = flush(100), flush(200)
+    assert small > 100, "nothing was counted"
+    assert large < 2.6 * small, (small, large)
