@@ -47,7 +47,7 @@ bench: system $(STAMP)  ## figures against the raw floor and the peers (BENCH_AR
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 screenshots: $(STAMP)  ## draw the pictures of the panels in docs/images anew
-	$(BIN)/python -m forkwise.app.tui.screenshots docs/images
+	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m forkwise.app.tui.screenshots docs/images
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

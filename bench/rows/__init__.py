@@ -8,6 +8,7 @@ from bench.ground import Ground
 from bench.line import Line
 from bench.rows.abort import measure_abort
 from bench.rows.branch import measure_branch
+from bench.rows.chat import measure_chat
 from bench.rows.commit import measure_commit
 from bench.rows.conversation import measure_conversation
 from bench.rows.diff_report import measure_diff_report
@@ -41,4 +42,5 @@ ROWS: dict[str, Callable[[Ground], list[Line]]] = {
     "live": measure_live,
     "live-fork": measure_live_fork,
     "terminal": measure_terminal,
+    "chat": measure_chat,
 }

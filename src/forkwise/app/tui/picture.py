@@ -12,7 +12,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
-__all__ = ["SIZE", "Play", "comes", "picture"]
+__all__ = ["SIZE", "Play", "comes", "no_colours_of_the_terminal", "picture", "settled"]
 
 SIZE = (80, 24)
 """The columns and lines of a picture."""
@@ -27,13 +27,13 @@ _COLOURS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "COLORTERM", "COLUMNS", "LINE
 
 async def picture(make: Callable[[], App[Any]], play: Play, theme: str) -> str:
     """What an app shows once a play is over."""
-    with _no_colours_of_the_terminal():
+    with no_colours_of_the_terminal():
         app = make()
     app.theme = theme
     app.animation_level = "none"
     async with app.run_test(size=SIZE) as pilot:
         await play(pilot)
-        return await _settled(pilot)
+        return await settled(pilot)
 
 
 async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> None:
     raise TimeoutError("the screen did not come up")
 
 
-async def _settled(pilot: Pilot[Any]) -> str:
+async def settled(pilot: Pilot[Any]) -> str:
     """The picture that stays the same while nobody has anything to do."""
     last, alike = "", 0
 
@@ -72,7 +72,7 @@ def _is_quiet(app: App[Any]) -> bool:
 
 
 @contextmanager
-def _no_colours_of_the_terminal() -> Iterator[None]:
+def no_colours_of_the_terminal() -> Iterator[None]:
     """Without what makes an app look otherwise in one terminal than in another."""
     held = {name: os.environ.pop(name) for name in _COLOURS if name in os.environ}
     try:

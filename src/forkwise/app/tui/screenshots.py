@@ -14,6 +14,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from forkwise.app.tui.chat.scenes import draw_chat
 from forkwise.app.tui.deciding import DecidingScreen
 from forkwise.app.tui.diff import DiffScreen
 from forkwise.app.tui.nway import NwayScreen
@@ -95,7 +96,7 @@ SCENES: dict[str, tuple[Callable[[], App[None]], Play]] = {
 
 
 async def draw(scene: str, theme: str) -> str:
-    """One screen as an SVG."""
+    """One screen as an SVG; those of a chat are drawn all at once, by ``draw_chat``."""
     make, play = SCENES[scene]
     return await picture(make, play, THEMES[theme])
 
@@ -108,6 +109,10 @@ def main(directory: Path) -> Iterator[Path]:
             path = directory / f"{scene}-{theme}.svg"
             path.write_text(asyncio.run(draw(scene, theme)))
             yield path
+    for name, drawn in asyncio.run(draw_chat(THEMES)).items():
+        path = directory / f"{name}.svg"
+        path.write_text(drawn)
+        yield path
 
 
 if __name__ == "__main__":

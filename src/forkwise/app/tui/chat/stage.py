@@ -21,7 +21,8 @@ PACE = 0.05
 
 
 class Stage(Vertical):
-    """``talk`` is the conversation, ``panels`` are the branches of the fork that is open, by their labels."""
+    """``talk`` is the conversation, ``panels`` are the branches of the fork that is open, by their labels. ``is_due``
+    says that something is to be drawn soon."""
 
     DEFAULT_CSS = """
     Stage { height: 1fr; }
@@ -34,7 +35,7 @@ class Stage(Vertical):
         self.talk = Transcript(id="talk")
         self.overview = Overview()
         self.panels: dict[str, BranchPanel] = {}
-        self._is_due = False
+        self.is_due = False
 
     def compose(self) -> ComposeResult:
         """The tabs over what they show."""
@@ -93,13 +94,13 @@ class Stage(Vertical):
 
     def changed(self) -> None:
         """Something is to be drawn; it is, soon, with all else that changes until then."""
-        if not self._is_due and self.is_attached:
-            self._is_due = True
+        if not self.is_due and self.is_attached:
+            self.is_due = True
             self.set_timer(PACE, self.flush)
 
     def flush(self) -> None:
         """Draw what has changed, where it is seen."""
-        self._is_due = False
+        self.is_due = False
         self._show_tabs()
         here = self.current
         if here is not None:

@@ -74,6 +74,7 @@ class Transcript(ScrollView, can_focus=True):
         self._rows: list[_Row] = []
         self._tail = 0  # where the rows of the last line begin
         self._pending: list[tuple[str, str, bool]] = []
+        self._is_stale = False  # whether lines were taken that are not shown yet
         self._open = ""  # the kind of text that goes on where it stopped
         self._follows = True
 
@@ -106,7 +107,7 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def is_behind(self) -> bool:
         """Whether something was said that is not shown yet."""
-        return bool(self._pending)
+        return bool(self._pending) or self._is_stale
 
     @property
     def text(self) -> str:
@@ -124,12 +125,14 @@ class Transcript(ScrollView, can_focus=True):
 
     def flush(self) -> None:
         """Show what was said since."""
-        if self._pending:
-            self._take()
+        self._take()
+        if self._is_stale:
+            self._is_stale = False
             self._resized()
 
     def _take(self) -> None:
         pending, self._pending = self._pending, []
+        self._is_stale = self._is_stale or bool(pending)
         for kind, text, is_new in pending:
             prefix = _PREFIX.get(kind, "")
             first, *more = (printable(line.expandtabs(4).rstrip("\r")) for line in text.split("\n"))
