@@ -295,7 +295,7 @@ def test_it_goes_with_the_workspace(project: Path) -> None:
     gc.collect()
     trash.wait()
     assert os.listdir(branches) == []
-    assert Detached.count() == before
+    assert Detached.count() <= before
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
