@@ -85,6 +85,13 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
         await scene.write("/fork-branches 3")
         await scene.write(">>nobody hurry")
         await scene.tells("there is no branch 'nobody'")
+        await scene.write("/merge")
+        await scene.shows("judging …")
+        await scene.press("escape")
+        await scene.comes_to(MergePicker)
+        await scene.shows("1 a  ● running", "2 b  ✓ done")
+        await scene.press("escape")
+        await scene.comes_to(ChatScreen)
         await scene.press("tab")
         await scene.shows("branch a · ● running · turn 1", "Waiting.", "tool: ls")
         await scene.write("also errors")
@@ -180,7 +187,11 @@ def test_judged_and_accepted(project: Path) -> None:
         await scene.press("escape")
         await scene.comes_to(ChatScreen)
         assert scene.chat.stage.is_forked
-        await scene.write("/merge")
+        scene.chat.prompt.text = "/merge"
+        scene.burst("enter", *"wait")
+        await scene.shows("judged: send or clear what is written")
+        assert scene.chat.prompt.text == "wait"
+        scene.chat.prompt.text = ""
         await scene.comes_to(AcceptanceScreen)
         await scene.press("o")
         await scene.comes_to(MergePicker)

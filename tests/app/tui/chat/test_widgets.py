@@ -167,6 +167,10 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         stage.choose("")
         await shows(scene, "[+ overview]", "b0 ● running", "b9 $$ agg-exhausted", "word299")
         assert stage.strip.beside(-1) == "b9"
+        hear(stage, BranchText("b4", "\nand another"))
+        await shows(scene, "and another")
+        stage.choose("b4")
+        await shows(scene, "branch b4", "and another")
         stage.close_fork()
         await until(lambda: "b0" not in scene.text and not scene.app.query("BranchPanel"))
 

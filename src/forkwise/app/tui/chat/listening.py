@@ -107,6 +107,7 @@ class ListeningScreen(Screen[None]):
                 self.status.model, self.status.doing = model, ""
             case TurnBegan(branch=None):
                 self.status.doing = "● answering"
+                self.forget_early()
             case TurnEnded():
                 self.status.doing = ""
                 self._count_checkpoints()
@@ -150,6 +151,10 @@ class ListeningScreen(Screen[None]):
 
     # Forks
 
+    def forget_early(self) -> None:
+        """What branches of the last fork still said is of no fork that comes."""
+        self._early.clear()
+
     def _open_fork(self, labels: tuple[str, ...]) -> None:
         added = [label for label in labels if label not in self.stage.panels]
         self.stage.open_fork(labels)
@@ -173,6 +178,7 @@ class ListeningScreen(Screen[None]):
     def _settle(self, *, is_over: bool) -> None:
         """A fork is over, or the conversation goes on elsewhere: show the one that there is now."""
         self.verdict = None
+        self.forget_early()
         if is_over:
             self.stage.close_fork()
         self._retell()

@@ -105,6 +105,8 @@ def _drawn(cell: Cell, width: int, height: int) -> list[Text]:
     title.truncate(width, overflow="ellipsis", pad=True)
     title.stylize("underline")
     room = height - 1
+    if room < 1:
+        return [title]
     lines = [row for line in cell.lines[-room:] for row in wrapped(line, width)][-room:]
     filled = [Text(set_cell_size(line, width)) for line in lines]
     return [title, *filled, *(Text(" " * width) for _ in range(room - len(filled)))]

@@ -102,6 +102,8 @@ class ChatScreen(ListeningScreen):
             return
         if line is None:
             return
+        if line.command is not None and line.command.name == "fork" and not self.stage.is_forked:
+            self.forget_early()
         branch = self.stage.current
         opener = opener_of(line)
         if line.kind == "prompt" and branch is not None:

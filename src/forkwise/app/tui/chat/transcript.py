@@ -20,6 +20,7 @@ from forkwise.app.cli.output import printable
 __all__ = ["Transcript", "wrapped"]
 
 _LINES = 10_000
+_NARROWEST = 10
 _PREFIX = {"user": "> ", "tool": "  tool: ", "result": "  ", "note": "· ", "error": "✗ "}
 _APART = ("user", "text")  # what an empty line is left before
 _WORDS = re.compile(r"\S+\s*|\s+")
@@ -77,6 +78,7 @@ class Transcript(ScrollView, can_focus=True):
         self._is_stale = False  # whether lines were taken that are not shown yet
         self._open = ""  # the kind of text that goes on where it stopped
         self._follows = True
+        self._width = 80
 
     # What is said
 
@@ -127,7 +129,6 @@ class Transcript(ScrollView, can_focus=True):
         """Show what was said since."""
         self._take()
         if self._is_stale:
-            self._is_stale = False
             self._resized()
 
     def _take(self) -> None:
@@ -172,16 +173,19 @@ class Transcript(ScrollView, can_focus=True):
         for line in lines:
             self._put(line)
 
-    @property
-    def _width(self) -> int:
-        return max(self.scrollable_content_region.width or self.size.width, 10)
-
     def _resized(self) -> None:
+        """Have as many rows as there are, for the width there is; where nobody looks there is none."""
         follows = self._follows
+        there = self.scrollable_content_region.width
+        width = max(there, _NARROWEST) if there else self._width
+        if width != self._width:
+            self._width = width
+            self._rewrap()
         self.virtual_size = Size(self._width, len(self._rows))
         if follows:
             self.scroll_end(animate=False, immediate=True, force=True, x_axis=False)
         self._follows = follows  # nobody has scrolled
+        self._is_stale = False
         self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -190,9 +194,7 @@ class Transcript(ScrollView, can_focus=True):
         self._follows = new_value >= self.max_scroll_y - 1
 
     def on_resize(self, _: Resize) -> None:
-        """Wrap everything anew: the width is another."""
-        if self._lines and self.virtual_size.width != self._width:
-            self._rewrap()
+        """The width may be another."""
         self._resized()
 
     def render_line(self, y: int) -> Strip:
