@@ -80,3 +80,62 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
     assert passed, done.stdout
     assert int(passed[1]) == 30 * len(views.split(",")), done.stdout
+
+
+SHARED = """
+import os, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from forkwise import CommitError, Workspace
+workspace = Workspace({workspace!r})
+
+def commit(*written):
+    branch = workspace.branch("one", on_error="abort")
+    with branch:
+        assert branch.delta().changes == ()
+        for name in written:
+            (branch.path / name).unlink(missing_ok=True)
+            (branch.path / name).write_text("theirs")
+        done = branch.commit()
+    return sorted([*done.added, *done.changed])
+
+def content():
+    return {{str(p.relative_to(workspace.path)): p.read_text() for p in workspace.path.rglob("*") if p.is_file()}}
+
+before = content()
+assert commit("old", "open/new") == ["old", "open/new"]
+try:
+    commit("more", "open/more", "closed/more")
+except CommitError as error:
+    assert "Permission denied" in str(error), error
+else:
+    raise AssertionError("a directory that nobody else may write to was written to")
+assert content() == before | {{"old": "theirs", "open/new": "theirs"}}
+workspace.undo()
+assert content() == before
+assert commit("more") == ["more"]
+"""
+
+
+def test_directories_of_somebody_else_that_all_may_write_to(readable: Path) -> None:
+    """Their owner and their times stay as they are, also where a commit has to be taken back."""
+    workspace = readable / "shared"
+    for path in (workspace, workspace / "open", workspace / "closed"):
+        path.mkdir()
+        path.chmod(0o755 if path.name == "closed" else 0o777)
+    (workspace / "old").write_text("ours")
+    (workspace / "old").chmod(0o644)
+    state = readable / "state-of-shared"
+    state.mkdir()
+    os.chown(state, SOMEBODY, SOMEBODY)
+    path = [str(readable / "src")]
+    done = subprocess.run(
+        as_somebody([interpreter(), "-c", SHARED.format(path=path, workspace=str(workspace))]),
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "FORKWISE_STATE": str(state), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.stat().st_uid for path in (workspace, workspace / "open", workspace / "closed")} == {0}

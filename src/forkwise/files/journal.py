@@ -331,7 +331,10 @@ def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]
                 raise
             continue
         try:
-            _set_meta(fd, ".", getattr(meta, side), getattr(meta, f"attributes_{side}"))
+            wanted = getattr(meta, side)
+            if os.geteuid() != 0 and (now := os.stat(".", dir_fd=fd)).st_uid != wanted[1]:
+                wanted = [wanted[0], now.st_uid, now.st_gid, wanted[3]]  # see has_same_owner
+            _set_meta(fd, ".", wanted, getattr(meta, f"attributes_{side}"))
         finally:
             os.close(fd)
 
@@ -345,8 +348,8 @@ def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] 
         os.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
     if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
         os.chmod(name, mode, dir_fd=fd)
-    if mtime >= 0 and now.st_mtime_ns != mtime:
-        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)
+    if mtime >= 0 and now.st_mtime_ns != mtime and (uid == os.geteuid() or os.geteuid() == 0):
+        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)  # nobody else may
 
 
 def _set_attributes(path: str, wanted: dict[str, str]) -> None:

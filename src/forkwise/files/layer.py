@@ -17,6 +17,7 @@ from forkwise.files.beneath import join, open_directory, open_root, proc_path
 from forkwise.files.delta import Change, ChangeKind, Delta, entry_type
 from forkwise.files.lower import Lower, LowerDirectory
 from forkwise.files.marks import is_mark, is_of_user, is_opaque, is_origin, is_whiteout
+from forkwise.files.meta import has_same_owner
 from forkwise.files.syscalls import file_handle
 from forkwise.files.taken_back import TakenBack
 
@@ -94,12 +95,7 @@ class Touched:
     def is_changed(self) -> bool:
         """Whether the directory itself differs: mode, owner or attributes."""
         new, old = self.new, self.old
-        return (
-            new.st_mode != old.st_mode
-            or new.st_uid != old.st_uid
-            or new.st_gid != old.st_gid
-            or self.new_attributes != self.old_attributes
-        )
+        return new.st_mode != old.st_mode or not has_same_owner(new, old) or self.new_attributes != self.old_attributes
 
 
 @dataclass(slots=True)
@@ -359,7 +355,7 @@ def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
 def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
     if not stat.S_ISLNK(old.st_mode) or old.st_mtime_ns != new.st_mtime_ns:
         return False
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+    if not has_same_owner(new, old):
         return False
     holder = parent.holder(name)
     return holder is not None and os.readlink(name, dir_fd=fd) == os.readlink(name, dir_fd=holder)
@@ -371,8 +367,7 @@ def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, 
         new.st_size != old.st_size
         or new.st_mtime_ns != old.st_mtime_ns
         or new.st_mode != old.st_mode
-        or new.st_uid != old.st_uid
-        or new.st_gid != old.st_gid
+        or not has_same_owner(new, old)
     ):
         return False
     holder = parent.holder(name)

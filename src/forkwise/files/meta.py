@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Meta", "facts"]
+__all__ = ["Meta", "facts", "has_same_owner"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,10 @@ class Meta:
         keeps_time: bool = False,
     ) -> Meta:
         """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
-        meta = cls(path, facts(old), facts(new), *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
+        after = facts(new)
+        if old is not None and new is not None and has_same_owner(new, old):
+            after[1:3] = old.st_uid, old.st_gid
+        meta = cls(path, facts(old), after, *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
         if keeps_time:
             meta.after[3] = -1
         if old_attributes != new_attributes:
@@ -55,3 +58,11 @@ def facts(entry: os.stat_result | None) -> list[int]:
     """A directory's metadata as the journal keeps it."""
     assert entry is not None
     return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
+
+
+def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
+    """Whether what lies in a layer is owned as what it was made from. Who is not root cannot give things to others:
+    what is made from somebody else's is theirs in the layer, and nobody has changed that."""
+    if new.st_uid == old.st_uid:
+        return new.st_gid == old.st_gid
+    return new.st_uid == os.geteuid() != 0
