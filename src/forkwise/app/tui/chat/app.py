@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar
@@ -67,6 +68,8 @@ class ChatApp(App[None]):
             self.failure = error
             self.action_leave()
             return
+        if not self.is_headless:
+            gc.freeze()  # what was loaded stays; to look through all of it now and then keeps a key waiting
         self.chat.begin(session)
 
     def signalled(self, number: signal.Signals) -> None:
