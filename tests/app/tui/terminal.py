@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,11 @@ class Terminal:
 
     def hides(self, pane: str, text: str) -> None:
         """Wait until something is no longer on the screen."""
+        self.until(lambda: text not in self.screen(pane), f"{text} is still shown")
+
+    def until(self, is_so: Callable[[], bool], why: str = "") -> None:
+        """Wait until something is so."""
         deadline = time.monotonic() + PATIENCE
-        while text in self.screen(pane):
-            assert time.monotonic() < deadline, f"{text} still shown in {pane}:\n{self.screen(pane)}"
+        while not is_so():
+            assert time.monotonic() < deadline, why
             time.sleep(0.05)

@@ -46,9 +46,12 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     terminal.shows("watch", "Merged: kept branch b · 1 file", "b wrote lib.txt.")
     assert lib.read_text() == "from b\n"
 
-    # Killed at once: the next chat has all of it, and takes it back.
+    # The terminal is closed: nothing runs on. The next chat has all of it, and takes it back.
+    process = Path("/proc", terminal.tmux("display-message", "-p", "-t", "watch", "#{pane_pid}").strip())
+    assert process.exists()
     terminal.tmux("new-window", "-n", "again", "-c", str(project), "sh")
     terminal.tmux("kill-window", "-t", "watch")
+    terminal.until(lambda: not process.exists())
     terminal.write("again", f"PS1='done$ ' {chat}")
     terminal.shows("again", "> hello", "b wrote lib.txt.")
     terminal.write("again", "/undo")

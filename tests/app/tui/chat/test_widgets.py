@@ -113,6 +113,7 @@ def test_scrolling_and_resizing() -> None:
         talk.say("text", "\n".join(f"line {number} of some words that are long" for number in range(100)))
         app.stage.changed()
         await shows(scene, "line 99")
+        await until(lambda: talk.allow_vertical_scroll)  # else it is not heard: the bar comes with the next frame
         talk.scroll_home(animate=False)
         await shows(scene, "line 0 of")
         talk.say("note", "later")

@@ -14,6 +14,7 @@ from textual.binding import Binding, BindingType
 from forkwise.app.cli.output import printable
 from forkwise.app.tui.chat.listening import ListeningScreen
 from forkwise.app.tui.chat.screen import ChatScreen
+from forkwise.app.tui.driver import LastingDriver
 
 if TYPE_CHECKING:
     from forkwise.app.chat.session import Session
@@ -41,7 +42,7 @@ class ChatApp(App[None]):
     ]
 
     def __init__(self, opening: Opening) -> None:
-        super().__init__()
+        super().__init__(driver_class=LastingDriver)
         self.failure: Exception | None = None
         self.ended_by: signal.Signals | None = None
         self.chat = ChatScreen()
