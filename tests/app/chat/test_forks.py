@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forkwise.agents.live.coordinator import ForkCoordinator
 from forkwise.app.chat.events import (
     BranchChanged,
     BranchText,
@@ -63,6 +65,24 @@ async def test_branches_run_and_one_is_merged_and_taken_back(project: Path, mode
         assert "nothing was merged" in heard.last(Failed).text
         await session.submit("hello once more")
         assert session.last_answer.startswith("Hi there")
+
+
+async def test_no_branch_is_heard_before_its_fork(project: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = ForkCoordinator.fork
+
+    async def slowly(self: ForkCoordinator, *given: Any, **more: Any) -> Any:
+        handle = await fork(self, *given, **more)
+        while any(runtime.is_running for runtime in self.branches.values()):
+            await asyncio.sleep(0.01)
+        return handle
+
+    monkeypatch.setattr(ForkCoordinator, "fork", slowly)
+    async with chatting(project, model) as (session, heard):
+        await session.submit("/fork task")
+        first = next(n for n, event in enumerate(heard) if getattr(event, "branch", None) is not None)
+        assert isinstance(heard[first - 1], ForkOpened)
+        assert "".join(event.text for event in heard.of(BranchText) if event.branch == "a") == "a wrote lib.txt."
+        await session.submit("/abort")
 
 
 async def test_a_branch_is_spoken_to_while_it_runs_and_when_it_is_done(project: Path, model: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from forkwise.app.chat.events import Event
 
@@ -26,6 +27,7 @@ class Feed:
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
+        self._held: list[Event] | None = None
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Have somebody told of all that happens from now on; gives what ends that."""
@@ -41,8 +43,29 @@ class Feed:
         """Nobody is told anything any more."""
         self._listeners.clear()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep what is told until the block is over, or has told what comes first."""
+        self._held = []
+        try:
+            yield
+        finally:
+            self._let_out()
+
+    def tell_first(self, event: Event) -> None:
+        """Tell everybody, and then what was held until now."""
+        self._let_out(event)
+
+    def _let_out(self, *first: Event) -> None:
+        held, self._held = self._held or [], None
+        for event in (*first, *held):
+            self.tell(event)
+
     def tell(self, event: Event) -> None:
         """Tell everybody."""
+        if self._held is not None:
+            self._held.append(event)
+            return
         for listener in tuple(self._listeners):
             try:
                 listener(event)

@@ -132,12 +132,13 @@ class Forks:
             BranchSpec(row.label, row.steer, row.model, row.budget_usd, row.instructions or None) for row in form.rows
         ]
         history = desk.kept.conversation.path(here)
-        handle = await coordinator.fork(
-            specs, parent_history=history, strategy=strategy, aggregate_budget_usd=form.budget_usd
-        )
-        desk.deps.fork_coordinator = coordinator
-        self._begin(coordinator, here, "user")
-        desk.feed.tell(ForkOpened(handle.fork_id, self.labels, "user"))
+        with desk.feed.held():  # a branch may speak before all of them are there
+            handle = await coordinator.fork(
+                specs, parent_history=history, strategy=strategy, aggregate_budget_usd=form.budget_usd
+            )
+            desk.deps.fork_coordinator = coordinator
+            self._begin(coordinator, here, "user")
+            desk.feed.tell_first(ForkOpened(handle.fork_id, self.labels, "user"))
         self._follow_all()
         return handle.fork_id
 
@@ -182,13 +183,14 @@ class Forks:
         desk = self._desk
         coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
         coordinator.model, coordinator.usage_limits = desk.model, desk.limits
-        await coordinator.resume(fork)
-        if coordinator.merge_result is not None:
-            self._known = None
-            return
-        desk.deps.fork_coordinator = coordinator
-        self._known, self.by = coordinator, "user"
-        desk.feed.tell(ForkAdopted(coordinator.fork_id or fork, self.labels, "resumed"))
+        with desk.feed.held():
+            await coordinator.resume(fork)
+            if coordinator.merge_result is not None:
+                self._known = None
+                return
+            desk.deps.fork_coordinator = coordinator
+            self._known, self.by = coordinator, "user"
+            desk.feed.tell_first(ForkAdopted(coordinator.fork_id or fork, self.labels, "resumed"))
         self._follow_all()
 
     # Following it
