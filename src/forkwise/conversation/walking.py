@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 
@@ -132,12 +133,9 @@ def common(nodes: Sequence[Node]) -> Node:
 
 def transcript(node: Node, since: Node | None = None) -> str:
     """What was said up to a node, from the beginning or behind another node, for people."""
-    lines = []
-    for one in reversed(list(node.upwards())):
-        if since is not None and one.depth <= since.depth:
-            continue
-        lines += _lines(one)
-    return "\n".join(lines)
+    start = -1 if since is None else since.depth
+    way = list(takewhile(lambda one: one.depth > start, node.upwards()))
+    return "\n".join(line for one in reversed(way) for line in _lines(one))
 
 
 def difference(first: Node, second: Node) -> str:

@@ -261,3 +261,20 @@ def test_quit(talk: Conversation, key: str) -> None:
         await until(lambda: not scene.app.is_running)
 
     Walk(talk).play(script)
+
+
+def test_of_a_long_way_the_end_is_shown() -> None:
+    talk = Conversation()
+    for number in range(100):
+        talk.say(f"question {number}")
+        talk.reply(f"answer {number}")
+
+    async def script(scene: Scene, tree: TreePanel) -> None:
+        assert isinstance(scene.screen, WalkScreen)
+        said = scene.screen.said
+        await until(lambda: "answer 99" in str(said.content))
+        assert str(said.content).startswith("⋯\nuser: question 70\n")
+        await walked(scene, tree, *["up"] * 2)
+        await until(lambda: str(said.content).endswith("model: answer 97\n"))
+
+    Walk(talk).play(script)

@@ -31,6 +31,7 @@ __all__ = ["WalkApp", "WalkScreen"]
 
 _WAYS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
 _NOBODY = "Nobody is there to answer: forkwise walk --model says who."
+_NEAR, _LONGEST = 60, 20_000  # messages, and characters of them, that are shown of what was said
 _ASKED = {"c": "one after the other", "m": "merged", "v": "by vote", "j": "by a judge"}
 
 
@@ -241,8 +242,11 @@ class WalkScreen(Screen[None]):
 
 
 def _spoken(node: Node) -> Text:
-    text = Text()
-    for line in transcript(node).splitlines() or ["(the beginning)"]:
+    """What was said on the way to a node; of a long way the end, since all of it is laid out anew for each place."""
+    since = node.ancestor_at(node.depth - _NEAR) if node.depth > _NEAR else None
+    said = transcript(node, since)
+    text = Text("⋯\n" if since is not None or len(said) > _LONGEST else "")
+    for line in said[-_LONGEST:].splitlines() or ["(the beginning)"]:
         text.append(f"{printable(line)}\n", "bold" if line.startswith("user: ") else "")
     return text
 
