@@ -28,7 +28,7 @@ async def until(is_so: Callable[[], object], why: Callable[[], str] = lambda: ""
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline, why()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)  # to look at the screen is to draw it
 
 
 class ChatScene(Scene):
