@@ -64,14 +64,16 @@ def _merge(ground: Ground) -> Line:
 
 
 def _stall(ground: Ground, parent: LocalBackend, root: str) -> Line:
-    """Beside an event loop that has nothing else to do, for as long: that is what the machine itself keeps it from."""
+    """Beside an event loop that has nothing else to do, for as long: that is what the machine itself keeps it from. And
+    beside one that runs the same commands with asyncio's own means, in no branch and no sandbox."""
     ground.say(f"{_AT_ONCE} live branches run commands")
-    ours, idle = [], []
+    ours, idle, bare = [], [], []
     for _ in range(ground.rounds(5, 3)):
         branches = [BranchOverlay(parent, f"live-{number}") for number in range(_AT_ONCE)]
         begun = time.perf_counter()
         ours.append(asyncio.run(longest_gap(asyncio.gather, *map(_work, branches))))
         idle.append(asyncio.run(longest_gap(asyncio.sleep, time.perf_counter() - begun)))
+        bare.append(asyncio.run(longest_gap(asyncio.gather, *[_work_bare(root) for _ in branches])))
         for branch in branches:
             branch.discard()
     theirs = pydantic_deep.measure("stall", root=root, at_once=_AT_ONCE, commands=1)
@@ -79,7 +81,7 @@ def _stall(ground: Ground, parent: LocalBackend, root: str) -> Line:
         f"{_AT_ONCE} live branches run commands: longest stall of the event loop (floor: an idle one)",
         Figure(tuple(ours)),
         Figure(tuple(idle)),
-        peers={pydantic_deep.NAME: theirs},
+        peers={"asyncio's subprocesses": Figure(tuple(bare)), pydantic_deep.NAME: theirs},
     )
     line.goals.append(Goal("< 20 ms", line.ours.median, 0.020))
     return line
@@ -88,3 +90,10 @@ def _stall(ground: Ground, parent: LocalBackend, root: str) -> Line:
 async def _work(branch: BranchOverlay) -> None:
     for number in range(_COMMANDS):
         await branch.async_execute(f"ls -R . > listing; echo {number}")
+
+
+async def _work_bare(root: str) -> None:
+    for number in range(_COMMANDS):
+        command = f"ls -R . > /dev/null; echo {number}"
+        process = await asyncio.create_subprocess_shell(command, cwd=root, stdout=asyncio.subprocess.PIPE)
+        await process.communicate()
