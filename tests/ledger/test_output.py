@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -169,7 +170,8 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, deed: Callable[.
 
 
 @pytest.mark.parametrize("documented", [module, protocol])
-def test_examples_do_what_they_say(documented: object) -> None:
+def test_examples_do_what_they_say(documented: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failed, tried = doctest.testmod(documented)  # type: ignore[arg-type]
     assert tried > 0
     assert failed == 0
