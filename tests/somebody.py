@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.need import need
 
-__all__ = ["SOMEBODY", "as_somebody", "interpreter", "readable_copy"]
+__all__ = ["SOMEBODY", "as_somebody", "interpreter", "project_of_somebody", "readable_copy"]
 
 #: A user every system has and who owns nothing.
 SOMEBODY = 65534
@@ -40,6 +40,26 @@ def readable_copy(packages: Sequence[str]) -> Iterator[Path]:
             _copy_package(name, room / "tools")
         subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
         yield room
+
+
+@contextmanager
+def project_of_somebody(packages: Sequence[str]) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The other user's home, with a project of one file, and the environment of programs that use this project's."""
+    with readable_copy(packages) as room:
+        home = room / "home"
+        (home / "project").mkdir(parents=True)
+        (home / "project/a.txt").write_text("one\n")
+        for path in (home, home / "project", home / "project/a.txt"):
+            os.chown(path, SOMEBODY, SOMEBODY)
+        yield (
+            home,
+            {
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": f"{room}/src:{room}/tools",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "HOME": str(home),
+            },
+        )
 
 
 def _copy_package(name: str, to: Path) -> None:

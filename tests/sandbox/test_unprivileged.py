@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sandbox.child import need_user_namespaces
-from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
+from tests.somebody import SOMEBODY, as_somebody, interpreter, project_of_somebody
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 
@@ -74,18 +73,7 @@ print(json.dumps(said))
 def said() -> Iterator[dict[str, Any]]:
     """What a program of such a user saw."""
     need_user_namespaces()
-    with readable_copy(TOOLS) as room:
-        home = room / "home"
-        (home / "project").mkdir(parents=True)
-        (home / "project/a.txt").write_text("one\n")
-        for path in (home, home / "project", home / "project/a.txt"):
-            os.chown(path, SOMEBODY, SOMEBODY)
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{room}/src:{room}/tools",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(home),
-        }
+    with project_of_somebody(TOOLS) as (home, environment):
         program = [interpreter(), "-c", PROGRAM, str(home / "project"), "/etc/escaped"]
         done = subprocess.run(
             as_somebody(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.need import need
-from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
+from tests.somebody import as_somebody, interpreter, project_of_somebody
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 
@@ -86,18 +86,7 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, object]]:
     """What a program saw that ran where no user namespaces can be made."""
-    with readable_copy(TOOLS) as room:
-        home = room / "home"
-        (home / "project").mkdir(parents=True)
-        (home / "project/a.txt").write_text("one\n")
-        for path in (home, home / "project", home / "project/a.txt"):
-            os.chown(path, SOMEBODY, SOMEBODY)
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{room}/src:{room}/tools",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(home),
-        }
+    with project_of_somebody(TOOLS) as (home, environment):
         forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
         program = [interpreter(), "-c", PROGRAM, str(home / "project"), str(home / "outside")]
         command = as_somebody(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", *program])

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +98,30 @@ def recover(project: Path, state: Path) -> None:
     print(json.dumps(told), flush=True)
 
 
-def main() -> None:
-    home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    chance = random.Random(seed)
-    project = home / "project"
+def rehearsed(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]]) -> tuple[dict[str, str], float]:
+    """Make a project, and drive it twice with nobody killed: the first loads what is loaded late. Tells what is in it
+    before and after; gives what is before, and the seconds that it took."""
     project.mkdir()
     (project / "gone").write_text("once")
     before = content(project)
     assert done(apart(lambda: asyncio.run(drive(project)))) == 0
-    begun = time.monotonic()
     after = content(project)
     Workspace(project, durable=False).undo()
+    begun = time.monotonic()
     assert done(apart(lambda: asyncio.run(drive(project)))) == 0
     taken = time.monotonic() - begun
     Workspace(project, durable=False).undo()
+    print(json.dumps({"before": before, "after": after}), flush=True)
+    return before, taken
+
+
+def main() -> None:
+    home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)
+    project = home / "project"
+    before, taken = rehearsed(project, drive)
     with open_ledger(Workspace(project)) as ledger:
         (home / "state" / "last").write_text(ledger.forks(limit=1)[0].id)
-    print(json.dumps({"before": before, "after": after}), flush=True)
     for number in range(rounds):
         os.environ[MARK] = mark = f"live-{seed}-{number}"
         pid = apart(lambda: asyncio.run(drive(project)))

@@ -28,6 +28,7 @@ from forkwise.fork.clearing import clear
 from forkwise.ledger.protocol import Ledger
 from forkwise.ledger.record import ForkRecord
 from tests.agents.brain import Asked, Brain, call
+from tests.agents.live.killing import rehearsed
 from tests.agents.live.worker import BEFORE, last_prompts, last_results, work, worker
 from tests.explore.killing import apart, content, done, mounts
 
@@ -256,18 +257,8 @@ def kill_at_random() -> None:
     home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     chance = random.Random(seed)
     project = home / "project"
-    project.mkdir()
-    (project / "gone").write_text("once")
-    before = content(project)
-    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
-    after = content(project)
-    Workspace(project, durable=False).undo()
-    begun = time.monotonic()
-    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
-    taken = time.monotonic() - begun
-    Workspace(project, durable=False).undo()
+    before, taken = rehearsed(project, drive)
     (home / "state" / "last").write_text(known_of(project)[0])
-    print(json.dumps({"before": before, "after": after}), flush=True)
     for _ in range(rounds):
         pid = apart(lambda: asyncio.run(drive(project)))
         time.sleep(chance.uniform(0, taken))

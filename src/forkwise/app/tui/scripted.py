@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from forkwise.app.cli.board import Row
+from forkwise.app.tui.sample import HASHED, PARENT, SORTED
 from forkwise.app.tui.watched import Look, Watched
 from forkwise.conversation.conversation import Conversation
 from forkwise.files.branch import Branch
@@ -24,27 +25,7 @@ _FORK = "k3f9ab"
 _PATH = "src/store.py"
 _MODE = 0o100644
 
-_PARENT = """\
-class Store:
-    def __init__(self):
-        self.rows = []
-
-    def add(self, key, value):
-        self.rows.append((key, value))
-
-    def get(self, key):
-        for k, v in self.rows:
-            if k == key:
-                return v
-"""
-_VERSIONS = {
-    f"{_FORK}.1": _PARENT.replace("self.rows = []", "self.rows = {}")
-    .replace("self.rows.append((key, value))", "self.rows[key] = value")
-    .replace("for k, v in self.rows:\n            if k == key:\n                return v", "return self.rows[key]"),
-    f"{_FORK}.2": _PARENT.replace("self.rows = []", "self.rows = SortedDict()").replace(
-        "                return v\n", "                return v\n        raise KeyError(key)\n"
-    ),
-}
+_VERSIONS = {f"{_FORK}.1": HASHED, f"{_FORK}.2": SORTED}
 _TOLD: tuple[tuple[str, AttemptState, dict[str, object]], ...] = (
     ("claude -p 'a hash table'", "succeeded", {"score": 0.92, "files": 3, "cost": {"usd": 0.21}, "ended": 41.0}),
     ("claude -p 'a B-tree'", "running", {"files": 2, "cost": {"usd": 0.34}}),
@@ -91,13 +72,13 @@ class ScriptedFork(Watched):
 
     def line_up(self, attempts: Sequence[str]) -> list[Lineup]:
         """A file that two attempts changed, and one that one of them added."""
-        base = Side(_MODE, _PARENT.encode())
+        base = Side(_MODE, PARENT.encode())
         texts = {name: text.encode() for name, text in _VERSIONS.items()}
         versions = {name: Side(_MODE, text) for name, text in texts.items()}
         added = {f"{_FORK}.2": Side(_MODE, b"sortedcontainers\n")}
         return [
             Lineup("requirements.txt", None, added, None),
-            Lineup(_PATH, base, versions, align(_PARENT.encode(), texts)),
+            Lineup(_PATH, base, versions, align(PARENT.encode(), texts)),
         ]
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:
@@ -138,7 +119,7 @@ def _attempt(number: int) -> AttemptRecord:
 
 
 def _difference(content: bytes) -> str:
-    return unified([FileDiff(_PATH, Side(_MODE, _PARENT.encode()), Side(_MODE, content))])
+    return unified([FileDiff(_PATH, Side(_MODE, PARENT.encode()), Side(_MODE, content))])
 
 
 def scripted_talk() -> Conversation:

@@ -22,6 +22,7 @@ from forkwise.app.tui.chat.screen import ChatScreen
 from forkwise.app.tui.diff import DiffView
 from forkwise.app.tui.nway import NwayScreen
 from forkwise.app.tui.picture import SIZE, comes, no_colours_of_the_terminal, settled
+from forkwise.app.tui.sample import HASHED, PARENT, SORTED
 
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
@@ -29,27 +30,6 @@ __all__ = ["CHAT_SCENES", "draw_chat"]
 CHAT_SCENES = ("chat", "chat-fork", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
 
 _MODEL = "script:demo.toml"
-_PARENT = """\
-class Store:
-    def __init__(self):
-        self.rows = []
-
-    def add(self, key, value):
-        self.rows.append((key, value))
-
-    def get(self, key):
-        for k, v in self.rows:
-            if k == key:
-                return v
-"""
-_HASH = (
-    _PARENT.replace("= []", "= {}")
-    .replace("self.rows.append((key, value))", "self.rows[key] = value")
-    .replace("for k, v in self.rows:\n            if k == key:\n                return v", "return self.rows[key]")
-)
-_SORTED = _PARENT.replace("= []", "= SortedDict()").replace(
-    "                return v\n", "                return v\n        raise KeyError(key)\n"
-)
 
 
 def _call(tool: str, **args: str) -> dict[str, Any]:
@@ -75,8 +55,10 @@ _SCRIPT: list[dict[str, Any]] = [
             },
         ],
     },
-    _branch("hash", "A dictionary, with the keys as they are.", _HASH, "Done: `add` and `get` take constant time now."),
-    _branch("sorted", "SortedDict keeps the order of keys.", _SORTED, "Done: ranges are cheap, lookups logarithmic."),
+    _branch(
+        "hash", "A dictionary, with the keys as they are.", HASHED, "Done: `add` and `get` take constant time now."
+    ),
+    _branch("sorted", "SortedDict keeps the order of keys.", SORTED, "Done: ranges are cheap, lookups logarithmic."),
     {
         "judge": True,
         "verdict": {
@@ -96,7 +78,7 @@ async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
         room.mkdir()
         (project / ".forkwise").mkdir(parents=True)
         (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')
-        (project / "store.py").write_text(_PARENT)
+        (project / "store.py").write_text(PARENT)
         (room / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
         with no_colours_of_the_terminal():
             app = ChatApp(partial(open_session, project, model=f"script:{room / 'script.json'}"))
