@@ -60,6 +60,11 @@ def test_what_is_no_script_is_told(tmp_path: Path, text: str) -> None:
         load_script(file)
 
 
+def test_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match=r"there is no script .*absent\.toml"):
+        load_script(tmp_path / "absent.toml")
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ScriptError, match="no plain file"):

@@ -11,7 +11,7 @@ from forkwise.agents.models import model_named
 from forkwise.app.chat.script import load_script
 from forkwise.errors import BranchingError
 
-__all__ = ["ChatModelError", "ChatModels"]
+__all__ = ["ChatModelError", "ChatModels", "is_own"]
 
 _SCRIPT = "script:"
 
@@ -51,7 +51,7 @@ class ChatModels:
         try:
             return model_named(name)
         except UserError as error:
-            message = str(error).splitlines()[0]
+            message = str(error).splitlines()[0].partition(". ")[0]  # what follows is for who writes programs
             remedy = "set its key in the environment, or name another with --model: provider:name, or local"
             raise ChatModelError(f"{name}: {message}", model=name, remedy=remedy) from error
         except ImportError as error:

@@ -143,6 +143,8 @@ class ScriptModel(FunctionModel):
 def load_script(path: Path) -> ScriptModel:
     """The script in a TOML or JSON file; ScriptError where it holds none."""
     try:
+        if not path.exists():
+            raise ScriptError(f"there is no script {path}", path=str(path))
         if not path.is_file() or path.stat().st_size > _LARGEST:
             raise ScriptError(f"{path} is no plain file of at most {_LARGEST} bytes", path=str(path))
         text = path.read_text(encoding="utf-8")
