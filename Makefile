@@ -28,7 +28,7 @@ weights: $(STAMP)
 	-@$(BIN)/forkwise model fetch --quiet
 
 demo: $(STAMP)  ## try four fixes side by side, commit the one that passes the tests, undo it
-	@$(BIN)/python -m forkwise.app.demo
+	@$(BIN)/python -m tools.demo
 
 test: system weights  ## all tests (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
@@ -47,7 +47,7 @@ bench: system $(STAMP)  ## figures against the raw floor and the peers (BENCH_AR
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 screenshots: $(STAMP)  ## draw the pictures of the panels in docs/images anew
-	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m forkwise.app.tui.screenshots docs/images
+	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from forkwise.files.syscalls import MNT_DETACH, mount, umount2
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 
 __all__ = ["drop", "make", "read", "replace"]
 

@@ -13,9 +13,9 @@ from itertools import count
 
 from bench import tree
 from forkwise import Workspace
-from forkwise.files import trash
-from forkwise.files.syscalls import MNT_DETACH, umount2
-from forkwise.files.views.mountpoint import mounts
+from forkwise.files.store import trash
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 __all__ = ["Ground", "laid_out"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 __all__ = ["MAIN", "PATIENCE", "Panels"]
 
-MAIN = [sys.executable, "-c", "from forkwise.app.cli import main; main()"]
+MAIN = [sys.executable, "-c", "from forkwise.cli import main; main()"]
 PATIENCE = 60.0
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import Workspace
-from forkwise.files.views.mountpoint import mounts
 from forkwise.fork.fork import open_ledger
+from forkwise.linux.mountinfo import mounts
 
 __all__ = ["check_ledger", "check_nothing_left", "children", "processes_about", "workspace"]
 
@@ -66,7 +66,7 @@ def children() -> set[int]:
     for task in os.listdir("/proc/self/task"):
         with suppress(FileNotFoundError):
             found |= set(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
-    return {pid for pid in found if "zygote" not in _command(pid)}
+    return {pid for pid in found if "forkserver" not in _command(pid)}
 
 
 def processes_about(text: str) -> list[str]:

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from forkwise import Workspace
-from forkwise.agents.local.weights import weights_path
+from forkwise.local_model.weights import weights_path
 from tests.agents.local_model import need_local_model
 
 ROOT = Path(__file__).parents[1]

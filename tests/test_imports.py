@@ -57,7 +57,7 @@ def test_a_workspace_is_imported_in_under_100_ms_of_cpu() -> None:
 def test_help_loads_neither_rich_nor_the_files_floor() -> None:
     code = """
 import json, sys
-from forkwise.app.cli import forkwise_command
+from forkwise.cli import forkwise_command
 try:
     forkwise_command.main(["branch", "create", "--help"], prog_name="forkwise")
 except SystemExit:

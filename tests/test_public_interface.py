@@ -15,7 +15,7 @@ from forkwise import errors
 
 ROOT = Path(forkwise.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 800
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core"}
 
 

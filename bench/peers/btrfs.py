@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from forkwise.files.syscalls import MNT_DETACH, umount2
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 __all__ = ["is_installed", "mounted_image", "snapshot", "subvolume"]
 

@@ -11,7 +11,7 @@ from bench.peers import git
 from bench.rounds import Contender, play, timed
 from bench.rows.commit import SIZE, change
 from forkwise import Workspace
-from forkwise.files import trash
+from forkwise.files.store import trash
 
 __all__ = ["measure_abort"]
 

@@ -14,9 +14,9 @@ from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.peers import branchfs, btrfs, fuse, git
 from bench.rounds import Contender, play, timed
-from forkwise.files import trash
-from forkwise.files.syscalls import MNT_DETACH, umount2
+from forkwise.files.store import trash
 from forkwise.files.views.branchfs import BranchFS
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 __all__ = ["measure_branch"]
 

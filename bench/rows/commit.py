@@ -15,7 +15,7 @@ from bench.line import Goal, Line
 from bench.peers import branchfs, git
 from bench.rounds import Contender, play, timed
 from forkwise import Workspace
-from forkwise.files import trash
+from forkwise.files.store import trash
 from forkwise.files.views.branchfs import BranchFS
 
 __all__ = ["SIZE", "change", "measure_commit"]

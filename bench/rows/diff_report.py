@@ -12,7 +12,7 @@ from bench.ground import Ground
 from bench.line import Line
 from bench.peers import pydantic_deep
 from forkwise import BranchDiffReport, BranchOverlay, StateBackend, build_diff_report
-from forkwise.agents.live.diffing import BranchLike
+from forkwise.live.diff.build import BranchLike
 
 __all__ = ["measure_diff_report"]
 

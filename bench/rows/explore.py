@@ -11,8 +11,8 @@ from bench.line import Goal, Line
 from bench.peers import branchcontext, git
 from bench.rounds import Contender, play, timed
 from forkwise import BestOfN, Speculate, Workspace
-from forkwise.files import trash
-from forkwise.sandbox.running import arun
+from forkwise.files.store import trash
+from forkwise.sandbox.run import arun
 
 __all__ = ["measure_explore"]
 

@@ -10,7 +10,7 @@ from bench.line import Goal, Line
 from bench.rounds import play, timed
 from forkwise import Workspace
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
 
 __all__ = ["measure_ledger"]
 
@@ -42,7 +42,7 @@ def _listing(ground: Ground) -> Line:
     ground.say(f"{_FORKS:,} forks")
     with open_ledger(workspace) as ledger:
         _fill(ledger, forks=_FORKS, attempts=8)
-    start = "from forkwise.app.cli import main; main()"
+    start = "from forkwise.cli import main; main()"
     words = [sys.executable, "-c", start, "ls", "--all", "-C", str(workspace.path)]
     listing = {"ours": lambda: timed(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))}
     figures = play(listing, ground.rounds(20, 5), warm=2)

@@ -12,7 +12,7 @@ from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import timed
 from forkwise import Branch, Workspace
-from forkwise.files import trash
+from forkwise.files.store import trash
 
 __all__ = ["measure_live"]
 

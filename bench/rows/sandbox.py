@@ -13,7 +13,7 @@ from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import Contender, play, timed
 from forkwise import Branch, BranchContext
-from forkwise.sandbox.running import spawn
+from forkwise.sandbox.run import spawn
 
 __all__ = ["measure_sandbox"]
 

@@ -14,7 +14,7 @@ from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.panels import MAIN, PATIENCE, Panels
 from forkwise import Workspace, open_ledger
-from forkwise.fork.clearing import abort_fork
+from forkwise.fork.control import abort_fork
 
 __all__ = ["measure_terminal"]
 

@@ -16,58 +16,10 @@ from typing import TYPE_CHECKING
 from forkwise.homes import HOMES
 
 if TYPE_CHECKING:
-    from forkwise.agents.live.capability import LiveForkCapability
-    from forkwise.agents.live.checkpoint import (
-        Checkpoint,
-        CheckpointStore,
-        InMemoryCheckpointStore,
-        fork_from_checkpoint,
-    )
-    from forkwise.agents.live.checkpoint_files import FileCheckpointStore
-    from forkwise.agents.live.checkpointing import CheckpointCapability
-    from forkwise.agents.live.confidence import compute_confidence, count_retry_parts, count_stuck_loop_hits
-    from forkwise.agents.live.coordinator import ForkCoordinator
-    from forkwise.agents.live.cost import BranchCost, ForkCostSummary
-    from forkwise.agents.live.deep_agent import create_deep_agent
-    from forkwise.agents.live.deps import DeepAgentDeps, Todo, clone_for_branch
-    from forkwise.agents.live.diff_report import (
-        BranchChange,
-        BranchDiffAgreement,
-        BranchDiffOperation,
-        BranchDiffReport,
-        DiffSummary,
-        PathDiff,
-    )
-    from forkwise.agents.live.diffing import build_diff_report
-    from forkwise.agents.live.editors import EditorDetector, EditorKind
-    from forkwise.agents.live.estimate import CostProjection
-    from forkwise.agents.live.fork_tools import create_fork_toolset
-    from forkwise.agents.live.judge import JudgeAgent
-    from forkwise.agents.live.judge_prompt import JUDGE_SYSTEM_PROMPT
-    from forkwise.agents.live.local_backend import LocalBackend
-    from forkwise.agents.live.materializer import ForkMaterializer
-    from forkwise.agents.live.merging import FileChange, FlushError, FlushReport, MergeResult
-    from forkwise.agents.live.message_queue import MessageQueue
-    from forkwise.agents.live.overlay import BranchOverlay
-    from forkwise.agents.live.rewinding import Rewound, rewind
-    from forkwise.agents.live.runtime import BranchRuntime
-    from forkwise.agents.live.specs import BranchIsolation, BranchSpec, Budget, MergeStrategy
-    from forkwise.agents.live.state_backend import StateBackend
-    from forkwise.agents.live.status import BranchState, BranchStatus, ForkHandle, PendingApprovalRequest
-    from forkwise.agents.live.store import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
-    from forkwise.agents.live.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
-    from forkwise.agents.module import Module
-    from forkwise.agents.partial import Partial
-    from forkwise.agents.service import Service
-    from forkwise.agents.step import Step, ToolCall, ToolResult
-    from forkwise.agents.stream import StreamChunk
-    from forkwise.agents.template import Template
-    from forkwise.agents.tool import Tool, tool
-    from forkwise.agents.xml import pydantic_to_xml, xml_to_pydantic
-    from forkwise.conversation.adoption import adopted
+    from forkwise.conversation.adopt import adopted
     from forkwise.conversation.branch_self import BranchSelf, branch_self
     from forkwise.conversation.conversation import Conversation
-    from forkwise.conversation.saving import export_conversation, import_conversation
+    from forkwise.conversation.store import export_conversation, import_conversation
     from forkwise.conversation.talk import Talk
     from forkwise.errors import (
         AbortError,
@@ -102,43 +54,93 @@ if TYPE_CHECKING:
     from forkwise.explore.beam_search import BeamSearch
     from forkwise.explore.best_of_n import BestOfN
     from forkwise.explore.cascaded import Cascaded
-    from forkwise.explore.outcome import SpeculationOutcome, SpeculationResult
-    from forkwise.explore.pattern import Pattern
+    from forkwise.explore.pattern import Pattern, SpeculationOutcome, SpeculationResult
     from forkwise.explore.reflexion import Reflexion
-    from forkwise.explore.resuming import resume
+    from forkwise.explore.resume import resume
     from forkwise.explore.speculate import Speculate
     from forkwise.explore.tournament import Tournament
     from forkwise.explore.tree_of_thoughts import TreeOfThoughts
     from forkwise.explore.tree_search import TreeSearch
     from forkwise.files.branch import Branch
-    from forkwise.files.collect import Collected
-    from forkwise.files.commit import Commit
-    from forkwise.files.conflict import Conflict
-    from forkwise.files.delta import Change, Delta
+    from forkwise.files.gc import Collected
     from forkwise.files.rebase import Rebase
+    from forkwise.files.store.changes import Change, Commit, Conflict, Delta
     from forkwise.files.workspace import Workspace
     from forkwise.fork.agent_workspace import agent_workspace
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.clearing import abort_fork
-    from forkwise.fork.combining import Combined, combine_attempts
-    from forkwise.fork.evaluation import Evaluation, Evaluator, SmallerDiff
+    from forkwise.fork.combine import Combined, combine_attempts
+    from forkwise.fork.control import abort_attempt, abort_fork
+    from forkwise.fork.evaluation import Evaluation, Evaluator, SmallerDiff, Tests
     from forkwise.fork.fork import Fork
-    from forkwise.fork.heeding import abort_attempt
-    from forkwise.fork.picking import pick
-    from forkwise.fork.testing.report import TestReport
-    from forkwise.fork.tests import Tests
-    from forkwise.ledger.opening import open_ledger
-    from forkwise.ledger.protocol import Ledger
-    from forkwise.runners.in_process import InProcessRunner
-    from forkwise.runners.protocol import Runner
-    from forkwise.runners.sandboxed import SandboxRunner
+    from forkwise.fork.resolve import pick
+    from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.sqlite import open_ledger
+    from forkwise.live.backends.branch_overlay import BranchOverlay
+    from forkwise.live.backends.local import LocalBackend
+    from forkwise.live.backends.memory import StateBackend
+    from forkwise.live.branch_runtime import BranchRuntime
+    from forkwise.live.budget import CostProjection
+    from forkwise.live.capability import LiveForkCapability
+    from forkwise.live.checkpoints import (
+        Checkpoint,
+        CheckpointCapability,
+        CheckpointStore,
+        FileCheckpointStore,
+        InMemoryCheckpointStore,
+        Rewound,
+        fork_from_checkpoint,
+        rewind,
+    )
+    from forkwise.live.coordinator import ForkCoordinator
+    from forkwise.live.deep_agent import create_deep_agent
+    from forkwise.live.deps import DeepAgentDeps, MessageQueue, Todo, clone_for_branch
+    from forkwise.live.diff.build import build_diff_report
+    from forkwise.live.diff.diff_report import (
+        BranchChange,
+        BranchDiffAgreement,
+        BranchDiffOperation,
+        BranchDiffReport,
+        DiffSummary,
+        PathDiff,
+    )
+    from forkwise.live.diff.mirror import EditorDetector, EditorKind, ForkMaterializer
+    from forkwise.live.fork_tools import create_fork_toolset
+    from forkwise.live.judging.confidence import compute_confidence, count_retry_parts, count_stuck_loop_hits
+    from forkwise.live.judging.judge import JUDGE_SYSTEM_PROMPT, JudgeAgent
+    from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
+    from forkwise.live.resume import ForkStateStore, InMemoryForkStateStore, LedgerForkStore
+    from forkwise.live.values import (
+        BranchCost,
+        BranchIsolation,
+        BranchSpec,
+        BranchState,
+        BranchStatus,
+        Budget,
+        FileChange,
+        FlushError,
+        FlushReport,
+        ForkCostSummary,
+        ForkHandle,
+        MergeResult,
+        MergeStrategy,
+        PendingApprovalRequest,
+    )
+    from forkwise.modules.call import Step, ToolCall, ToolResult
+    from forkwise.modules.declaration import Template
+    from forkwise.modules.module import Module
+    from forkwise.modules.request import Partial, StreamChunk
+    from forkwise.modules.service import Service
+    from forkwise.modules.tools import Tool, tool
+    from forkwise.modules.xml import pydantic_to_xml, xml_to_pydantic
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.context import BranchContext
     from forkwise.sandbox.limits import Limits
     from forkwise.sandbox.process import Finished
-    from forkwise.sandbox.running import arun as arun_in_branch
-    from forkwise.sandbox.running import run as run_in_branch
-    from forkwise.sandbox.running import shell as shell_in_branch
+    from forkwise.sandbox.run import arun as arun_in_branch
+    from forkwise.sandbox.run import run as run_in_branch
+    from forkwise.sandbox.run import shell as shell_in_branch
+    from forkwise.testing.report import TestReport
 
 __version__ = "0.1.0"
 

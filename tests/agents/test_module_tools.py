@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from forkwise import ModuleError, Partial, Template
-from forkwise.agents.finish import finish_definition
-from forkwise.agents.partial import Arriving
-from forkwise.agents.tool import Tool
-from forkwise.agents.tool_schema import tool_schema
+from forkwise.modules.request import Arriving
+from forkwise.modules.tools import Tool, finish_definition, tool_schema
 
 
 class Size(enum.Enum):

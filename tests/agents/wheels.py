@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.agents.local import weights
+from forkwise.local_model import weights
 
 __all__ = ["RIGHT", "WRONG", "make_wheel", "only_wheels"]
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forkwise import Workspace
-from forkwise.app.cli import forkwise_command
+from forkwise.cli import forkwise_command
 
 FILES = {"a.txt": "one\n", "b.txt": "two\n", "sub/c.txt": "three\n"}
 
@@ -70,7 +70,7 @@ def command(project: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line as a process of its own."""
 
     def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-c", "from forkwise.app.cli import main; main()", *words]
+        program = [sys.executable, "-c", "from forkwise.cli import main; main()", *words]
         return subprocess.run(program, cwd=project, capture_output=True, text=True, env=dict(os.environ), **options)
 
     return command

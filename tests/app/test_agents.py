@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.app.cli.agents import Agent, load_agents
+from forkwise.cli.agents import Agent, load_agents
 from forkwise.fork.fork import open_ledger
 
 Run = Callable[..., Result]

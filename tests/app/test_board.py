@@ -17,22 +17,22 @@ from pathlib import Path
 import pytest
 
 from forkwise import Workspace
-from forkwise.app.cli.board import Board, time_text
-from forkwise.app.cli.output import Output
+from forkwise.display.board import Board, time_text
+from forkwise.display.output import Output
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
 from tests.fork.killed import becomes_so
 
 LOOK = """
 import sys
 from forkwise import Workspace
-from forkwise.app.cli.board import Board
-from forkwise.app.cli.output import Output
+from forkwise.display.board import Board
+from forkwise.display.output import Output
 from forkwise.fork.fork import open_ledger
 with open_ledger(Workspace(".")) as ledger, Board(ledger, sys.argv[1], Output(as_json=True)) as board:
     board.follow()
 """
-COMMAND = [sys.executable, "-c", "from forkwise.app.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from forkwise.cli import main; main()"]
 
 
 @pytest.fixture

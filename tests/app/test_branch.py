@@ -222,7 +222,7 @@ def test_a_name_cannot_lead_elsewhere(run: Run, ask: Ask, name: str, state: Path
 
 def test_nobody_reads_on(ask: Ask, project: Path) -> None:
     (make(ask, "try-1") / "big.txt").write_text("a line\n" * 100_000)
-    script = f"{sys.executable} -c 'from forkwise.app.cli import main; main()' branch diff try-1 | head -n 1"
+    script = f"{sys.executable} -c 'from forkwise.cli import main; main()' branch diff try-1 | head -n 1"
     done = subprocess.run(["sh", "-c", script], cwd=project, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("diff --git a/big.txt b/big.txt\n", "")
 
@@ -286,7 +286,7 @@ def test_an_interrupted_command_decides_itself(ask: Ask, project: Path) -> None:
     """Ctrl-C reaches the whole foreground group: the command may go on, and forkwise waits for it."""
     make(ask, "try-1")
     script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.01; done"
-    program = [sys.executable, "-c", "from forkwise.app.cli import main; main()"]
+    program = [sys.executable, "-c", "from forkwise.cli import main; main()"]
     with subprocess.Popen(
         [*program, "branch", "shell", "try-1", "--", "sh", "-c", script],
         cwd=project,

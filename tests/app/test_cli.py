@@ -16,10 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forkwise import errors
-from forkwise.app.cli import forkwise_command
-from forkwise.app.cli.failure import Exit, exit_code
-from forkwise.app.cli.output import printable, size_text
-from forkwise.app.cli.verb import Verb
+from forkwise.cli import forkwise_command
+from forkwise.cli.app import Exit, Verb, exit_code
+from forkwise.display.output import printable, size_text
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -152,17 +151,17 @@ def test_interrupted_while_it_waits(project: Path, state: Path) -> None:
     """Ctrl-C while another process holds the workspace: no traceback, nothing left."""
     waits = """
 import fcntl, os, sys
-import forkwise.app.cli
+import forkwise.cli
 flock = fcntl.flock
 def loud(fd, how):
     print("waiting", flush=True)
     return flock(fd, how)
 fcntl.flock = loud
-forkwise.app.cli.main()
+forkwise.cli.main()
 """
     holds = """
 import sys
-from forkwise.files.state import locked, site
+from forkwise.files.store.state import locked, site
 with locked(site(sys.argv[1]).state):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,15 +8,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tools import demo
 
-from forkwise.app import demo
-from forkwise.app.cli.output import Output
+from forkwise.display.output import Output
 
 
 def test_the_right_fix_wins_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("FORKWISE_STATE", raising=False)
-    done = subprocess.run([sys.executable, "-m", "forkwise.app.demo"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tools.demo"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
     assert "FAILED (failures=1)" in said

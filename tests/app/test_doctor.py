@@ -13,8 +13,10 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.files import confinement, confinement_probe, doctor
-from forkwise.files.state import site
+from forkwise.files.store.state import site
+from forkwise.sandbox import doctor
+from forkwise.sandbox import doctor as confinement
+from forkwise.sandbox import probe as confinement_probe
 from tests.need import need
 
 Run = Callable[..., Result]

@@ -17,8 +17,8 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.files.views.mountpoint import mounts
 from forkwise.fork.fork import open_ledger
+from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
 
 Run = Callable[..., Result]
@@ -373,7 +373,7 @@ def test_a_command_keeps_its_own_options(run: Run, project: Path) -> None:
 
 def start(project: Path, *words: str) -> subprocess.Popen[str]:
     """Start the command line as a process of its own."""
-    program = [sys.executable, "-c", "from forkwise.app.cli import main; main()", *words]
+    program = [sys.executable, "-c", "from forkwise.cli import main; main()", *words]
     return subprocess.Popen(program, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -436,7 +436,7 @@ def test_output_that_is_not_text(run: Run, lines: Lines) -> None:
 def test_much_output_is_capped_in_memory_and_on_the_disk(command: Callable[..., Any], state: Path) -> None:
     measured = textwrap.dedent("""
         import resource, sys
-        from forkwise.app.cli import forkwise_command
+        from forkwise.cli import forkwise_command
         try:
             forkwise_command.main(sys.argv[1:])
         finally:

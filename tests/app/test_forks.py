@@ -15,9 +15,9 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.files.owner import Owner
-from forkwise.files.views.mountpoint import mounts
-from forkwise.ledger.opening import open_ledger
+from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.process_id import Owner
 from tests.fork.killed import becomes_so
 from tests.leftovers import processes_about
 
@@ -28,7 +28,7 @@ ONE = "echo uno > a.txt; echo said; echo warned >&2"
 TWO = "echo due > b.txt"
 CLASH = "echo eins > a.txt"
 FAILS = "echo lost > c.txt; exit 3"
-MAIN = "from forkwise.app.cli import main; main()"
+MAIN = "from forkwise.cli import main; main()"
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def test_listing_loads_nothing_that_explores(project: Path) -> None:
     """What makes a thousand forks listed in a fifth of a second."""
     code = f"""
 import json, sys
-from forkwise.app.cli import forkwise_command
+from forkwise.cli import forkwise_command
 try:
     forkwise_command.main(["ls", "-C", {str(project)!r}], prog_name="forkwise")
 except SystemExit:
@@ -373,7 +373,7 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout.splitlines()[-1])
-    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.runners")
+    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.fork")
     assert "forkwise.ledger.sqlite" in loaded
     assert not [name for name in loaded if name in ("asyncio", "opentelemetry", "rich") or name.startswith(floors)]
 

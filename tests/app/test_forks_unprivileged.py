@@ -13,7 +13,7 @@ __all__ = ["place", "readable", "somebody"]
 
 KILLED = """
 import os, signal
-from forkwise.app.cli import main
+from forkwise.cli import main
 from forkwise.ledger.sqlite import SqliteLedger
 SqliteLedger.resolve = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 main()

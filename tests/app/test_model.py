@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from forkwise.agents.local.weights import weights_path
+from forkwise.local_model.weights import weights_path
 from tests.agents.local_model import need_local_model
 from tests.agents.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
@@ -114,7 +114,7 @@ def test_ask_without_weights(run: Run) -> None:
 
 
 def test_the_command_line_loads_no_agents() -> None:
-    code = "import json, sys, forkwise.app.cli; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, forkwise.cli; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
-    assert "forkwise.app.cli.model" in loaded
-    assert not [name for name in loaded if name.startswith(("pydantic_ai", "openai", "forkwise.agents"))]
+    assert "forkwise.cli.commands.model" in loaded
+    assert not [name for name in loaded if name.startswith(("pydantic_ai", "openai", "forkwise.modules"))]

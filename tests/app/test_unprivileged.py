@@ -16,7 +16,7 @@ from tests.need import need
 from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
 
 TOOLS = ("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions")
-NAMESPACES = "import sys; from forkwise.files import namespace; sys.exit(not namespace.available())"
+NAMESPACES = "import sys; from forkwise.linux import namespace; sys.exit(not namespace.available())"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def somebody(place: Path) -> Callable[..., tuple[int, str, str]]:
     """Run one verb as that user: its exit code and what it said."""
 
     def somebody(*words: str) -> tuple[int, str, str]:
-        done = python(place, "from forkwise.app.cli import main; main()", *words)
+        done = python(place, "from forkwise.cli import main; main()", *words)
         return done.returncode, done.stdout, done.stderr
 
     return somebody

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 
 from forkwise import Workspace
-from forkwise.app.cli import forkwise_command
+from forkwise.cli import forkwise_command
 from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.saving import Saved, export_conversation, import_conversation
-from forkwise.ledger.opening import open_ledger
+from forkwise.conversation.store import Saved, export_conversation, import_conversation
+from forkwise.ledger.sqlite import open_ledger
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.conversation.adoption import NOTHING, UNANSWERED, adopted
+from forkwise.conversation.adopt import NOTHING, UNANSWERED, adopted
 from forkwise.conversation.conversation import Conversation
 
 IDS = st.sampled_from(["a", "b", "a.b", "a_b", "", "x" * 50, "x" * 40, "call_1"])

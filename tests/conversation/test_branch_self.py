@@ -22,7 +22,7 @@ from forkwise import Workspace
 from forkwise.conversation.branch_self import BranchSelf, Limits, branch_self, read_prompts
 from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node
-from forkwise.conversation.saving import Saved
+from forkwise.conversation.store import Saved
 from forkwise.conversation.talk import Talk, text_of
 from forkwise.ledger.sqlite import SqliteLedger
 

@@ -10,7 +10,8 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from forkwise.conversation import conditions, flows
+from forkwise.conversation import flows
+from forkwise.conversation import flows as conditions
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.talk import Talk, text_of
 from forkwise.errors import BranchesFailed

@@ -9,7 +9,7 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 
 from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.saving import Saved, export_conversation, import_conversation
+from forkwise.conversation.store import Saved, export_conversation, import_conversation
 from forkwise.errors import ConversationError, LedgerError
 from forkwise.ledger.sqlite import SqliteLedger
 

@@ -27,7 +27,7 @@ from forkwise import (
     Workspace,
 )
 from forkwise.fork import fork as forking
-from forkwise.fork.landing import commit_winner
+from forkwise.fork.resolve import commit_winner
 
 __all__ = ["PHASES"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from forkwise import Workspace
 from forkwise.explore.recipe import Recipe
-from forkwise.explore.resuming import resume
-from forkwise.files import trash
-from forkwise.fork.clearing import clear
-from forkwise.ledger.opening import open_ledger
+from forkwise.explore.resume import resume
+from forkwise.files.store import trash
+from forkwise.fork.control import clear
+from forkwise.ledger.sqlite import open_ledger
 
 MARK = "FORKWISE_TEST_MARK"
 ATTEMPT = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forkwise import BestOfN, CommitError, LedgerError, Pattern, Speculate, SpeculationOutcome, Workspace
-from forkwise.files import trash
+from forkwise.files.store import trash
 from tests.leftovers import check_ledger
 from tests.need import need
 

@@ -22,8 +22,8 @@ from forkwise import (
     Workspace,
 )
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.output import read_output
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.logs import read_output
 from tests.leftovers import check_ledger, check_nothing_left
 
 

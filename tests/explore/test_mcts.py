@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkwise.explore.mcts import Mcts, Node
+from forkwise.explore.tree_search import Mcts, Node
 
 
 def place(node: Node) -> tuple[int, ...]:

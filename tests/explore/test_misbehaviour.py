@@ -28,7 +28,7 @@ from forkwise import (
     Workspace,
 )
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.output import read_output
+from forkwise.ledger.logs import read_output
 
 ISOLATED = {"isolate_processes": True}
 

@@ -12,7 +12,7 @@ import pytest
 
 from forkwise import Branch, Confinement, LedgerError, Workspace
 from forkwise.explore.recipe import Allowance, Recipe
-from forkwise.files.commit import Commit
+from forkwise.files.store.changes import Commit
 from forkwise.fork.fork import open_ledger
 
 

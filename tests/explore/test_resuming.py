@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from forkwise import BranchNotFoundError, ForkResolvedError, LedgerError, Speculate, SpeculationOutcome, Workspace
-from forkwise.explore.resuming import resume
-from forkwise.fork.clearing import abort_fork, clear
-from forkwise.ledger.opening import open_ledger
+from forkwise.explore.resume import resume
+from forkwise.fork.control import abort_fork, clear
+from forkwise.ledger.sqlite import open_ledger
 from tests.fork.conftest import scene
 from tests.fork.killed import Scene
 

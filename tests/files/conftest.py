@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forkwise import BranchNotFoundError, Workspace
-from forkwise.files.views.mountpoint import mounts
+from forkwise.linux.mountinfo import mounts
 from tests.files.images import mounted_tmpfs
 
 

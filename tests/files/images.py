@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forkwise.files import trash
-from forkwise.files.syscalls import MNT_DETACH, mount, umount2
+from forkwise.files.store import trash
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.need import need
 
 __all__ = ["loop_image", "mounted_tmpfs"]

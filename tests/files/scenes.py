@@ -15,9 +15,9 @@ import pytest
 
 from forkwise import Workspace
 from forkwise.errors import BranchNotFoundError
-from forkwise.files import trash
-from forkwise.files.syscalls import MNT_DETACH, mount, umount2
-from forkwise.files.views.mountpoint import mounts
+from forkwise.files.store import trash
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.files.den import in_den
 from tests.files.sample import Picture, alter, alter_again, grow, picture
 from tests.files.steps import Outcome, Steps, in_child

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from forkwise.files.beneath import join, open_directory, open_root, proc_path
+from forkwise.linux.trees import join, open_directory, open_root, proc_path
 
 __all__ = ["Seen", "snapshot"]
 

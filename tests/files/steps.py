@@ -1,7 +1,7 @@
 """Every system call that changes something, counted, so that a process can be killed or failed at exactly the Nth.
 
 The calls are wrapped where Python hands them to the kernel: the functions of ``os`` and ``fcntl`` and the foreign
-functions of ``forkwise.files.syscalls``. That nothing slips past is shown by a test that compares with strace.
+functions of ``forkwise.linux.syscalls``. That nothing slips past is shown by a test that compares with strace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.files import copying, syscalls
+from forkwise.linux import syscalls
+from forkwise.linux import trees as copying
 
 __all__ = ["CALLS", "Outcome", "Steps", "fork", "in_child"]
 

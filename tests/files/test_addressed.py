@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files.addressed import AddressedTree
+from forkwise.files.file_tree import AddressedTree
 
 NAMES = ["a", "b", "c"]
 parts = st.lists(st.sampled_from([*NAMES, "..", "."]), min_size=1, max_size=5).map("/".join)

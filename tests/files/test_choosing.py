@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, BranchError, BranchStaleError, ConflictError, Workspace
-from forkwise.files.choosing import Choice, Lineup, choose, line_up
-from forkwise.files.hunks import Hunk
+from forkwise.files.selection import Choice, Lineup, choose, line_up
+from forkwise.text.merge3 import Hunk
 
 IN_MEMORY = True
 

@@ -18,8 +18,8 @@ import pytest
 
 import forkwise
 from forkwise import BranchNotFoundError, CommitError, Workspace
-from forkwise.files import trash
-from forkwise.files.trash import discard
+from forkwise.files.store import trash
+from forkwise.files.store.trash import discard
 from tests.files.images import mounted_tmpfs
 from tests.files.snapshot import snapshot
 from tests.need import need

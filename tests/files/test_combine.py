@@ -29,13 +29,14 @@ from forkwise import (
     ForkwiseWarning,
     Workspace,
 )
-from forkwise.files import agreement, trash
-from forkwise.files.birth import Birth
+from forkwise.files import path_merge as agreement
+from forkwise.files.branch import Parent
 from forkwise.files.combine import Combination, combine
-from forkwise.files.merge import Hunk
 from forkwise.files.mounted import MountedWorkspace
-from forkwise.files.parent import Parent
+from forkwise.files.store import trash
+from forkwise.files.store.branch_info import Birth
 from forkwise.files.views import branchfs
+from forkwise.text.merge3 import ConflictHunk as Hunk
 from tests.files import sample
 from tests.files.snapshot import Seen, snapshot
 from tests.files.steps import Steps, in_child

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import CommitError, Workspace
-from forkwise.files.commit_diff import commit_diff
+from forkwise.files.old_versions import commit_diff
 
 IN_MEMORY = True
 

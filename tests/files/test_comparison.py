@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, BranchError, Workspace
-from forkwise.files.comparison import compare
+from forkwise.files.versions import compare
 
 IN_MEMORY = True
 

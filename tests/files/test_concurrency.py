@@ -18,9 +18,9 @@ import pytest
 
 from forkwise import Workspace
 from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError
-from forkwise.files import trash
-from forkwise.files.state import locked
-from forkwise.files.views.mountpoint import mounts
+from forkwise.files.store import trash
+from forkwise.files.store.state import locked
+from forkwise.linux.mountinfo import mounts
 from tests.files.den import dismiss
 from tests.files.images import mounted_tmpfs
 from tests.files.sample import picture

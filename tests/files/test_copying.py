@@ -15,10 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files import beneath
-from forkwise.files.beneath import open_beneath
-from forkwise.files.copying import CopiedTree, copy_entry, copy_tree
-from forkwise.files.removing import remove_tree
+from forkwise.linux import trees as beneath
+from forkwise.linux.trees import CopiedTree, copy_entry, copy_tree, open_beneath, remove_tree
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.need import need
 
@@ -316,7 +314,7 @@ class TestTrees:
 
     def test_a_bind_mount_of_the_same_filesystem_is_a_mount_too(self, tmp_path: Path) -> None:
         need(os.geteuid() == 0, "bind mounts need root")
-        from forkwise.files.syscalls import MS_BIND, mount, umount2
+        from forkwise.linux.syscalls import MS_BIND, mount, umount2
 
         (tmp_path / "precious").mkdir()
         (tmp_path / "precious/file").touch()

@@ -29,7 +29,8 @@ _ACTIONS = ("create", "look", "delta", "diff", "commit", "undo", "abort")
 _SCRIPT = """
 import os, sys
 from forkwise import Workspace
-from forkwise.files import spares, trash
+from forkwise.files.store import pool as spares
+from forkwise.files.store import trash
 
 spares._STOCK = 0  # homes are made when they are asked for, and not by chance before
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.files.views.mountpoint import mounts
+from forkwise.linux.mountinfo import mounts
 from tests.files.den import dismiss
 from tests.files.images import mounted_tmpfs
 from tests.files.scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files.diff import FileDiff, Side, chunks, unified
+from forkwise.text.diff import FileDiff, Side, chunks, unified
 from tests.need import need
 
 FILE, PROGRAM, LINK = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755, stat.S_IFLNK | 0o777
@@ -301,7 +301,7 @@ def test_context_is_not_negative() -> None:
 def test_looking_at_new_files_loads_no_library() -> None:
     code = """
 import sys
-from forkwise.files.diff import FileDiff, Side, unified
+from forkwise.text.diff import FileDiff, Side, unified
 assert unified([FileDiff("a", None, Side(0o100644, b"a"))])
 assert "rapidfuzz" not in sys.modules
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import BranchingError, ConflictError, Workspace
-from forkwise.files.beneath import open_directory, open_root
+from forkwise.linux.trees import open_directory, open_root
 from tests.files.snapshot import snapshot
 from tests.need import need
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import BranchingError, CommitError
-from forkwise.files.views.mountpoint import mounts
+from forkwise.linux.mountinfo import mounts
 from tests.files.den import dismiss
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.files.sample import picture

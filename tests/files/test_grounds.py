@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, CommitError, MountError, Workspace
-from forkwise.files.state import same_mount
-from forkwise.files.syscalls import MNT_DETACH, mount, umount2
+from forkwise.files.store.state import same_mount
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.files.snapshot import Seen, snapshot
 from tests.need import need

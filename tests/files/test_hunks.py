@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forkwise.files.hunks import Alignment, Hunk, align, overlaps
-from forkwise.files.merge import merge
+from forkwise.text.merge3 import Alignment, Hunk, align, merge, overlaps
 
 unhurried = settings(deadline=None)
 

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.files import lines as line_edits
-from forkwise.files import merge as merging
-from forkwise.files.lines import Edit, edits, lines_of
-from forkwise.files.merge import Hunk, Merge, is_text, merge
+from forkwise.text import diff as line_edits
+from forkwise.text import merge3 as merging
+from forkwise.text.diff import Edit, edits, lines_of
+from forkwise.text.merge3 import ConflictHunk as Hunk
+from forkwise.text.merge3 import Merge, is_text, merge
 from tests.need import need
 
 ENVIRONMENT = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}

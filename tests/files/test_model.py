@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from forkwise import Branch, BranchError, BranchNotFoundError, BranchStaleError, CommitError, ConflictError, Workspace
-from forkwise.files import trash
-from forkwise.files.syscalls import MNT_DETACH, umount2
-from forkwise.files.views.mountpoint import is_mount_point
+from forkwise.files.store import trash
+from forkwise.linux.mountinfo import is_mount_point
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 from tests.files.images import loop_image
 from tests.need import need
 

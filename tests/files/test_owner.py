@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from forkwise.files import owner
-from forkwise.files.owner import Owner, machine_id
+from forkwise.linux import process_id as owner
+from forkwise.linux.process_id import Owner, machine_id
 
 
 def test_this_process_is_known_and_alive() -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from forkwise import ConflictError, Workspace
-from forkwise.files import spares, trash
-from forkwise.files.spares import Spares
-from forkwise.files.syscalls import filesystem_magic
-from forkwise.files.views.detached import Detached
+from forkwise.files.store import pool as spares
+from forkwise.files.store import trash
+from forkwise.files.store.pool import Spares
+from forkwise.files.store.view import Detached
+from forkwise.linux.syscalls import filesystem_magic
 from tests.files.snapshot import snapshot
 from tests.files.steps import Steps, in_child
 from tests.need import need
@@ -33,7 +34,7 @@ OVERLAYFS = 0x794C7630
 MAKER = """
 import os, signal, sys
 from forkwise import Workspace
-from forkwise.files import trash
+from forkwise.files.store import trash
 
 workspace = Workspace(sys.argv[1], view="overlay", durable=False)
 for number in range(4):

@@ -25,7 +25,7 @@ RUN = """
 import sys
 sys.path[:0] = {path!r}
 if "overlay" in {views!r}:
-    from forkwise.files import namespace
+    from forkwise.linux import namespace
     namespace.enter()
 import pytest
 sys.exit(pytest.main([

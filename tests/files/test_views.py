@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, BranchError, ForkwiseWarning, Workspace
-from forkwise.files.beneath import open_directory, open_root
+from forkwise.linux.trees import open_directory, open_root
 from tests.files.grounds import VIEWS, ground_of, grounds
 from tests.files.snapshot import snapshot
 from tests.need import need
@@ -57,7 +57,7 @@ def workspace(view: str, project: Path) -> Callable[[], Workspace]:
 
 
 def _refusal(view: str, project: Path) -> str | None:
-    from forkwise.files.state import site
+    from forkwise.files.store.state import site
     from forkwise.files.views import view_named
 
     refusal = view_named(view).refusal(site(project, project.parent / "state"))

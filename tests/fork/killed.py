@@ -15,8 +15,8 @@ from typing import Any
 
 from forkwise import Workspace
 from forkwise.explore.recipe import Recipe
-from forkwise.ledger.opening import open_ledger
-from forkwise.ledger.record import AttemptRecord, ForkRecord
+from forkwise.ledger.records import AttemptRecord, ForkRecord
+from forkwise.ledger.sqlite import open_ledger
 
 __all__ = ["POINTS", "Scene", "becomes_so"]
 

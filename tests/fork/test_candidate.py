@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from forkwise.errors import ProcessBranchError
-from forkwise.fork.candidate import Candidate, judge, read_score
-from forkwise.fork.telling import as_data, error_as_data, said, shown
-from forkwise.runners.protocol import Ended
+from forkwise.fork.candidate import Candidate, as_data, error_as_data, judge, read_score, said, shown
+from forkwise.fork.runner import Ended
 
 
 class _Callable:

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from forkwise import BranchError, ConflictError, ForkResolvedError, LedgerError, Tests
-from forkwise.explore.resuming import resume
-from forkwise.files.choosing import Choice
-from forkwise.files.hunks import Alignment
-from forkwise.fork.choosing import Prepared, commit_choice, line_up_attempts, prepare_choice
-from forkwise.fork.clearing import abort_fork
-from forkwise.fork.history import undo
-from forkwise.fork.picking import pick
+from forkwise.explore.resume import resume
+from forkwise.files.selection import Choice
+from forkwise.fork.combine import Prepared, commit_choice, line_up_attempts, prepare_choice
+from forkwise.fork.control import abort_fork
+from forkwise.fork.resolve import pick
+from forkwise.fork.stored_fork import undo
+from forkwise.text.merge3 import Alignment
 from tests.fork.killed import Scene
 
 LINES = "printf '%s\\n' "

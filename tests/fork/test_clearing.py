@@ -8,11 +8,11 @@ import os
 import pytest
 
 from forkwise import ConflictError, ForkResolvedError, LedgerError, SpeculationOutcome
-from forkwise.explore.resuming import resume
-from forkwise.files.views.mountpoint import mounts
-from forkwise.fork.clearing import abort_fork, clear
-from forkwise.fork.picking import pick
-from forkwise.ledger.opening import open_ledger
+from forkwise.explore.resume import resume
+from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.resolve import pick
+from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.mountinfo import mounts
 from tests.fork.killed import Scene, becomes_so
 
 ONE = "echo uno > a.txt"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from forkwise import BranchError, BranchNotFoundError, ConflictError, ForkResolvedError, LedgerError, Tests
-from forkwise.explore.resuming import judging_tests, resume
-from forkwise.fork.clearing import abort_fork, clear
-from forkwise.fork.combining import Combined, combine_attempts
-from forkwise.fork.picking import pick
-from forkwise.ledger.opening import open_ledger
+from forkwise.explore.resume import judging_tests, resume
+from forkwise.fork.combine import Combined, combine_attempts
+from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.resolve import pick
+from forkwise.ledger.sqlite import open_ledger
 from tests.fork.killed import Scene
 
 LINES = "printf '%s\\n' "

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from forkwise import BranchError, BranchNotFoundError, ConflictError, ForkNotFoundError, ForkResolvedError, LedgerError
-from forkwise.fork.clearing import abort_fork
-from forkwise.fork.history import undo
-from forkwise.fork.picking import pick
-from forkwise.ledger.opening import open_ledger
+from forkwise.fork.control import abort_fork
+from forkwise.fork.resolve import pick
+from forkwise.fork.stored_fork import undo
+from forkwise.ledger.sqlite import open_ledger
 from tests.fork.killed import Scene, becomes_so
 
 ONE = "echo uno > a.txt; echo 1 > one.txt"
@@ -21,7 +21,7 @@ STUCK = "sleep 1000"
 
 PICKER = """
 import os, signal, sys
-from forkwise.fork.picking import pick
+from forkwise.fork.resolve import pick
 from forkwise.ledger.sqlite import SqliteLedger
 real = SqliteLedger.resolve
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from forkwise import Speculate, Tests, TreeOfThoughts, Workspace
-from forkwise.fork import tracing
+from forkwise.fork import attempt as tracing
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.sqlite import SqliteLedger
 
 Open = Callable[[], Ledger]

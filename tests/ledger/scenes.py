@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from forkwise.ledger.protocol import Ledger
-from forkwise.ledger.record import AttemptRecord, ForkRecord
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.records import AttemptRecord, ForkRecord
 
 __all__ = ["Child", "attempt_in", "fork_in", "picture"]
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forkwise import LedgerError
-from forkwise.ledger import output as module
-from forkwise.ledger import protocol
-from forkwise.ledger.output import Output, follow_output, read_output, remove_output
+from forkwise.ledger import ledger as protocol
+from forkwise.ledger import logs as module
+from forkwise.ledger.logs import Output, follow_output, read_output, remove_output
 from tests.ledger.scenes import Child
 
 NAME = "k3f9ab.1"

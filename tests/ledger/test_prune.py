@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forkwise import LedgerError
-from forkwise.ledger.output import Output, read_output
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.logs import Output, read_output
 from tests.ledger.scenes import attempt_in, fork_in
 
 
@@ -53,7 +53,7 @@ def test_what_is_not_over_stays(ledger: Ledger) -> None:
 
 def test_what_is_young_stays(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("forkwise.ledger.protocol.time.time", lambda: 1000.0)
+        patch.setattr("forkwise.ledger.ledger.time.time", lambda: 1000.0)
         old = resolved(ledger)
     young = resolved(ledger)
     assert ledger.prune(keep=0, older_than=3600) == [old]

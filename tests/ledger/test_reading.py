@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from forkwise import LedgerError
-from forkwise.files.owner import Owner
 from forkwise.ledger.database import Database
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.sqlite import SqliteLedger
+from forkwise.linux.process_id import Owner
 from tests.ledger.conftest import Open
 from tests.ledger.scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
@@ -22,7 +22,7 @@ def named(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     letters = "abcdefghjkmnopqrstuvwxyz23456789"
     drawn = iter(bytes(letters.index(c) for c in name) for name in ("abc222", "abd222", "xyz222"))
     with monkeypatch.context() as patch:
-        patch.setattr("forkwise.ledger.protocol.os.urandom", lambda _: next(drawn))
+        patch.setattr("forkwise.ledger.ledger.os.urandom", lambda _: next(drawn))
         for _ in range(3):
             fork_in(ledger)
     return ledger

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forkwise import LedgerError
-from forkwise.files.owner import Owner
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
+from forkwise.linux.process_id import Owner
 from tests.ledger.conftest import IMPLEMENTATIONS
 from tests.ledger.scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD

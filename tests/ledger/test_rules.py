@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from forkwise import LedgerError
-from forkwise.files.owner import Owner
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
+from forkwise.linux.process_id import Owner
 from tests.ledger.scenes import attempt_in, fork_in, picture
 
 DEAD = Owner(1, 0, "another boot", "pid:[1]")
@@ -77,7 +77,7 @@ def test_ids_are_short_typable_and_never_numbers(ledger: Ledger) -> None:
 
 def test_an_id_in_use_is_not_given_again(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter([b"\0" * 6, b"\0" * 6, b"\1" * 6])
-    monkeypatch.setattr("forkwise.ledger.protocol.os.urandom", lambda _: next(drawn))
+    monkeypatch.setattr("forkwise.ledger.ledger.os.urandom", lambda _: next(drawn))
     assert [fork_in(ledger).id, fork_in(ledger).id] == ["aaaaaa", "bbbbbb"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import LedgerError
-from forkwise.ledger import schema
+from forkwise.ledger import database as schema
 from forkwise.ledger.database import Database
 from forkwise.ledger.sqlite import SqliteLedger
 from tests.ledger.scenes import Child, attempt_in, fork_in, picture

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from forkwise.ledger.protocol import Ledger
+from forkwise.ledger.ledger import Ledger
 from tests.ledger.conftest import Open
 from tests.ledger.scenes import Child, attempt_in, fork_in, picture
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
-from forkwise.runners import sandboxed
-from forkwise.runners.protocol import Ended, Job
+from forkwise.fork import runner as sandboxed
+from forkwise.fork.runner import Ended, Job
 from tests.leftovers import children
 
 

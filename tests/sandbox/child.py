@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from forkwise.files.namespace import available
-from forkwise.files.syscalls import CLONE_NEWUSER, unshare
+from forkwise.linux.namespace import available
+from forkwise.linux.syscalls import CLONE_NEWUSER, unshare
 from tests.need import need
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, Workspace
-from forkwise.files.views.mountpoint import mounts
+from forkwise.linux.mountinfo import mounts
 
 
 @pytest.fixture(autouse=True)

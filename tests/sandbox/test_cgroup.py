@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import NamespaceError
-from forkwise.files.owner import Owner
-from forkwise.sandbox import cgroup
-from forkwise.sandbox.cgroup import Cgroup, own_groups, sweep, version_of
+from forkwise.linux import cgroup
+from forkwise.linux.cgroup import Cgroup, own_groups, sweep, version_of
+from forkwise.linux.process_id import Owner
 from forkwise.sandbox.limits import Enforcement, Limits, choose
 from tests.need import need
 from tests.sandbox.child import burn, do, error_of, fork_until_refused, in_user_namespace, need_user_namespaces

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from forkwise.files.namespace import available
+from forkwise.linux.namespace import available
 from tests.need import need
 from tests.sandbox.escapes import page
 from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, Attempt

@@ -117,7 +117,7 @@ print(json.dumps([seen, ends, len(children())]))
 def test_a_workspaces_lock_is_neither_held_nor_undone_by_a_function(tmp_path: Path) -> None:
     program = """
 import fcntl
-from forkwise.files.state import locked
+from forkwise.files.store.state import locked
 ws = Workspace(place + "/project", durable=False)
 ws.branch("b", on_success=None, on_error=None).abort()
 state = str(ws.state)

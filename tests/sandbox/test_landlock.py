@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import NamespaceError
-from forkwise.sandbox import landlock
-from forkwise.sandbox.landlock import abi, gaps, restrict, usual_devices
+from forkwise.linux import landlock
+from forkwise.linux.landlock import abi, gaps, restrict, usual_devices
 from tests.need import need
 from tests.sandbox.child import do, error_of, libc
 

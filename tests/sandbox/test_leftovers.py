@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from forkwise import Branch, BranchContext, Confinement, Limits, ProcessBranchError, Workspace
-from forkwise.files import trash
-from forkwise.sandbox import cgroup, launcher, plan
-from forkwise.sandbox.running import spawn
+from forkwise.files.store import trash
+from forkwise.linux import cgroup
+from forkwise.sandbox import jail_plan as plan
+from forkwise.sandbox import launcher
+from forkwise.sandbox.run import spawn
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 

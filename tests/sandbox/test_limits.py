@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import NamespaceError
-from forkwise.sandbox import cgroup
-from forkwise.sandbox.cgroup import Controller, version_of
+from forkwise.linux import cgroup
+from forkwise.linux.cgroup import Controller, version_of
+from forkwise.sandbox.jail import apply_rlimits
 from forkwise.sandbox.limits import Limits, choose
-from forkwise.sandbox.rlimits import apply_rlimits
 from tests.need import need
 from tests.sandbox.child import (
     as_nobody,

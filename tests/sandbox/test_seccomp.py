@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import NamespaceError
-from forkwise.files.syscalls import CLONE_NEWUSER, unshare
-from forkwise.sandbox import seccomp
-from forkwise.sandbox.seccomp import COMMON_SOCKETS, MOUNTS, STANDARD, STRICT, deny, install
+from forkwise.linux import seccomp
+from forkwise.linux.seccomp import COMMON_SOCKETS, MOUNTS, STANDARD, STRICT, deny, install
+from forkwise.linux.syscalls import CLONE_NEWUSER, unshare
 from tests.need import need
 from tests.sandbox.child import do, error_of, libc, need_user_namespaces
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from forkwise.sandbox.threads import before_leaving, in_thread
+from forkwise.concurrency import before_leaving, in_thread
 
 
 def test_what_comes_of_it() -> None:

@@ -21,8 +21,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.conversation.node import Node
-from forkwise.conversation.rules import answers, check
+from forkwise.conversation.node import Node, answers, check
 from forkwise.errors import ConversationError
 
 __all__ = ["IN_PROGRESS", "Conversation", "Pointer"]

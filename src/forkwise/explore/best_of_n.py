@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Subjects, best, copies
-from forkwise.explore.search import Search
+from forkwise.explore.pattern import Options, Pattern, Search, Subjects, best, copies
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.evaluation import Evaluate
 

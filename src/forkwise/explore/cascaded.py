@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern
-from forkwise.explore.search import Search
-from forkwise.fork.attempt import Attempt
+from forkwise.explore.pattern import Options, Pattern, Search
+from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Command, Task
 from forkwise.fork.evaluation import Evaluate
-from forkwise.fork.feedback import feedback_of
 
 __all__ = ["Cascaded"]
 

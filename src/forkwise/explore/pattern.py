@@ -6,29 +6,221 @@ A pattern holds no state of a run, so one can be called any number of times.
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, TypedDict
 
-from forkwise.explore.blocking import block
-from forkwise.explore.outcome import SpeculationOutcome
-from forkwise.explore.search import Search, Witness
-from forkwise.explore.standing import standing
+from forkwise.concurrency import ask, block, in_thread
+from forkwise.errors import ForkwiseWarning
 from forkwise.files.branch import Branch
-from forkwise.files.commit import Commit
-from forkwise.files.conflict import OnConflict
+from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import Candidate, Command, Task
+from forkwise.fork.attempt import Attempt, span
+from forkwise.fork.candidate import Candidate, Command, Task, said
 from forkwise.fork.evaluation import Evaluate, evaluator
 from forkwise.fork.fork import Fork, Settings, parent_of
-from forkwise.fork.tracing import span
-from forkwise.runners.in_process import InProcessRunner
-from forkwise.runners.protocol import Runner
-from forkwise.runners.sandboxed import SandboxRunner
-from forkwise.sandbox.threads import in_thread
+from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
+from forkwise.testing.report import TestReport
 
-__all__ = ["Options", "Pattern", "Place", "Subjects", "best", "copies", "several"]
+__all__ = [
+    "Options",
+    "Pattern",
+    "Place",
+    "Search",
+    "SpeculationOutcome",
+    "SpeculationResult",
+    "Subjects",
+    "Witness",
+    "best",
+    "copies",
+    "expanded",
+    "several",
+    "standing",
+]
+
+
+@contextmanager
+def standing(state: str) -> Iterator[None]:
+    """Have the program stand where it stood, if it would else stand in a branch beneath ``state`` or nowhere."""
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        if _is_lost(state):
+            with suppress(OSError):  # where it stood is gone, too
+                os.fchdir(here)
+        os.close(here)
+
+
+def _is_lost(state: str) -> bool:
+    try:
+        return f"{os.getcwd()}/".startswith(f"{state}/branches/")
+    except FileNotFoundError:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationResult:
+    """One candidate's outcome.
+
+    ``branch_path`` is the directory it worked in, which is gone once the pattern is over. ``reason`` says why it
+    failed, ``exception`` what it raised. ``attempt`` is its name in the ledger, where its output is.
+    """
+
+    branch_index: int
+    success: bool
+    score: float = 0.0
+    return_value: Any = None
+    exception: BaseException | None = None
+    branch_path: Path | None = None
+    reason: str | None = None
+    tests: TestReport | None = None
+    wall: float | None = None
+    attempt: str | None = None
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> SpeculationResult:
+        """The result of an attempt."""
+        return cls(
+            attempt.index,
+            attempt.success,
+            attempt.score,
+            attempt.value,
+            attempt.error,
+            attempt.seen_at,
+            attempt.reason,
+            attempt.tests,
+            attempt.wall,
+            attempt.id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOutcome:
+    """What came of a pattern: who won and whether that was committed. ``fork`` is its name in the ledger."""
+
+    winner: SpeculationResult | None = None
+    all_results: list[SpeculationResult] = field(default_factory=list)
+    committed: bool = False
+    commit: Commit | None = None
+    fork: str | None = None
+
+    @classmethod
+    def of(
+        cls, winner: Attempt | None, attempts: Iterable[Attempt], commit: Commit | None, fork: str
+    ) -> SpeculationOutcome:
+        """The outcome of attempts, in the order in which they were made."""
+        results = {a.id: SpeculationResult.of(a) for a in attempts}
+        won = None if winner is None else results.get(winner.id) or SpeculationResult.of(winner)
+        return cls(won, list(results.values()), commit is not None, commit, fork)
+
+
+class Witness(Protocol):
+    """Somebody who looks on at an exploration, and decides nothing."""
+
+    def begun(self, fork: str) -> None:
+        """Called once, on the event loop, with the name of the first fork."""
+
+    def winning(self, branch: Branch) -> None:
+        """Called in a thread with the winner's branch, as it is about to be committed or to be held for a pick."""
+
+
+class Search:
+    """The forks of one exploration, as an async context manager. ``how`` and ``detail`` say, for the ledger, how the
+    winner was found."""
+
+    def __init__(self, fork: Fork, witness: Witness | None = None) -> None:
+        self.fork = fork
+        self._witness = witness
+        self.how = "best score"
+        self.detail: dict[str, Any] = {}
+        self._inner: list[Fork] = []
+        self._forks = AsyncExitStack()
+
+    async def __aenter__(self) -> Search:
+        await self._forks.enter_async_context(self.fork)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._forks.__aexit__(kind, error, at)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All that was tried, the outer before the inner."""
+        return [a for fork in (self.fork, *self._inner) for a in fork.attempts]
+
+    async def inside(self, attempt: Attempt) -> Fork:
+        """The fork of what an attempt made."""
+        for fork in self._inner:
+            if fork.inside is attempt:
+                return fork
+        known = [record.id for record in self.fork.ledger.children(attempt.id) if record.state == "interrupted"]
+        fork = Fork(
+            attempt.place,
+            self.fork.kind,
+            self.fork.settings,
+            resume=known[-1] if known else None,
+            inside=attempt,
+        )
+        await self._forks.enter_async_context(fork)
+        self._inner.append(fork)
+        return fork
+
+    async def commit(self, winner: Attempt) -> Commit:
+        """Commit a winner all the way to the workspace; whatever else was tried goes."""
+        outermost = await self._fold(winner)
+        await self._show(outermost)
+        return await self.fork.resolve(outermost, self.how, self.detail)
+
+    async def hold(self, favourite: Attempt | None) -> None:
+        """Leave the choice between the attempts of the first fork to a person."""
+        outermost = None if favourite is None else await self._fold(favourite)
+        if outermost is not None:
+            await self._show(outermost)
+        await self.fork.hold(outermost, self.how)
+
+    async def abort(self, reason: str) -> None:
+        """Drop all of it."""
+        for fork in reversed(self._inner):
+            await fork.abort(reason)
+        await self.fork.abort(reason)
+
+    async def _show(self, winner: Attempt) -> None:
+        if self._witness is not None:
+            await in_thread(self._witness.winning, winner.place)
+
+    async def _fold(self, winner: Attempt) -> Attempt:
+        """Commit a winner up to the attempt of the first fork in which it was made; gives that."""
+        chain = {winner.fork.id: winner}
+        outermost = winner
+        while outermost.fork is not self.fork:
+            assert outermost.fork.inside is not None
+            outermost = outermost.fork.inside
+            chain[outermost.fork.id] = outermost
+        for fork in reversed(self._inner):
+            if fork.id in chain:
+                await fork.resolve(chain[fork.id], self.how)
+            else:
+                await fork.abort("another attempt won")
+        return outermost
+
+
+async def expanded(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate]:
+    """The candidates of the next level. What raises, or gives something else, is warned of and ends the line there."""
+    try:
+        path = await in_thread(lambda: attempt.place.path)
+        return [Candidate.of(one) for one in (await ask(expand, path, depth)).get() or ()]
+    except Exception as error:  # noqa: BLE001 - what was found before stands
+        warnings.warn(f"{attempt.id} could not be expanded: {said(error)}", ForkwiseWarning, stacklevel=2)
+        return []
+
 
 #: What a pattern can be called with.
 Place = Workspace | Branch | str | os.PathLike[str]

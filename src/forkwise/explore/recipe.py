@@ -6,30 +6,71 @@ It is what the command line makes of its words, and the ``spec`` of the forks it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from forkwise.errors import LedgerError
+from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.explore.beam_search import BeamSearch
 from forkwise.explore.best_of_n import BestOfN
 from forkwise.explore.cascaded import Cascaded
-from forkwise.explore.judging import CommandJudge
 from forkwise.explore.pattern import Options, Pattern
 from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import TreeOfThoughts
-from forkwise.files.conflict import OnConflict
+from forkwise.files.branch import Parent
+from forkwise.files.store.changes import OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff
-from forkwise.fork.tests import Tests
-from forkwise.runners.sandboxed import SandboxRunner
+from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
+from forkwise.fork.runner import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
+from forkwise.sandbox.run import arun
 
-__all__ = ["Allowance", "Kind", "Recipe"]
+__all__ = [
+    "Allowance",
+    "CommandJudge",
+    "Kind",
+    "Recipe",
+]
+
+
+_WORDS = {"0": 0, "a": 0, "first": 0, "1": 1, "b": 1, "second": 1}
+
+
+class CommandJudge:
+    """Runs a command with the two directories behind its own words, in a sandbox and in a branch of ``parent`` that is
+    dropped afterwards, so that the judge is the workspace's and neither candidate's.
+
+    The last line it prints says who is better: 0, a or first; 1, b or second. Where it prints nothing of the kind, its
+    exit code does, if that is 0 or 1.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], parent: Parent, *, confinement: Confinement, timeout: float | None = None
+    ) -> None:
+        self._argv = tuple(argv)
+        self._parent = parent
+        self._confinement = confinement
+        self._timeout = timeout
+
+    async def __call__(self, first: Path, second: Path) -> int:
+        async with scratch(self._parent) as ground:
+            done = await arun(
+                ground,
+                [*self._argv, str(first), str(second)],
+                confinement=replace(self._confinement, readable=(*self._confinement.readable, str(first), str(second))),
+                timeout=self._timeout,
+            )
+        lines = done.stdout.decode(errors="replace").split()
+        if lines and lines[-1].lower() in _WORDS:
+            return _WORDS[lines[-1].lower()]
+        if done.ending == "exit" and done.returncode in (0, 1) and not lines:
+            return int(done.returncode)
+        raise ProcessBranchError(f"the judge said neither 0 nor 1, and ended with {done.returncode} ({done.ending})")
+
 
 Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade"]
 

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern
-from forkwise.explore.search import Search
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import Candidate, Command, Task
+from forkwise.concurrency import ask, in_thread
+from forkwise.explore.pattern import Options, Pattern, Search
+from forkwise.fork.attempt import Attempt, feedback_of
+from forkwise.fork.candidate import Candidate, Command, Task, said
 from forkwise.fork.evaluation import Evaluate
-from forkwise.fork.feedback import feedback_of
-from forkwise.fork.telling import said
-from forkwise.runners.asking import ask
-from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Reflexion"]
 

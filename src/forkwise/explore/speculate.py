@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, best, several
-from forkwise.explore.search import Search
+from forkwise.explore.pattern import Options, Pattern, Search, best, several
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate

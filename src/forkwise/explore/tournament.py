@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Subjects, copies
-from forkwise.explore.search import Search
+from forkwise.concurrency import ask, in_thread
+from forkwise.explore.pattern import Options, Pattern, Search, Subjects, copies
 from forkwise.fork.attempt import Attempt
+from forkwise.fork.candidate import said, shown
 from forkwise.fork.evaluation import Evaluate
-from forkwise.fork.telling import said, shown
-from forkwise.runners.asking import ask
-from forkwise.sandbox.threads import in_thread
 
 __all__ = ["Judge", "Tournament"]
 

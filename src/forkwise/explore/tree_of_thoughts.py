@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.explore.expansion import expanded
-from forkwise.explore.pattern import Options, Pattern, best, several
-from forkwise.explore.search import Search
+from forkwise.explore.pattern import Options, Pattern, Search, best, expanded, several
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate

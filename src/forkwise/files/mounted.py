@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError, MountError
-from forkwise.files.branch import Branch, Status
-from forkwise.files.commit import Commit
-from forkwise.files.conflict import OnConflict
-from forkwise.files.parent import OnError, OnSuccess, check_name, check_outcomes
-from forkwise.files.state import Place, site
+from forkwise.files.branch import Branch, OnError, OnSuccess, Status, check_name, check_outcomes
+from forkwise.files.store.changes import Commit, OnConflict
+from forkwise.files.store.state import Place, site
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
 

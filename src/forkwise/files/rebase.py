@@ -6,35 +6,69 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
-from forkwise.files.ancestor import chains_since, mode_at_fork, standing
-from forkwise.files.beneath import join, open_directory, open_root, writable
-from forkwise.files.birth import Birth
-from forkwise.files.conflict import Conflict
-from forkwise.files.copying import copy_entry
-from forkwise.files.journal import Meta, facts, set_metas
-from forkwise.files.layer import Entry, Scan, Touched
-from forkwise.files.lower import Lower
-from forkwise.files.marks import mark_origins, unmark_origins
-from forkwise.files.merging import merge_conflicts
-from forkwise.files.parent import Parent
-from forkwise.files.plan import find_conflicts, unresolved
-from forkwise.files.record import Record
-from forkwise.files.removing import remove_tree
-from forkwise.files.state import Lock, locked
-from forkwise.files.syscalls import RENAME_EXCHANGE, renameat2
-from forkwise.files.trash import discard
-from forkwise.files.undoing import Restored, records_of
+from forkwise.files.branch import Parent
+from forkwise.files.old_versions import chains_since, find_ancestor, mode_at_fork, standing
+from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.changes import Conflict
+from forkwise.files.store.commit_plan import find_conflicts, unresolved
+from forkwise.files.store.journal import Meta, facts, set_metas
+from forkwise.files.store.overlayfs import Lower, mark_origins, unmark_origins
+from forkwise.files.store.record import Record
+from forkwise.files.store.scan import Entry, Scan, Touched
+from forkwise.files.store.state import Lock, locked
+from forkwise.files.store.trash import discard
+from forkwise.files.undo import Restored, records_of
 from forkwise.files.versions import Versions
+from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
+from forkwise.linux.trees import copy_entry, join, open_directory, open_root, remove_tree, writable
+from forkwise.text.merge3 import is_text, merge
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
 
-__all__ = ["Rebase", "rebase_branch"]
+__all__ = [
+    "Rebase",
+    "merge_conflicts",
+    "rebase_branch",
+]
+
+
+def merge_conflicts(
+    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, birth: Birth
+) -> tuple[dict[str, bytes], list[Conflict]]:
+    """The merged content of every path that could be merged, and the conflicts that could not."""
+    merged: dict[str, bytes] = {}
+    left = []
+    for conflict in conflicts:
+        entry = entries.get(conflict.path)
+        outcome = _merge(entry, versions, parent, birth) if entry else "it is a directory's metadata"
+        if isinstance(outcome, bytes):
+            merged[conflict.path] = outcome
+        else:
+            left.append(Conflict(conflict.path, "unmerged", f"{conflict.detail}; {outcome}"))
+    return merged, left
+
+
+def _merge(entry: Entry, versions: Versions, parent: Parent, birth: Birth) -> bytes | str:
+    new, old = entry.new, entry.old
+    if new is None or old is None or not (stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode)):
+        return "only the text of files can be merged"
+    base = find_ancestor(parent, entry.path, birth.generation, birth.forked)
+    if base is None:
+        return "what it was when the branch was made is not known"
+    ours, theirs = versions.new(entry), versions.old(entry)
+    if not (is_text(base) and is_text(ours) and is_text(theirs)):
+        return "it is not text"
+    result = merge(base, ours, theirs)
+    if not result.clean:
+        lines = ", ".join(str(h.start + 1) for h in result.conflicts)
+        return f"both changed the same lines (of the common version: {lines})"
+    return result.content
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import BranchNotFoundError
-from forkwise.files.branch import Branch
-from forkwise.files.commit import Commit
-from forkwise.files.parent import Parent
-from forkwise.files.rewinding import finish_rewind, is_rewind_interrupted
-from forkwise.files.spares import Spares
-from forkwise.files.state import Place, is_ordinary, locked, site
+from forkwise.files.branch import Branch, Parent
+from forkwise.files.store.changes import Commit
+from forkwise.files.store.pool import Spares
+from forkwise.files.store.state import Place, is_ordinary, locked, site
+from forkwise.files.store.view import View
+from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
-from forkwise.files.views.protocol import View
 
 if TYPE_CHECKING:
-    from forkwise.files.collect import Collected
+    from forkwise.files.gc import Collected
 
 __all__ = ["Workspace"]
 
@@ -138,7 +137,7 @@ class Workspace(Parent):
 
     def history(self) -> list[Commit]:
         """What was committed and undone, newest first."""
-        from forkwise.files.undoing import history  # noqa: PLC0415
+        from forkwise.files.undo import history  # noqa: PLC0415
 
         return history(self)
 
@@ -148,7 +147,7 @@ class Workspace(Parent):
         Content, modes, times and symlinks are restored exactly. Refuses, with ConflictError and nothing changed, where
         somebody changed one of its paths since.
         """
-        from forkwise.files.undoing import undo  # noqa: PLC0415
+        from forkwise.files.undo import undo  # noqa: PLC0415
 
         return undo(self, commit.id if isinstance(commit, Commit) else commit)
 
@@ -157,7 +156,7 @@ class Workspace(Parent):
 
         A branch with uncommitted changes is listed and left, unless ``force`` is given.
         """
-        from forkwise.files.collect import collect  # noqa: PLC0415
+        from forkwise.files.gc import collect  # noqa: PLC0415
 
         return collect(self, force=force, keep=keep, dry_run=dry_run)
 

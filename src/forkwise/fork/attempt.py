@@ -1,23 +1,121 @@
-"""Attempt: one run of one candidate in one branch, from the moment it is thought of to what became of it."""
+"""Feedback: what the next attempt should know of one that failed."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from forkwise.errors import ForkResolvedError
 from forkwise.files.branch import Branch
-from forkwise.fork.candidate import Candidate
-from forkwise.fork.telling import error_as_data
-from forkwise.fork.testing.report import TestReport
-from forkwise.fork.within import Within
-from forkwise.ledger.record import AttemptRecord, AttemptState
+from forkwise.fork.candidate import Candidate, error_as_data
+from forkwise.ledger.records import AttemptRecord, AttemptState
+from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.fork.fork import Fork
 
-__all__ = ["Attempt", "current_attempt"]
+__all__ = [
+    "Attempt",
+    "Within",
+    "current_attempt",
+    "exchange",
+    "failed",
+    "feedback_of",
+    "read_left",
+    "span",
+]
+
+
+_tracer = trace.get_tracer("forkwise")
+
+
+@contextmanager
+def span(name: str, **attributes: str | int | float) -> Iterator[Span]:
+    """A span around a block; its attributes are named ``forkwise.*``."""
+    with _tracer.start_as_current_span(
+        f"forkwise.{name}", attributes={f"forkwise.{key}": value for key, value in attributes.items()}
+    ) as made:
+        yield made
+
+
+def failed(made: Span, reason: str | None) -> None:
+    """Mark a span as one of something that did not succeed."""
+    made.set_status(Status(StatusCode.ERROR, reason))
+
+
+_PATIENCE = 5.0  # seconds for them to end in; most of what they have to do is to kill
+
+
+class Within:
+    """The explorations inside one attempt; any thread may begin one, until they are ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._going: dict[Future[None], Callable[[], object]] = {}
+        self._is_over = False
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Around an exploration, in the task that does it, which may be cancelled from now on."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        done: Future[None] = Future()
+        with self._lock:
+            if self._is_over:
+                raise ForkResolvedError("the attempt that this was to be a part of is over")
+            self._going[done] = lambda: loop.call_soon_threadsafe(task.cancel, "the attempt it was part of is over")
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._going[done]
+            done.set_result(None)
+
+    async def end(self) -> None:
+        """Cancel what goes on, wait until that has ended, and let nothing else begin."""
+        with self._lock:
+            self._is_over = True
+            going = dict(self._going)
+        for cancel in going.values():
+            with suppress(RuntimeError):  # its event loop is closed
+                cancel()
+        if going:
+            await asyncio.wait([asyncio.wrap_future(done) for done in going], timeout=_PATIENCE)
+
+
+def exchange(branch: Branch) -> str:
+    """The directory, made if it is not there."""
+    path = f"{branch.home}/exchange"
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
+def read_left(path: str, most: int) -> bytes | None:
+    """What a command left in a file; None where that is no plain file, or larger than ``most`` bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        with open(fd, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(fd)
+    return content if len(content) <= most else None
+
 
 _current: ContextVar[Attempt | None] = ContextVar("forkwise_attempt", default=None)
 
@@ -101,3 +199,18 @@ def current_attempt() -> Attempt | None:
     """The attempt as a part of which the caller runs, if it does, in the process that runs it."""
     attempt = _current.get()
     return attempt if attempt is not None and attempt._process == os.getpid() else None
+
+
+_TAIL = 3000  # characters of what it printed last
+
+
+def feedback_of(attempt: Attempt) -> str:
+    """Why an attempt failed: what it said itself, its failing tests with their output, or what it printed last."""
+    parts = [attempt.said or attempt.reason or "it failed"]
+    if attempt.tests is not None:
+        parts.append(attempt.tests.feedback())
+    else:
+        tail = attempt.fork.ledger.attempt(attempt.id).tail
+        if tail:
+            parts.append(f"Its output ends with:\n{tail[-_TAIL:]}")
+    return "\n\n".join(parts)

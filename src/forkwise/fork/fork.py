@@ -8,42 +8,104 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from forkwise.concurrency import in_thread, to_its_end
 from forkwise.errors import (
     BranchError,
     BranchingError,
     BranchNotFoundError,
     ForkResolvedError,
+    ForkwiseWarning,
     LedgerError,
 )
-from forkwise.files.aside import Aside
 from forkwise.files.branch import Branch
-from forkwise.files.commit import Commit
-from forkwise.files.conflict import OnConflict
 from forkwise.files.mounted import MountedWorkspace
+from forkwise.files.shelf import Aside
+from forkwise.files.store import trash
+from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.attempt import Attempt, current_attempt
-from forkwise.fork.candidate import Candidate
-from forkwise.fork.dropping import drop, hide, keep_winner, write_ends, write_surely
+from forkwise.fork.attempt import Attempt, current_attempt, failed, span
+from forkwise.fork.candidate import Candidate, why_left
+from forkwise.fork.control import heed, is_decided
 from forkwise.fork.evaluation import Evaluator
-from forkwise.fork.heeding import heed, is_decided
-from forkwise.fork.landing import ConflictPolicy, Landed, commit_winner, land
-from forkwise.fork.overriding import set_losers_aside
-from forkwise.fork.performance import perform
-from forkwise.fork.telling import why_left
-from forkwise.fork.tracing import failed, span
-from forkwise.ledger.opening import open_ledger
-from forkwise.ledger.protocol import Ledger
-from forkwise.ledger.record import AttemptRecord, ForkRecord
-from forkwise.runners.in_process import InProcessRunner
-from forkwise.runners.protocol import Runner
-from forkwise.sandbox.threads import in_thread, to_its_end
+from forkwise.fork.execute import perform
+from forkwise.fork.resolve import ConflictPolicy, Landed, commit_winner, land, set_losers_aside
+from forkwise.fork.runner import InProcessRunner, Runner
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.logs import remove_output
+from forkwise.ledger.records import AttemptRecord, ForkRecord
+from forkwise.ledger.sqlite import open_ledger
 
-__all__ = ["Fork", "Settings", "default_parallel", "open_ledger", "parent_of"]
+__all__ = [
+    "Fork",
+    "Settings",
+    "default_parallel",
+    "drop",
+    "hide",
+    "keep_winner",
+    "open_ledger",
+    "parent_of",
+    "write_ends",
+    "write_surely",
+]
+
+
+async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
+    """Have the branches of attempts vanish, or be kept. One that cannot is warned of, and the others go."""
+    for attempt in attempts:
+        if attempt.branch is None:
+            continue
+        try:
+            await in_thread(attempt.branch.keep if keep else attempt.branch.abort)
+        except BranchNotFoundError:
+            continue
+        except BranchingError as error:
+            warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
+
+
+async def hide(attempts: Iterable[Attempt]) -> None:
+    """Have the branches of attempts stay, and their views taken down."""
+    for attempt in attempts:
+        if attempt.branch is not None:
+            await in_thread(attempt.branch.hide)
+
+
+def keep_winner(winner: Attempt) -> str:
+    """Keep the branch of a winner that was not committed; gives what to tell."""
+    try:
+        winner.place.keep()
+    except BranchingError as error:
+        return f"The winner, {winner.id}, could not be kept: {error}"
+    return f"The winner, {winner.id}, is kept as the branch {winner.place.branch_path}"
+
+
+def write_ends(attempts: Sequence[Attempt]) -> None:
+    """Write down what could not be written when an attempt ended."""
+    for attempt in attempts:
+        if not attempt.fork.ledger.attempt(attempt.id).is_over:
+            attempt.write_end()
+
+
+async def write_surely(write: Callable[[], object], attempts: Sequence[Attempt]) -> None:
+    """Write to the ledger: on a full disk as soon as what was dropped is really gone, or else in the place of what the
+    attempts printed."""
+
+    def forget_output() -> None:
+        for attempt in attempts:
+            remove_output(attempt.fork.ledger.directory, attempt.id)
+
+    for make_room in (trash.wait, forget_output):
+        try:
+            write()
+            return
+        except LedgerError:
+            await in_thread(make_room)
+    write()
 
 
 def default_parallel() -> int:

@@ -1,4 +1,4 @@
-"""The ledger in SQLite: the default, which needs no server and is shared by all processes of a machine."""
+"""Which ledger is a workspace's: the one that lies in its state directory, beside its branches and its history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from forkwise.errors import LedgerError
-from forkwise.ledger.conversations import SqliteConversations
-from forkwise.ledger.database import Database
-from forkwise.ledger.protocol import Ledger
-from forkwise.ledger.record import AttemptRecord, AttemptState, Event, ForkRecord, ForkState, Summary
+from forkwise.files.workspace import Workspace
+from forkwise.ledger.database import Database, SqliteConversations
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.records import AttemptRecord, AttemptState, Event, ForkRecord, ForkState, Summary
 
-__all__ = ["SqliteLedger"]
+__all__ = [
+    "SqliteLedger",
+    "open_ledger",
+]
+
 
 _FORK_FIELDS = {*ForkRecord.__slots__, "state"}
 _ATTEMPT_FIELDS = {*AttemptRecord.__slots__}
@@ -183,3 +187,8 @@ def _merged(rows: Sequence[tuple[Any, ...]], told: dict[str, Any], fields: set[s
     """A document, which there may be none of yet, with the fields of it that were told."""
     document: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
     return {**document, **{name: value for name, value in told.items() if name in fields}}
+
+
+def open_ledger(workspace: Workspace) -> Ledger:
+    """The ledger of a workspace."""
+    return SqliteLedger(workspace.state / "ledger")

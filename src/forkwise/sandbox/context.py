@@ -18,18 +18,16 @@ from types import TracebackType
 from typing import Any
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
-from forkwise.files import ends
 from forkwise.files.branch import Branch
-from forkwise.sandbox.call import Call, Entrance, Result, read_answer
+from forkwise.linux import fds as ends
+from forkwise.sandbox.child import Call, Entrance, Offspring, Result, read_answer, undisturbed
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import Jail
+from forkwise.sandbox.jail_plan import note_sandbox, plan_jail, plan_landlock, seen_at
 from forkwise.sandbox.launcher import start
+from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.offspring import Offspring, undisturbed
-from forkwise.sandbox.plan import plan_jail, plan_landlock
 from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
-from forkwise.sandbox.sight import note_sandbox, seen_at
-from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["BranchContext", "Result"]
 

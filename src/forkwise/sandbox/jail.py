@@ -1,7 +1,7 @@
-"""What happens in a new process between its making and the command: namespaces filled, doors shut, one after another.
+"""Limits that a process sets on itself and on all it starts: rlimits.
 
-It runs in the forkserver's children and in those of BranchContext, so it starts no thread, imports nothing once it is
-inside (where its own files may not be seen), and knows nothing but the Jail it is handed: plain data, made by plan.py.
+Apart from limits.py because it runs inside sandboxes, where nothing is chosen any more and as little as possible is
+loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import os
+import resource
 import signal
 import socket
 import stat
@@ -17,11 +19,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forkwise.files.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
-from forkwise.sandbox.landlock import restrict
+from forkwise.linux.landlock import restrict
+from forkwise.linux.seccomp import install
+from forkwise.linux.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
 from forkwise.sandbox.mounts import Mount, furnish
-from forkwise.sandbox.rlimits import apply_rlimits
-from forkwise.sandbox.seccomp import install
 
 __all__ = [
     "CLONE_NEWIPC",
@@ -30,6 +31,7 @@ __all__ = [
     "CLONE_NEWUTS",
     "Jail",
     "adopt_orphans",
+    "apply_rlimits",
     "be_looked_into",
     "clone",
     "confine",
@@ -41,6 +43,7 @@ __all__ = [
     "shut_doors",
     "write_maps",
 ]
+
 
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
@@ -314,3 +317,31 @@ def _check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
+
+
+def apply_rlimits(
+    limits: Mapping[str, float | None], enforcement: Mapping[str, str | None], *, besides: int = 0
+) -> None:
+    """Set on this process, for it and all it starts, the limits that rlimits enforce: the last thing before exec.
+
+    It must already be in the sandbox's user namespace: what is set before counts the user's processes outside as well.
+    ``besides``: how many processes of the sandbox itself are in that namespace, and are not held against the limit.
+    """
+    by_rlimit = {name for name, means in enforcement.items() if means == "rlimit"}
+    wanted = {name: limit for name, limit in limits.items() if name in by_rlimit and limit is not None}
+    if "processes" in wanted:
+        _lower(resource.RLIMIT_NPROC, int(wanted["processes"]) + besides)
+    if "file_size" in wanted:
+        _lower(resource.RLIMIT_FSIZE, int(wanted["file_size"]))
+    if "cpu" in wanted:
+        # SIGXCPU tells at the soft limit, and can be ignored; the kernel kills at the hard one.
+        _lower(resource.RLIMIT_CPU, math.ceil(wanted["cpu"]), grace=1)
+    if "memory" in wanted:
+        _lower(resource.RLIMIT_AS, int(wanted["memory"]))
+
+
+def _lower(kind: int, value: int, *, grace: int = 0) -> None:
+    """Set a limit, as far as one that is already there is not lower."""
+    hard = resource.getrlimit(kind)[1]
+    most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
+    resource.setrlimit(kind, (min(value, most), most))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from forkwise.errors import NamespaceError
-from forkwise.files import ends
-from forkwise.sandbox import zygote
+from forkwise.linux import fds as ends
+from forkwise.sandbox import forkserver as zygote
 from forkwise.sandbox.jail import Jail
 
 __all__ = ["Server", "start"]

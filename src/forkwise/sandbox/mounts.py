@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from forkwise.files.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
+from forkwise.linux.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
 
 __all__ = ["Mount", "furnish"]
 

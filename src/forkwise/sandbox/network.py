@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 from forkwise.errors import NamespaceError
-from forkwise.files import ends
+from forkwise.linux import fds as ends
 
 __all__ = ["Uplink", "way_out"]
 

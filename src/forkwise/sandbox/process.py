@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
-from forkwise.files import ends
+from forkwise.linux import fds as ends
+from forkwise.sandbox.child import Offspring
+from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.offspring import Offspring
-from forkwise.sandbox.supervision import Supervision
 
 __all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, MergeStrategy, Workspace, open_ledger
-from forkwise.agents.live.local_backend import LocalBackend
-from forkwise.files import trash
-from forkwise.files.rewinding import go_back
-from forkwise.fork.clearing import clear
-from forkwise.ledger.protocol import Ledger
+from forkwise.files.store import trash
+from forkwise.files.undo import go_back
+from forkwise.fork.control import clear
+from forkwise.ledger.ledger import Ledger
+from forkwise.live.backends.local import LocalBackend
 from tests.agents.brain import Brain
 from tests.agents.live.test_resolution import Judge
 from tests.agents.live.worker import BEFORE, work, worker

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from forkwise import BranchDiffReport, BranchOutcome, build_diff_report
-from forkwise.agents.live.diffing import BranchLike
+from forkwise.live.diff.build import BranchLike
 
 __all__ = ["Files", "Scene", "outcome", "report_of"]
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, Workspace, open_ledger
-from forkwise.conversation.saving import Saved
-from forkwise.files import trash
-from forkwise.fork.clearing import clear
+from forkwise.conversation.store import Saved
+from forkwise.files.store import trash
+from forkwise.fork.control import clear
 from tests.agents.brain import Brain
 from tests.agents.live.worker import BEFORE, work, worker
 from tests.explore.killing import MARK, apart, content, done, marked, mounts

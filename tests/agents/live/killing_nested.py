@@ -22,11 +22,11 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import UserPromptPart
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, LiveForkCapability, Workspace, open_ledger
-from forkwise.conversation.saving import Saved
-from forkwise.files import trash
-from forkwise.fork.clearing import clear
-from forkwise.ledger.protocol import Ledger
-from forkwise.ledger.record import ForkRecord
+from forkwise.conversation.store import Saved
+from forkwise.files.store import trash
+from forkwise.fork.control import clear
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.records import ForkRecord
 from tests.agents.brain import Asked, Brain, call
 from tests.agents.live.killing import rehearsed
 from tests.agents.live.worker import BEFORE, last_prompts, last_results, work, worker

@@ -14,15 +14,7 @@ from typing import Any
 
 import pytest
 
-from forkwise import (
-    BranchSpec,
-    ForkCoordinator,
-    ForkResolvedError,
-    MergeStrategy,
-    Workspace,
-    open_ledger,
-    pick,
-)
+from forkwise import BranchSpec, ForkCoordinator, ForkResolvedError, MergeStrategy, Workspace, open_ledger, pick
 from tests.agents.live.cutting import POINTS
 from tests.agents.live.test_resolution import Judge
 from tests.agents.live.worker import BEFORE, all_over, worker

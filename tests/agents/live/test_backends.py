@@ -14,15 +14,12 @@ from typing import Any
 import pytest
 
 from forkwise import Workspace
-from forkwise.agents.live.backend import Backend
-from forkwise.agents.live.deep_agent import create_deep_agent
-from forkwise.agents.live.deps import DeepAgentDeps
-from forkwise.agents.live.local_backend import LocalBackend, PlaceBackend
-from forkwise.agents.live.overlay import BranchOverlay
-from forkwise.agents.live.overlay_files import FilesOverlay
-from forkwise.agents.live.overlay_memory import MemoryOverlay
-from forkwise.agents.live.readonly_backend import ReadOnlyBackend
-from forkwise.agents.live.state_backend import StateBackend
+from forkwise.live.backends.backend import Backend
+from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay, MemoryOverlay
+from forkwise.live.backends.local import LocalBackend, PlaceBackend, ReadOnlyBackend
+from forkwise.live.backends.memory import StateBackend
+from forkwise.live.deep_agent import create_deep_agent
+from forkwise.live.deps import DeepAgentDeps
 from tests.agents.brain import Asked, Brain, call
 from tests.leftovers import processes_about
 

@@ -21,15 +21,11 @@ from forkwise import (
     create_deep_agent,
     rewind,
 )
-from forkwise.agents.live.checkpoint import Checkpoint
-from forkwise.agents.live.checkpoint_files import FileCheckpointStore
-from forkwise.agents.live.local_backend import LocalBackend
-from forkwise.agents.live.overlay_files import FilesOverlay
-from forkwise.agents.live.overlay_memory import MemoryOverlay
-from forkwise.agents.live.readonly_backend import ReadOnlyBackend
-from forkwise.agents.live.rewinding import mark_files, restore_files
 from forkwise.conversation.conversation import Conversation
-from forkwise.files.duplicating import drop_copy, go_back_to, keep_copy
+from forkwise.files.shelf import drop_copy, go_back_to, keep_copy
+from forkwise.live.backends.branch_overlay import FilesOverlay, MemoryOverlay
+from forkwise.live.backends.local import LocalBackend, ReadOnlyBackend
+from forkwise.live.checkpoints import Checkpoint, FileCheckpointStore, mark_files, restore_files
 from tests.agents.brain import Brain, call
 from tests.agents.live.worker import BEFORE, all_over, work, worker
 

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from forkwise import BranchSpec, Budget, ForkCoordinator, Workspace
-from forkwise.agents.live.purse import Purse
+from forkwise.live.budget import Purse
 from tests.agents.brain import Asked, call
 from tests.agents.live.worker import BEFORE, Priced, all_over, last_prompts, last_results, worker
 

@@ -13,9 +13,8 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage, RunUsage
 
 from forkwise import BranchSpec, Budget, BudgetExceededError, ForkCoordinator, Workspace
-from forkwise.agents.live.estimate import RequestEstimate, estimate_request
-from forkwise.agents.live.purse import Purse, Spent
 from forkwise.conversation.conversation import Conversation
+from forkwise.live.budget import Purse, RequestEstimate, Spent, estimate_request
 from tests.agents.brain import Asked, Brain, call
 from tests.agents.live.worker import BEFORE, Priced, all_over, last_prompts, worker
 

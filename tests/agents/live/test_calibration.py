@@ -9,11 +9,17 @@ import pytest
 from pydantic_ai.usage import RunUsage
 
 from forkwise import BranchOutcome, BranchSpec, ForkCoordinator, JudgeVerdict, MergeStrategy, Workspace, open_ledger
-from forkwise.agents.live.calibration import Calibration, JudgedFork, judged_forks, track_record
-from forkwise.agents.live.confidence import MERGE_SIGNALS, Evidence, merge_confidence
-from forkwise.agents.live.matches import PairwiseJudge, TournamentJudge
-from forkwise.agents.live.panel import vote
-from forkwise.fork.history import undo
+from forkwise.fork.stored_fork import undo
+from forkwise.live.judging.confidence import (
+    MERGE_SIGNALS,
+    Calibration,
+    Evidence,
+    JudgedFork,
+    judged_forks,
+    merge_confidence,
+    track_record,
+)
+from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, vote
 from tests.agents.live.fork_scene import outcome, report_of
 from tests.agents.live.worker import BEFORE, worker
 
@@ -119,7 +125,7 @@ async def test_voters_that_were_outvoted_do_not_count() -> None:
 async def test_a_panel_in_the_ledger(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     voters = {"x": Named("x", "one"), "y": Named("y", "one"), "z": Named("z", "two")}
     strategy = MergeStrategy(kind="vote", judge_models=list(voters))
-    monkeypatch.setattr("forkwise.agents.live.resolving.JudgeAgent", lambda model, **_: voters[model])
+    monkeypatch.setattr("forkwise.live.decision.JudgeAgent", lambda model, **_: voters[model])
     await forked(workspace, None, strategy, 0)
     assert {pick.judge for pick in records(workspace)} == {"x", "y"}
     undo(workspace)
@@ -130,7 +136,7 @@ async def test_a_person_who_decides_otherwise_overrides_the_judges(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voters = {"x": Named("x", "one"), "y": Named("y", "one"), "z": Named("z", "two")}
-    monkeypatch.setattr("forkwise.agents.live.resolving.JudgeAgent", lambda model, **_: voters[model])
+    monkeypatch.setattr("forkwise.live.decision.JudgeAgent", lambda model, **_: voters[model])
     voted = await forked(workspace, None, MergeStrategy(kind="vote", judge_models=list(voters)), 0)
     await voted.override("two")
     assert records(workspace) == [

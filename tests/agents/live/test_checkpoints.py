@@ -12,22 +12,23 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import FunctionModel
 
 from forkwise import CommitError, ConflictError, Workspace
-from forkwise.agents.live.backend import Backend
-from forkwise.agents.live.checkpoint import (
+from forkwise.live.backends.backend import Backend
+from forkwise.live.backends.branch_overlay import BranchOverlay
+from forkwise.live.backends.local import LocalBackend
+from forkwise.live.backends.memory import StateBackend
+from forkwise.live.checkpoints import (
     Checkpoint,
     CheckpointStore,
+    FileCheckpointStore,
     FilesMark,
     InMemoryCheckpointStore,
     fork_from_checkpoint,
+    prune,
+    rewind,
+    save_checkpoint,
 )
-from forkwise.agents.live.checkpoint_files import FileCheckpointStore
-from forkwise.agents.live.checkpointing import prune, save_checkpoint
-from forkwise.agents.live.deep_agent import create_deep_agent
-from forkwise.agents.live.deps import DeepAgentDeps
-from forkwise.agents.live.local_backend import LocalBackend
-from forkwise.agents.live.overlay import BranchOverlay
-from forkwise.agents.live.rewinding import rewind
-from forkwise.agents.live.state_backend import StateBackend
+from forkwise.live.deep_agent import create_deep_agent
+from forkwise.live.deps import DeepAgentDeps
 
 pytestmark = pytest.mark.anyio
 

@@ -18,11 +18,12 @@ from pydantic_ai.messages import (
 )
 
 from forkwise import ConfidenceSignals, JudgeVerdict, compute_confidence, count_retry_parts, count_stuck_loop_hits
-from forkwise.agents.live.calibration import JudgedFork, calibrate
-from forkwise.agents.live.confidence import (
+from forkwise.live.judging.confidence import (
     MERGE_SIGNALS,
     Evidence,
+    JudgedFork,
     Signal,
+    calibrate,
     measure_signals,
     merge_confidence,
 )

@@ -12,11 +12,11 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.workspaces import WorkspaceRef
 
 from forkwise import DeepAgentDeps, LocalBackend, MessageQueue, StateBackend, Workspace, create_deep_agent
-from forkwise.agents.live.backend import Backend
-from forkwise.agents.live.capability import LiveForkCapability
-from forkwise.agents.live.deps import Todo
-from forkwise.agents.live.overlay import BranchOverlay
 from forkwise.fork.agent_workspace import agent_workspace
+from forkwise.live.backends.backend import Backend
+from forkwise.live.backends.branch_overlay import BranchOverlay
+from forkwise.live.capability import LiveForkCapability
+from forkwise.live.deps import Todo
 from tests.leftovers import processes_about
 
 pytestmark = pytest.mark.anyio

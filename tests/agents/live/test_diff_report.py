@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from forkwise import BranchDiffReport, DiffSummary, build_diff_report
-from forkwise.agents.live.agreement import combination, support
+from forkwise.live.diff.diff_report import combination, support
 from tests.agents.live.fork_scene import Files, Scene, report_of
 
 APP = b"one\ntwo\nthree\n"

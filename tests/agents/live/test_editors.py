@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import EditorDetector
-from forkwise.agents.live.editors import git_difftool
+from forkwise.live.diff.mirror import git_difftool
 
 Install = Callable[..., None]
 

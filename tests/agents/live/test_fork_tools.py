@@ -18,8 +18,8 @@ from forkwise import (
     Workspace,
     create_fork_toolset,
 )
-from forkwise.agents.live import fork_tools
-from forkwise.agents.live.fork_tools import NOT_ENABLED_MESSAGE, in_charge
+from forkwise.live import fork_tools
+from forkwise.live.fork_tools import NOT_ENABLED_MESSAGE, in_charge
 from tests.agents.brain import Asked, Brain, call
 from tests.agents.live.worker import BEFORE, all_over, driver, last_prompts, last_results, worker
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from forkwise import Workspace, build_diff_report
-from forkwise.agents.live.agreement import combination, support
-from forkwise.agents.live.judge_prompt import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
-from forkwise.agents.live.local_backend import LocalBackend
-from forkwise.agents.live.moves import moved_blocks
-from forkwise.agents.live.overlay import BranchOverlay
-from forkwise.agents.live.state_backend import StateBackend
-from forkwise.agents.live.symbols import MODULE, branch_symbols, symbols_of
-from forkwise.agents.live.tool_calls import diff_tool_calls
+from forkwise.live.backends.branch_overlay import BranchOverlay
+from forkwise.live.backends.local import LocalBackend
+from forkwise.live.backends.memory import StateBackend
+from forkwise.live.diff.diff_report import combination, support
+from forkwise.live.diff.renames import moved_blocks
+from forkwise.live.diff.symbols import MODULE, branch_symbols, symbols_of
+from forkwise.live.diff.tool_calls import diff_tool_calls
+from forkwise.live.judging.judge import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
 from tests.agents.live.fork_scene import Scene, outcome, report_of
 
 

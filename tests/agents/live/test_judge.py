@@ -14,10 +14,9 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RunUsage
 
 from forkwise import JUDGE_SYSTEM_PROMPT, BranchDiffReport, BranchOutcome, JudgeAgent, JudgeVerdict, TestReport
-from forkwise.agents.live.judge_prompt import JUDGE_PROMPTS, MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
-from forkwise.agents.live.matches import PairwiseJudge, TournamentJudge
-from forkwise.agents.live.panel import detect_judge_models, majority, vote
-from forkwise.fork.testing import TestFailure
+from forkwise.live.judging.judge import JUDGE_PROMPTS, MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
+from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, detect_judge_models, majority, vote
+from forkwise.testing import TestFailure
 from tests.agents.live.fork_scene import outcome, report_of
 from tests.agents.local_model import need_local_model
 from tests.provider import Failure, Turns, structured

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forkwise import BranchSpec, ForkCoordinator, MergeStrategy, Workspace
-from forkwise.agents.live.judge_prompt import JUDGE_PROMPTS
+from forkwise.live.judging.judge import JUDGE_PROMPTS
 from tests.agents.brain import Asked, call
 from tests.agents.live.worker import BEFORE, Priced, all_over, worker
 

@@ -13,9 +13,9 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.models import Model
 
 from forkwise import BranchSpec, ForkCoordinator, JudgeAgent, MergeStrategy, Workspace, open_ledger
-from forkwise.agents.live.calibration import judged_forks
-from forkwise.agents.local import local_model
-from forkwise.fork.history import undo
+from forkwise.fork.stored_fork import undo
+from forkwise.live.judging.confidence import judged_forks
+from forkwise.local_model import local_model
 from tests.agents.live.worker import BEFORE, all_over
 from tests.agents.local_model import need_local_model
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forkwise import BranchStatus, FileChange, ForkMaterializer
-from forkwise.agents.live.materializer import FORKS_ROOT, directory_of
-from forkwise.agents.live.merging import FileOperation
+from forkwise.live.diff.mirror import FORKS_ROOT, directory_of
+from forkwise.live.values import FileOperation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

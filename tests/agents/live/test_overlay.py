@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from forkwise import Workspace
-from forkwise.agents.live.backend import Backend
-from forkwise.agents.live.deps import DeepAgentDeps, Todo, clone_for_branch
-from forkwise.agents.live.local_backend import LocalBackend
-from forkwise.agents.live.materializer import ForkMaterializer
-from forkwise.agents.live.message_queue import MessageQueue
-from forkwise.agents.live.overlay import BranchOverlay
-from forkwise.agents.live.overlay_files import FilesOverlay
-from forkwise.agents.live.readonly_backend import ReadOnlyBackend
-from forkwise.agents.live.specs import BranchIsolation, ConflictPolicy
-from forkwise.agents.live.state_backend import StateBackend
+from forkwise.live.backends.backend import Backend
+from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay
+from forkwise.live.backends.local import LocalBackend, ReadOnlyBackend
+from forkwise.live.backends.memory import StateBackend
+from forkwise.live.deps import DeepAgentDeps, MessageQueue, Todo, clone_for_branch
+from forkwise.live.diff.mirror import ForkMaterializer
+from forkwise.live.values import BranchIsolation, ConflictPolicy
 from tests.leftovers import processes_about
 
 FILES = {"a.txt": "one\n", "b.txt": "bee\n", "d/c.txt": "sea\n"}

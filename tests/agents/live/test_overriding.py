@@ -22,10 +22,10 @@ from forkwise import (
     open_ledger,
     rewind,
 )
-from forkwise.agents.live.calibration import judged_forks
-from forkwise.agents.live.local_backend import LocalBackend
 from forkwise.conversation.conversation import Conversation
-from forkwise.files.collect import collect
+from forkwise.files.gc import collect
+from forkwise.live.backends.local import LocalBackend
+from forkwise.live.judging.confidence import judged_forks
 from tests.agents.brain import Brain, call
 from tests.agents.live.test_resolution import Judge
 from tests.agents.live.worker import BEFORE, all_over, last_results, work, worker

@@ -24,12 +24,10 @@ from forkwise import (
     Workspace,
     compute_confidence,
 )
-from forkwise.agents.live.confidence import MERGE_SIGNALS, Evidence, Signal, measure_signals, merge_confidence
-from forkwise.agents.live.judge import heard
-from forkwise.agents.live.judge_prompt import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
-from forkwise.agents.live.matches import PairwiseJudge, TournamentJudge
-from forkwise.agents.live.panel import vote
-from forkwise.fork.testing import TestFailure
+from forkwise.live.judging.confidence import MERGE_SIGNALS, Evidence, Signal, measure_signals, merge_confidence
+from forkwise.live.judging.judge import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt, heard
+from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, vote
+from forkwise.testing import TestFailure
 from tests.agents.live.fork_scene import outcome, report_of
 from tests.agents.live.worker import BEFORE, worker
 from tests.provider import Turns, structured

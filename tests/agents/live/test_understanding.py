@@ -15,10 +15,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.agents.live.likeness import Origin, origins
-from forkwise.agents.live.moves import MovedBlock, moved_blocks
-from forkwise.agents.live.symbols import MODULE, branch_symbols, symbols_of
-from forkwise.agents.live.tool_calls import diff_tool_calls, tool_calls_of
+from forkwise.live.diff.renames import MovedBlock, Origin, moved_blocks, origins
+from forkwise.live.diff.symbols import MODULE, branch_symbols, symbols_of
+from forkwise.live.diff.tool_calls import diff_tool_calls, tool_calls_of
 from tests.agents.live.fork_scene import report_of
 
 TEXT = b"".join(b"line %d of many\n" % n for n in range(20))
@@ -79,7 +78,7 @@ def test_likeness_does_not_compare_everything_with_everything(monkeypatch: pytes
         compared.append(size)
         return (mine & its).total() / max(mine.total(), its.total())
 
-    monkeypatch.setattr("forkwise.agents.live.likeness._similarity", similarity)
+    monkeypatch.setattr("forkwise.live.diff.renames._similarity", similarity)
     found = origins(news, olds, {})
     assert [found[f"new{n}"].path for n in range(300)] == [f"old{n}" for n in range(300)]
     assert len(compared) == 300

@@ -17,9 +17,8 @@ from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceOutputLimitError, 
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from forkwise import Branch, ForkwiseWarning, Workspace
-from forkwise.files.views.mountpoint import mounts
-from forkwise.fork.agent_files import AgentFiles
-from forkwise.fork.agent_workspace import BranchWorkspaceBackend, agent_workspace, open_ref
+from forkwise.fork.agent_workspace import AgentFiles, BranchWorkspaceBackend, agent_workspace, open_ref
+from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
 
 pytestmark = pytest.mark.anyio

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from forkwise import Workspace
-from forkwise.app.chat.events import as_json
-from forkwise.app.chat.forks import Forks
-from forkwise.app.chat.keeping import Kept
-from forkwise.app.chat.merges import Merges
-from forkwise.app.chat.session import Session
-from forkwise.fork.clearing import clear
+from forkwise.chat.events import as_json
+from forkwise.chat.forks import Forks
+from forkwise.chat.merges import Merges
+from forkwise.chat.session import Session
+from forkwise.chat.storage import Kept
+from forkwise.fork.control import clear
 from forkwise.fork.fork import Fork
 from tests.app.chat.talking import chatting, write_script
 from tests.explore.killing import apart, content, done, mounts

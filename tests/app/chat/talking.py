@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forkwise.app.chat.events import BranchChanged, Event, Failed
-from forkwise.app.chat.session import Session
+from forkwise.chat.events import BranchChanged, Event, Failed
+from forkwise.chat.session import Session
 
 __all__ = ["SCRIPT", "Heard", "call", "chatting", "write_script"]
 

@@ -11,19 +11,10 @@ from pathlib import Path
 import pytest
 
 import forkwise
-from forkwise.app.chat.command import COMMANDS, UsageError, help_text, parse
-from forkwise.app.chat.events import (
-    Copied,
-    Failed,
-    ForkResolved,
-    Judged,
-    Moved,
-    Notice,
-    SettingsChanged,
-    Shown,
-)
-from forkwise.app.chat.interpreter import Interpreter
-from forkwise.app.chat.settings import load_settings
+from forkwise.chat.events import Copied, Failed, ForkResolved, Judged, Moved, Notice, SettingsChanged, Shown
+from forkwise.chat.interpreter import Interpreter
+from forkwise.chat.settings import load_settings
+from forkwise.chat.slash_commands import COMMANDS, UsageError, help_text, parse
 from tests.app.chat.talking import Heard, call, chatting, write_script
 from tests.leftovers import processes_about
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from forkwise.agents.live.coordinator import ForkCoordinator
-from forkwise.app.chat.events import (
+from forkwise.chat.events import (
     BranchChanged,
     BranchText,
     Ended,
@@ -22,7 +21,8 @@ from forkwise.app.chat.events import (
     Notice,
     TurnBegan,
 )
-from forkwise.app.chat.form import BranchRow, ForkForm
+from forkwise.chat.settings import BranchRow, ForkForm
+from forkwise.live.coordinator import ForkCoordinator
 from tests.app.chat.talking import call, chatting, write_script
 
 pytestmark = pytest.mark.anyio

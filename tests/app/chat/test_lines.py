@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forkwise import Workspace
-from forkwise.ledger.opening import open_ledger
+from forkwise.ledger.sqlite import open_ledger
 from tests.app.chat.talking import call, write_script
 
-MAIN = [sys.executable, "-c", "from forkwise.app.cli import main; main()", "chat"]
+MAIN = [sys.executable, "-c", "from forkwise.cli import main; main()", "chat"]
 PATIENCE = 120.0
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 
-from forkwise.app.chat.script import ScriptError, load_script
+from forkwise.chat.script import ScriptError, load_script
 
 pytestmark = pytest.mark.anyio
 

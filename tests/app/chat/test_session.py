@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.app.chat.events import (
+from forkwise.chat.events import (
     ApprovalAnswered,
     ApprovalAsked,
     CostChanged,
@@ -21,8 +21,8 @@ from forkwise.app.chat.events import (
     TurnBegan,
     TurnEnded,
 )
-from forkwise.app.chat.models import ChatModelError
-from forkwise.app.chat.session import Session
+from forkwise.chat.services import ChatModelError
+from forkwise.chat.session import Session
 from forkwise.errors import ConversationError
 from tests.agents.local_model import need_local_model
 from tests.app.chat.talking import chatting

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.app.chat.settings import Settings, SettingsError, load_settings, save_settings, settings_path
+from forkwise.chat.settings import Settings, SettingsError, load_settings, save_settings, settings_path
 
 
 @pytest.fixture

@@ -13,16 +13,14 @@ from typing import Any
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
+from tools.screenshots.fork_scene import ScriptedFork
 
-from forkwise.app.cli.board import Row
-from forkwise.app.tui.scripted import ScriptedFork
-from forkwise.app.tui.watch import WatchApp, WatchScreen
-from forkwise.app.tui.watched import Look
-from forkwise.files.commit import Commit
-from forkwise.files.conflict import OnConflict
-from forkwise.fork.choosing import Prepared
-from forkwise.fork.combining import Combined
-from forkwise.ledger.record import ForkRecord, Summary
+from forkwise.display.board import Row
+from forkwise.files.store.changes import Commit, OnConflict
+from forkwise.fork.combine import Combined, Prepared
+from forkwise.ledger.records import ForkRecord, Summary
+from forkwise.tui.fork_model import Look
+from forkwise.tui.watch import WatchApp, WatchScreen
 
 __all__ = ["COMMIT", "NotedFork", "Scene", "play", "until", "watching"]
 

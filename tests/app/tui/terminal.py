@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["COMMAND", "Terminal"]
 
 PATIENCE = 60.0
-COMMAND = shlex.join([sys.executable, "-c", "from forkwise.app.cli import main; main()"])
+COMMAND = shlex.join([sys.executable, "-c", "from forkwise.cli import main; main()"])
 
 
 @dataclass

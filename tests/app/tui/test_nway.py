@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from textual.app import App
 
-from forkwise.app.tui.nway import NwayScreen, NwayView
-from forkwise.app.tui.nway_layout import accept, changed, counted, is_accepted, lay_out, places, reject
-from forkwise.files.choosing import Choice, Lineup
-from forkwise.files.diff import Side
-from forkwise.files.hunks import align
+from forkwise.files.selection import Choice, Lineup
+from forkwise.text.diff import Side
+from forkwise.text.merge3 import align
+from forkwise.tui.diff_view import NwayScreen, NwayView, accept, changed, counted, is_accepted, lay_out, places, reject
 from tests.app.tui.played import Scene, play, until
 
 MODE = 0o100644

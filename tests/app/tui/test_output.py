@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 
-from forkwise.app.tui.output import OutputLog, Plain
+from forkwise.tui.widgets import OutputLog, Plain
 from tests.app.tui.played import Scene, play
 
 PRINTED = [

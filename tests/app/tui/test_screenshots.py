@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-from forkwise.app.tui.screenshots import SCENES, THEMES, draw
+from tools.screenshots.__main__ import SCENES, THEMES, draw
 
 IMAGES = Path(__file__).parents[3] / "docs/images"
 

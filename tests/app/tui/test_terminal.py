@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from forkwise import Workspace
-from forkwise.ledger.opening import open_ledger
+from forkwise.ledger.sqlite import open_ledger
 from tests.app.tui.terminal import COMMAND, Terminal
 
 WORK = """

@@ -10,16 +10,15 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
+from tools.screenshots.fork_scene import scripted_talk
 
 from forkwise import ConversationError
-from forkwise.app.tui.diff import DiffScreen
-from forkwise.app.tui.question import LineQuestion, Question
-from forkwise.app.tui.scripted import scripted_talk
-from forkwise.app.tui.tree import TreePanel
-from forkwise.app.tui.walk import WalkApp, WalkScreen
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.talk import text_of
-from forkwise.conversation.walking import Walker
+from forkwise.conversation.walker import Walker
+from forkwise.tui.diff_view import DiffScreen
+from forkwise.tui.walk import TreePanel, WalkApp, WalkScreen
+from forkwise.tui.widgets import LineQuestion, Question
 from tests.app.tui.played import Scene, play, until
 
 

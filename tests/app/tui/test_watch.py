@@ -9,19 +9,16 @@ import pytest
 from textual.widgets import Button
 
 from forkwise import ConflictError, LedgerError
-from forkwise.app.cli.board import Row
-from forkwise.app.tui.attempts import AttemptTable
-from forkwise.app.tui.diff import DiffScreen
-from forkwise.app.tui.forks import ForksScreen
-from forkwise.app.tui.nway import NwayScreen
-from forkwise.app.tui.preview import PreviewScreen
-from forkwise.app.tui.question import Question
-from forkwise.app.tui.watch import WatchApp
-from forkwise.files.agreement import Clash
-from forkwise.files.conflict import Conflict
-from forkwise.fork.combining import Combined
-from forkwise.fork.testing.report import TestReport
-from forkwise.ledger.record import Summary
+from forkwise.display.board import Row
+from forkwise.files.path_merge import Clash
+from forkwise.files.store.changes import Conflict
+from forkwise.fork.combine import Combined
+from forkwise.ledger.records import Summary
+from forkwise.testing.report import TestReport
+from forkwise.tui.decide import PreviewScreen
+from forkwise.tui.diff_view import DiffScreen, NwayScreen
+from forkwise.tui.watch import AttemptTable, ForksScreen, WatchApp
+from forkwise.tui.widgets import Question
 from tests.app.tui.played import COMMIT, NotedFork, Scene, play, until, watching
 
 FAILING = TestReport(source="exit code", exit_code=1, failed=1)

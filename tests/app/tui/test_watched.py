@@ -12,12 +12,12 @@ import pytest
 from click.testing import Result
 
 from forkwise import LedgerError, Workspace
-from forkwise.app.tui.nway import NwayScreen
-from forkwise.app.tui.preview import PreviewScreen
-from forkwise.app.tui.question import Question
-from forkwise.app.tui.watch import WatchApp
-from forkwise.app.tui.watched import Watched
-from forkwise.ledger.opening import open_ledger
+from forkwise.ledger.sqlite import open_ledger
+from forkwise.tui.decide import PreviewScreen
+from forkwise.tui.diff_view import NwayScreen
+from forkwise.tui.fork_model import Watched
+from forkwise.tui.watch import WatchApp
+from forkwise.tui.widgets import Question
 from tests.app.tui.played import Scene, play, until
 
 Run = Callable[..., Result]
@@ -175,5 +175,5 @@ def test_leaving_while_a_choice_is_tested_leaves_nothing(watched: Watched, proje
 
 
 def test_the_command_line_does_not_load_what_draws_panels() -> None:
-    code = "import sys, forkwise.app.cli; sys.exit('textual' in sys.modules)"
+    code = "import sys, forkwise.cli; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

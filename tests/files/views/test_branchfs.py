@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.errors import (
-    AbortError,
-    BranchError,
-    BranchNotFoundError,
-    BranchStaleError,
-    CommitError,
-    MountError,
-)
+from forkwise.errors import AbortError, BranchError, BranchNotFoundError, BranchStaleError, CommitError, MountError
 from forkwise.files.views.branchfs import (
     ABORT,
     COMMIT,
@@ -28,7 +21,7 @@ from forkwise.files.views.branchfs import (
     mount_branchfs,
     unmount_branchfs,
 )
-from forkwise.files.views.mountpoint import holding, parse_mountinfo
+from forkwise.linux.mountinfo import holding, parse_mountinfo
 
 
 @pytest.fixture

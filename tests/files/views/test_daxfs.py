@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.syscalls import umount2
 from forkwise.files.views import daxfs
 from forkwise.files.views.daxfs import (
     MOST_BRANCHES,
@@ -20,7 +19,8 @@ from forkwise.files.views.daxfs import (
     find_mount,
     mount_new,
 )
-from forkwise.files.views.mountpoint import Mount, is_mount_point
+from forkwise.linux.mountinfo import Mount, is_mount_point
+from forkwise.linux.syscalls import umount2
 from tests.need import need
 
 MAIN = Mount("/", "/mnt/main", "daxfs", "none", ("ro", "phys=0x100000000", "size=268435456", "branch=/main"))

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import BranchError
-from forkwise.files.syscalls import CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
+from forkwise.files.store.view import Site
 from forkwise.files.views import fuse
 from forkwise.files.views.fuse import FuseView
-from forkwise.files.views.mountpoint import is_mount_point
-from forkwise.files.views.protocol import Site
+from forkwise.linux.mountinfo import is_mount_point
+from forkwise.linux.syscalls import CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
 from tests.need import need
 
 NOBODY = 65534

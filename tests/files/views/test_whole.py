@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from forkwise.errors import BranchError, ForkwiseWarning, MountError
-from forkwise.files.syscalls import MNT_DETACH, umount2
+from forkwise.files.store.view import Site, View
 from forkwise.files.views.btrfs import BtrfsView, is_subvolume
-from forkwise.files.views.copy import CopyView
-from forkwise.files.views.protocol import Site, View
 from forkwise.files.views.reflink import ReflinkView
+from forkwise.files.views.whole import CopyView
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 from tests.files.images import loop_image
 from tests.need import need
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from forkwise.fork.testing import for_command
+from forkwise.testing import for_command
 
 JUNIT = "/out/junit.xml"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.fork import testing
+from forkwise import testing
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(testing.__path__, f"{testing.__name__}."))
 

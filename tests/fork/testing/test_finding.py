@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.fork.testing import find_test_command
+from forkwise.testing import find_test_command
 
 PYTEST = "python3 -m pytest -q"
 NOWHERE = {"PATH": "/nowhere"}

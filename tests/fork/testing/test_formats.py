@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forkwise.fork.testing import TestReport, read_report
+from forkwise.testing import TestReport, read_report
 from tests.fork.testing.sample import sample
 
 Counts = tuple[int, int, int, int]

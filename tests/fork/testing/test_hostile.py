@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.fork.testing import TestReport, read_report
+from forkwise.testing import TestReport, read_report
 from tests.fork.testing.sample import sample
 
 HINTS = [None, "pytest", "unittest", "cargo", "go", "jest", "vitest", "tap", "nothing known"]

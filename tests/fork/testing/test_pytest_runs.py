@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.fork.testing import TestReport, for_command, read_report
+from forkwise.testing import TestReport, for_command, read_report
 
 PYTEST = f"{shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider"
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from forkwise.fork.testing import read_report
+from forkwise.testing import read_report
 
 GOOD = b'<testsuite><testcase name="a"/><testcase name="b"/></testsuite>'
 BAD = b'<testsuite><testcase name="a"/><testcase name="b"><failure/></testcase></testsuite>'
@@ -102,6 +102,6 @@ def test_a_name_and_a_message_are_cut_to_size() -> None:
 
 
 def test_the_import_does_not_load_what_reads_xml() -> None:
-    code = "import json, sys, forkwise.fork.testing; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, forkwise.testing; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
     assert not {"junitparser", "defusedxml", "xml.etree.ElementTree", "pydantic"} & set(loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forkwise.fork.testing import TestFailure, TestReport, combine
+from forkwise.testing import TestFailure, TestReport, combine
 
 SIZE = 5
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkwise.fork.testing import TestFailure, TestReport
+from forkwise.testing import TestFailure, TestReport
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 failures = st.builds(TestFailure, text, text, st.sampled_from(["failed", "error"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 from forkwise import BranchContext, Confinement, Limits, Workspace
 from forkwise.files.branch import Branch
-from forkwise.sandbox.running import run, spawn
+from forkwise.sandbox.run import run, spawn
 from tests.sandbox.escapes import appetite, files, kernel, outside, processes, rights
 from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, PRELUDE, Attempt
 from tests.sandbox.escapes.world import TOKEN, World

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forkwise.files.syscalls import file_handle
+from forkwise.linux.syscalls import file_handle
 
 __all__ = ["World"]
 

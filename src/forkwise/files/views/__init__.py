@@ -6,16 +6,16 @@ from functools import cache
 from importlib import import_module
 
 from forkwise.errors import MountError
-from forkwise.files.views.protocol import Site, View
+from forkwise.files.store.view import Site, View
 
 __all__ = ["catalogue", "choose", "view_named"]
 
 _VIEWS = {
-    "overlay": "OverlayView",
-    "btrfs": "BtrfsView",
-    "fuse": "FuseView",
-    "reflink": "ReflinkView",
-    "copy": "CopyView",
+    "overlay": ("overlay", "OverlayView"),
+    "btrfs": ("btrfs", "BtrfsView"),
+    "fuse": ("fuse", "FuseView"),
+    "reflink": ("reflink", "ReflinkView"),
+    "copy": ("whole", "CopyView"),
 }
 
 
@@ -29,7 +29,8 @@ def view_named(name: str) -> View:
             reason="unknown view",
             remedy=f"choose one of {', '.join(_VIEWS)}",
         )
-    kind = getattr(import_module(f"forkwise.files.views.{name}"), _VIEWS[name])
+    module, kind_name = _VIEWS[name]
+    kind = getattr(import_module(f"forkwise.files.views.{module}"), kind_name)
     view: View = kind()
     return view
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, BranchStaleError, CommitError, MountError
-from forkwise.files.views.mountpoint import Mount, holding, mounts
+from forkwise.linux.mountinfo import Mount, holding, mounts
 
 __all__ = ["ABORT", "COMMIT", "CREATE", "BranchFS", "find_mount", "is_branchfs", "mount_branchfs", "unmount_branchfs"]
 

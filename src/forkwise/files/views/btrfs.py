@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.beneath import open_beneath
-from forkwise.files.removing import remove_tree
-from forkwise.files.views.protocol import Base, Refusal, Site
+from forkwise.files.store.view import Base, Refusal, Site
 from forkwise.files.views.whole import WholeView, layer_of, state_refusal
+from forkwise.linux.trees import open_beneath, remove_tree
 
 __all__ = ["BtrfsView", "SnapshotBase", "filesystem_id", "is_subvolume"]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from forkwise.errors import AbortError, BranchError, BranchStaleError, CommitError, MountError
-from forkwise.files.syscalls import MNT_DETACH, MS_REMOUNT, mount, umount2
-from forkwise.files.views.mountpoint import Mount, holding, kept_flags, mounts
+from forkwise.linux.mountinfo import Mount, holding, kept_flags, mounts
+from forkwise.linux.syscalls import MNT_DETACH, MS_REMOUNT, mount, umount2
 
 __all__ = ["MOST_BRANCHES", "DaxFS", "backing_options", "branch_count", "branch_options", "find_mount", "mount_new"]
 

@@ -19,12 +19,11 @@ from functools import cache
 from typing import ClassVar
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
-from forkwise.files.views.detached import Detached
-from forkwise.files.views.mountpoint import is_mount_point, kept_flags
+from forkwise.files.store.view import Detached, Refusal, Site, View
 from forkwise.files.views.overlay import dress_like
-from forkwise.files.views.protocol import Refusal, Site, View
 from forkwise.files.views.whole import state_refusal
+from forkwise.linux.mountinfo import is_mount_point, kept_flags
+from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
 
 __all__ = ["FuseView"]
 

@@ -15,14 +15,13 @@ import stat
 from collections.abc import Sequence
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files import namespace, trash
-from forkwise.files.beneath import open_root
-from forkwise.files.marks import is_of_user
-from forkwise.files.owner import Owner
-from forkwise.files.removing import remove_tree
-from forkwise.files.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
-from forkwise.files.views.detached import Detached
-from forkwise.files.views.protocol import Refusal, Site, View
+from forkwise.files.store import trash
+from forkwise.files.store.overlayfs import is_of_user
+from forkwise.files.store.view import Detached, Refusal, Site, View
+from forkwise.linux import namespace
+from forkwise.linux.process_id import Owner
+from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
+from forkwise.linux.trees import open_root, remove_tree
 
 __all__ = ["OPTIONS", "OverlayView", "dress_like", "forgive_volatile", "note_private", "private_owners"]
 
@@ -236,7 +235,7 @@ def _explain(error: OSError, site: Site) -> Refusal:
     if error.errno == errno.EPERM:
         return Refusal(
             "mounting needs CAP_SYS_ADMIN, which this process lacks",
-            "run as root, or call forkwise.files.namespace.enter() first (forkwise branch shell does)",
+            "run as root, or call forkwise.linux.namespace.enter() first (forkwise branch shell does)",
         )
     if error.errno == errno.ENODEV:
         return Refusal("this kernel has no overlayfs", "modprobe overlay")

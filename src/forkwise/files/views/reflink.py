@@ -10,10 +10,10 @@ import os
 import tempfile
 from typing import ClassVar
 
-from forkwise.files.copying import FICLONE
+from forkwise.files.store.view import Refusal, Site
 from forkwise.files.views.btrfs import filesystem_id
-from forkwise.files.views.protocol import Refusal, Site
 from forkwise.files.views.whole import CopiedView, state_refusal
+from forkwise.linux.trees import FICLONE
 
 __all__ = ["ReflinkView"]
 

@@ -1,7 +1,4 @@
-"""What the whole views (copy, reflink, btrfs) share: a branch is a complete tree of its own in ``home/layer``.
-
-Nothing has to be mounted to see it, so these views differ only in how the tree is made and how it is made read-only.
-"""
+"""The copy view: a branch is a full copy of the workspace. Slow and large, and it works everywhere."""
 
 from __future__ import annotations
 
@@ -14,13 +11,19 @@ from functools import cached_property
 from typing import ClassVar
 
 from forkwise.errors import BranchError, ForkwiseWarning, MountError
-from forkwise.files.copying import CopiedTree, copy_tree
-from forkwise.files.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
-from forkwise.files.views.detached import Detached
-from forkwise.files.views.mountpoint import is_mount_point, kept_flags
-from forkwise.files.views.protocol import Base, Refusal, Site, View
+from forkwise.files.store.view import Base, Detached, Refusal, Site, View
+from forkwise.linux.mountinfo import is_mount_point, kept_flags
+from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
+from forkwise.linux.trees import CopiedTree, copy_tree
 
-__all__ = ["CopiedView", "RecordedBase", "WholeView", "state_refusal"]
+__all__ = [
+    "CopiedView",
+    "CopyView",
+    "RecordedBase",
+    "WholeView",
+    "state_refusal",
+]
+
 
 _LASTING = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)  # ext, XFS, btrfs, tmpfs: a directory's number is for life
 
@@ -203,3 +206,13 @@ def _writes(pid: str, beneath: str) -> bool:
     except OSError:
         return False  # it has ended, or belongs to somebody else
     return False
+
+
+class CopyView(CopiedView):
+    """A branch as a copy of every file."""
+
+    name: ClassVar[str] = "copy"
+    reflink_only: ClassVar[bool] = False
+
+    def refusal(self, site: Site) -> Refusal | None:
+        return state_refusal(site)

@@ -12,9 +12,9 @@ from typing import Any
 from textual.events import Key
 from textual.screen import Screen
 
-from forkwise.app.chat.opening import open_session
-from forkwise.app.tui.chat.app import ChatApp
-from forkwise.app.tui.chat.screen import ChatScreen
+from forkwise.chat import open_session
+from forkwise.tui.chat.app import ChatApp
+from forkwise.tui.chat.screen import ChatScreen
 from tests.app.chat.talking import write_script
 from tests.app.tui.played import Scene
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forkwise.app.tui.chat.approval import ApprovalScreen
-from forkwise.app.tui.chat.screen import ChatScreen
+from forkwise.tui.chat.approval import ApprovalScreen
+from forkwise.tui.chat.screen import ChatScreen
 from tests.app.chat.talking import SCRIPT, call
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from forkwise import Workspace
-from forkwise.app.tui.chat.merge_picker import MergePicker
-from forkwise.app.tui.chat.screen import ChatScreen
-from forkwise.app.tui.nway import NwayScreen
-from forkwise.app.tui.preview import PreviewScreen
+from forkwise.tui.chat.pickers import MergePicker
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.decide import PreviewScreen
+from forkwise.tui.diff_view import NwayScreen
 from tests.app.chat.talking import call
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

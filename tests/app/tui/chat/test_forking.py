@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from forkwise.app.tui.chat.acceptance import AcceptanceScreen
-from forkwise.app.tui.chat.diff_picker import DiffPicker
-from forkwise.app.tui.chat.fork_picker import ForkPicker
-from forkwise.app.tui.chat.merge_picker import MergePicker
-from forkwise.app.tui.chat.screen import ChatScreen
-from forkwise.app.tui.diff import DiffScreen
-from forkwise.app.tui.question import Question
+from forkwise.tui.chat.approval import AcceptanceScreen
+from forkwise.tui.chat.pickers import DiffPicker, ForkPicker, MergePicker
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.diff_view import DiffScreen
+from forkwise.tui.widgets import Question
 from tests.app.chat.talking import SCRIPT, call
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from textual import events
 
-from forkwise.app.tui.chat.acceptance import AcceptanceScreen
-from forkwise.app.tui.chat.tree_screen import TreeScreen
-from forkwise.app.tui.nway import NwayScreen
+from forkwise.tui.chat.approval import AcceptanceScreen
+from forkwise.tui.chat.tree_screen import TreeScreen
+from forkwise.tui.diff_view import NwayScreen
 from tests.app.chat.talking import call
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

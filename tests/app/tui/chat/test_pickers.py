@@ -8,9 +8,9 @@ from typing import Any
 from textual.app import App
 from textual.screen import Screen
 
-from forkwise.app.chat.events import Judged
-from forkwise.app.tui.chat.acceptance import AcceptanceScreen
-from forkwise.app.tui.chat.merge_picker import MergePicker, MergeRow
+from forkwise.chat.events import Judged
+from forkwise.tui.chat.approval import AcceptanceScreen
+from forkwise.tui.chat.pickers import MergePicker, MergeRow
 from tests.app.tui.chat.played import until
 from tests.app.tui.played import Scene, play
 

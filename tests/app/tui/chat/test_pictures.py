@@ -6,9 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-from forkwise.app.tui.chat.scenes import CHAT_SCENES, draw_chat
-from forkwise.app.tui.screenshots import THEMES
+from tools.screenshots.__main__ import THEMES
+from tools.screenshots.chat_scene import CHAT_SCENES, draw_chat
 
 IMAGES = Path(__file__).parents[4] / "docs/images"
 

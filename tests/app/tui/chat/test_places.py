@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forkwise.app.chat.session import Session
-from forkwise.app.tui.chat.pages import ChoiceScreen
-from forkwise.app.tui.chat.screen import ChatScreen
-from forkwise.app.tui.chat.tree_screen import TreeScreen
-from forkwise.app.tui.diff import DiffScreen
-from forkwise.app.tui.question import LineQuestion, Question
+from forkwise.chat.session import Session
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.chat.tree_screen import TreeScreen
+from forkwise.tui.diff_view import DiffScreen
+from forkwise.tui.widgets import ChoiceScreen, LineQuestion, Question
 from tests.app.chat.talking import SCRIPT
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

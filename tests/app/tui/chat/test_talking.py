@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forkwise.app.chat.opening import open_session
-from forkwise.app.tui.chat.app import ChatApp
-from forkwise.app.tui.chat.pages import ChoiceScreen, PageScreen
-from forkwise.app.tui.chat.screen import ChatScreen
+from forkwise.chat import open_session
+from forkwise.tui.chat.app import ChatApp
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.widgets import ChoiceScreen, PageScreen
 from tests.app.chat.talking import write_script
 from tests.app.tui.chat.played import ChatScene, chatting, until
 

@@ -6,12 +6,12 @@ import pytest
 from textual import events
 from textual.app import App, ComposeResult
 
-from forkwise.app.chat.events import BranchChanged, BranchText, TextDelta, ToolReturned, TurnBegan
-from forkwise.app.tui.chat import transcript as transcript_module
-from forkwise.app.tui.chat.hearing import hear
-from forkwise.app.tui.chat.prompt import Prompt
-from forkwise.app.tui.chat.stage import Stage
-from forkwise.app.tui.chat.transcript import Transcript
+from forkwise.chat.events import BranchChanged, BranchText, TextDelta, ToolReturned, TurnBegan
+from forkwise.tui.chat import transcript as transcript_module
+from forkwise.tui.chat.panels import Stage
+from forkwise.tui.chat.prompt import Prompt
+from forkwise.tui.chat.screen import hear
+from forkwise.tui.chat.transcript import Transcript
 from tests.app.tui.chat.played import until
 from tests.app.tui.played import Scene, play
 

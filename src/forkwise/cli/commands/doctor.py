@@ -1,0 +1,73 @@
+"""``forkwise doctor``: what works here, and for the rest why not and what would help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from forkwise.cli.app import Exit, Verb, json_option, workspace_option
+from forkwise.display.output import Output, report_record
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.doctor import Finding, Report
+
+__all__ = ["doctor"]
+
+
+@click.command("doctor", cls=Verb, example=("forkwise doctor", "forkwise doctor ~/project --json"))
+@click.argument(
+    "target", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@workspace_option
+@json_option
+def doctor(target: Path | None, directory: Path, output: Output) -> int:
+    """Say which views and which confinement work for this user on DIR.
+
+    For each that does not work: why, and what would enable it. Everything is tried, nothing is assumed. Exits with 6
+    where no view at all can be had.
+    """
+    from forkwise.sandbox.doctor import examine
+
+    report = examine(target or directory)
+    if output.as_json:
+        output.document(report_record(report))
+    else:
+        _show(report, output)
+    return Exit.OK if report.chosen else Exit.UNAVAILABLE
+
+
+def _show(report: Report, output: Output) -> None:
+    facts = {
+        "workspace": f"{report.workspace} ({report.filesystem})",
+        "state": report.state,
+        "user": report.user,
+        "kernel": report.kernel,
+        "branches get": _chosen(report),
+    }
+    for name, value in facts.items():
+        output.line(f"{name + ':':14}{value}")
+    _findings("view", report.views, output)
+    _findings("confinement", report.confinement, output)
+
+
+def _chosen(report: Report) -> str:
+    from forkwise.cli.private_mounts import WORSE
+
+    if report.chosen is None:
+        return "no view: none works here"
+    if report.chosen in WORSE and report.has_private_overlay and os.geteuid() != 0:
+        return f"the view '{report.chosen}', and from this command 'overlay', seen inside forkwise branch shell only"
+    return f"the view '{report.chosen}'"
+
+
+def _findings(kind: str, findings: Sequence[Finding], output: Output) -> None:
+    output.line()
+    rows = [
+        (f.name, "yes" if f.works else "no", f.detail if f.works or not f.remedy else f"{f.detail} -> {f.remedy}")
+        for f in findings
+    ]
+    output.table((kind, "works", "detail -> what would enable it"), rows)

@@ -1,0 +1,264 @@
+"""How things are shown: one JSON document for programs, tables and coloured text for people.
+
+rich is imported when something is printed for a person and not before, because it takes longer than most verbs do.
+Names that come out of a branch are made printable first: a file name must not be able to drive a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from forkwise.files.branch import Branch
+    from forkwise.files.gc import Collected
+    from forkwise.files.store.changes import Change, Commit, Conflict, Delta
+    from forkwise.sandbox.doctor import Report
+
+__all__ = [
+    "MARKS",
+    "Output",
+    "branch_record",
+    "change_record",
+    "collected_record",
+    "command_line",
+    "commit_record",
+    "conflict_record",
+    "grid",
+    "printable",
+    "report_record",
+    "size_text",
+    "totals",
+]
+
+MARKS = {"added": "+", "changed": "~", "deleted": "-"}
+STYLES = {"added": "green", "changed": "yellow", "deleted": "red"}
+_LISTED = 20
+
+
+class Output:
+    """Where a verb says what it did."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console | None:
+        """The terminal; None where nobody looks at one, and plain text is written without colours or wrapping."""
+        if self._console is None and (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+            from rich.console import Console
+
+            self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        return self._console
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what was printed can be printed over: it is for a person who looks at a terminal that can do that."""
+        console = None if self.as_json or not sys.stdout.isatty() else self.console
+        return console is not None and not console.is_dumb_terminal
+
+    def document(self, value: object) -> None:
+        """Print the one JSON document of a verb."""
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+    def stream(self, value: object) -> None:
+        """Print one of several JSON documents, on a line of its own and at once."""
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """Print one line for a person."""
+        if self.console is None:
+            sys.stdout.write(f"{printable(text)}\n")
+        else:
+            self.console.print(printable(text), style=style or None)
+
+    def text(self, text: str) -> None:
+        """Print lines that somebody else wrote, for a person."""
+        for line in text.splitlines() or [""]:
+            self.line(line)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = False) -> None:
+        """Print a table for a person. On a terminal, what is too long is folded, or ``cut`` in the last column."""
+        if self.console is None:
+            cells = [[printable(cell) for cell in row] for row in rows]
+            sys.stdout.writelines(_plain_table([list(columns), *cells]))
+        else:
+            self.console.print(grid(columns, rows, cut=cut), soft_wrap=False)
+
+    def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
+        """Print paths by what happened to them, and how many are left out of the list."""
+        rows = [(kind, path) for kind, names in paths.items() for path in names]
+        for kind, path in rows[:limit]:
+            self.line(f"  {MARKS[kind]} {path}", STYLES[kind])
+        if len(rows) > limit:
+            self.line(f"  and {len(rows) - limit} more")
+
+    def conflicts(self, conflicts: Iterable[Conflict]) -> None:
+        """Print what could not be reconciled."""
+        for conflict in conflicts:
+            detail = f" ({conflict.detail})" if conflict.detail else ""
+            self.line(f"  ! {conflict.path}: {conflict.kind}{detail}", "red")
+
+    def paged_diff(self, text: str) -> None:
+        """Print a diff, through a pager where a person would not see all of it at once."""
+        console = self.console
+        if console is None or not sys.stdin.isatty() or text.count("\n") < console.height:
+            self.diff(text)
+            return
+        with console.capture() as captured:
+            self.diff(text)
+        click.echo_via_pager(captured.get(), color=True)
+
+    def diff(self, text: str) -> None:
+        """Print a unified diff: coloured and harmless on a terminal, byte for byte anywhere else."""
+        if self.console is None:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.flush()
+            return
+        for line in text.removesuffix("\n").split("\n"):
+            self.console.print(printable(line, keep="\t"), style=_diff_style(line))
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool) -> Table:
+    """A table as a terminal shows it; what is too long is folded, or ``cut`` in the last column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[printable(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=cut)
+    for column, width in zip(columns, _widths([columns, *cells]), strict=True):
+        if not cut:
+            table.add_column(column, overflow="fold")
+        elif column == columns[-1]:
+            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            table.add_column(column, no_wrap=True, width=width)
+    for row in cells:
+        table.add_row(*(Text(cell, style=_cell_style(cell)) for cell in row))
+    return table
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = _widths(rows)
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text with what a terminal would obey, or could not show, written out instead."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+_CELLS = {
+    **{MARKS[kind]: style for kind, style in STYLES.items()},
+    "yes": "green",
+    "no": "red",
+    "stale": "yellow",
+    "won": "bold green",
+    "succeeded": "green",
+    "running": "cyan",
+    "failed": "red",
+    "pending": "dim",
+    "cancelled": "dim",
+}
+
+
+def _cell_style(cell: str) -> str:
+    return _CELLS.get(cell, "")
+
+
+def _diff_style(line: str) -> str | None:
+    if line.startswith(("+++", "---", "diff ")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+
+
+def command_line(directory: Path, *words: str) -> str:
+    """A command line the reader can paste, for the same workspace."""
+    place = () if directory == Path(".") else ("-C", str(directory))
+    return shlex.join(("forkwise", *words, *place))
+
+
+def size_text(size: int) -> str:
+    """A number of bytes as people read it."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def totals(values: Commit | Delta) -> str:
+    """How many paths were added, changed and deleted."""
+    return f"{len(values.added)} added, {len(values.changed)} changed, {len(values.deleted)} deleted"
+
+
+def branch_record(branch: Branch) -> dict[str, Any]:
+    """A branch as JSON holds it. Its path is not in it: asking for that brings the view up."""
+    return {
+        "name": branch.name,
+        "branch_path": branch.branch_path,
+        "parent": branch.branch_path.rpartition("/")[0],
+        "view": branch.view,
+        "status": branch.status,
+        "created": branch.created.isoformat(),
+        "owner_alive": branch.owner_alive,
+        "kept": branch.kept,
+    }
+
+
+def change_record(change: Change) -> dict[str, Any]:
+    """One changed path as JSON holds it."""
+    return asdict(change)
+
+
+def commit_record(commit: Commit) -> dict[str, Any]:
+    """A commit as JSON holds it. One into a branch has no ``undo_id``: only what a workspace got can be undone."""
+    return {
+        **asdict(commit),
+        "at": commit.at.isoformat(),
+        "undo_id": commit.undo_id if commit.branch.count("/") == 2 else None,
+        "conflicts": [conflict_record(conflict) for conflict in commit.conflicts],
+    }
+
+
+def conflict_record(conflict: Conflict) -> dict[str, Any]:
+    """A conflict as JSON holds it."""
+    return asdict(conflict)
+
+
+def collected_record(collected: Collected) -> dict[str, Any]:
+    """What a clean-up did as JSON holds it."""
+    return asdict(collected)
+
+
+def report_record(report: Report) -> dict[str, Any]:
+    """The doctor's report as JSON holds it."""
+    return {**asdict(report), "chosen": report.chosen}

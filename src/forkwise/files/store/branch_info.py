@@ -1,0 +1,108 @@
+"""Birth: what is known of a branch from the moment it was made, kept in its own directory for every process to read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+
+from forkwise.errors import BranchNotFoundError
+from forkwise.files.store.changes import Conflict
+from forkwise.linux.process_id import Owner, boot_id
+
+__all__ = ["Birth"]
+
+_FORMAT = 1
+_FILE = "branch.json"
+
+
+@dataclass(slots=True)
+class Birth:
+    """When, over what and by whom a branch was made.
+
+    ``generation`` is the parent's head it was forked at. ``forked`` and ``made`` are moments by the filesystem's
+    clock: before the first look at the parent, and when the branch stood; of a birth that was written ahead they are
+    the time of its file. ``synced`` is the moment up to which its
+    layer is known to be on the disk. ``unmerged`` are conflicts a rebase left, at the moment ``rebased``.
+    """
+
+    view: str
+    generation: int
+    forked: int
+    made: int
+    created: float
+    boot: str
+    owner: Owner | None
+    kept: bool = False
+    synced: int = 0
+    rebased: int = 0
+    unmerged: list[Conflict] = field(default_factory=list)
+
+    def save(self, home: str) -> None:
+        """Write it so that a reader finds the old one or the new one."""
+        data = asdict(self)
+        data["format"] = _FORMAT
+        data["owner"] = self.owner.dump() if self.owner else None
+        path = f"{home}/{_FILE}"
+        fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(data).encode())
+        finally:
+            os.close(fd)
+        os.rename(path + ".new", path)
+
+    def save_first(self, home: str) -> None:
+        """Write it into a home nobody can see yet."""
+        fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(
+                fd,
+                (
+                    f'{{"format":{_FORMAT},"view":"{self.view}","generation":{self.generation},'
+                    f'"forked":{self.forked},"made":{self.made},"created":{self.created},'
+                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)}}}'
+                ).encode(),
+            )
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def write_ahead(cls, home: str, view: str, generation: int) -> None:
+        """Write into a home nobody can see yet what is known of it before it is asked for."""
+        cls(view, generation, 0, 0, 0.0, boot_id(), Owner.me()).save_first(home)
+
+    @staticmethod
+    def happens(home: str) -> None:
+        """Make this the moment of a birth that was written ahead; as good as ``Lock.now``, where timestamps are
+        multigrain: for the second touch of a file that was looked at since the first."""
+        path = f"{home}/{_FILE}"
+        os.utime(path)
+        os.stat(path)
+        os.utime(path)
+
+    @classmethod
+    def load(cls, home: str) -> Birth:
+        """Read it; raises BranchNotFoundError where the branch is gone."""
+        try:
+            fd = os.open(f"{home}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            name = os.path.basename(home)
+            raise BranchNotFoundError(
+                f"there is no branch {name!r} any more: it was committed or aborted, maybe by another process",
+                branch=name,
+            ) from None
+        with open(fd, "rb", buffering=0) as file:
+            data = json.loads(file.readall())
+            if not data["forked"]:
+                data["forked"] = data["made"] = os.fstat(fd).st_mtime_ns
+                data["created"] = data["forked"] / 1e9
+        del data["format"]
+        data["owner"] = Owner.load(data["owner"]) if data["owner"] else None
+        data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]
+        return cls(**data)
+
+
+@lru_cache(maxsize=8)
+def _as_json(owner: Owner | None) -> str:
+    return json.dumps(owner and owner.dump())

@@ -1,0 +1,504 @@
+"""Making sure that something is on the disk. When that is needed is the journal's docstring; here is only how."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from forkwise.files.store.overlayfs import is_of_user
+from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
+from forkwise.linux.trees import NOT_THERE, open_directory, open_root
+
+__all__ = [
+    "Held",
+    "Meta",
+    "Run",
+    "Slots",
+    "Step",
+    "StepCode",
+    "facts",
+    "has_same_owner",
+    "invert",
+    "perform",
+    "revert",
+    "set_metas",
+    "sync_content",
+    "sync_directories",
+    "sync_filesystem",
+    "sync_steps",
+]
+
+
+@dataclass(slots=True)
+class Meta:
+    """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes. ``changed``
+    is when somebody had last changed it, by the filesystem's clock, ``inode`` its number."""
+
+    path: str
+    before: list[int]
+    after: list[int]
+    changed: int = 0
+    inode: int = 0
+    attributes_before: dict[str, str] | None = None
+    attributes_after: dict[str, str] | None = None
+
+    @classmethod
+    def change(
+        cls,
+        path: str,
+        old: os.stat_result | None,
+        new: os.stat_result | None,
+        old_attributes: dict[str, bytes] | None = None,
+        new_attributes: dict[str, bytes] | None = None,
+        *,
+        keeps_time: bool = False,
+    ) -> Meta:
+        """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
+        after = facts(new)
+        if old is not None and new is not None and has_same_owner(new, old):
+            after[1:3] = old.st_uid, old.st_gid
+        meta = cls(path, facts(old), after, *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
+        if keeps_time:
+            meta.after[3] = -1
+        if old_attributes != new_attributes:
+            meta.attributes_before = {k: v.hex() for k, v in (old_attributes or {}).items()}
+            meta.attributes_after = {k: v.hex() for k, v in (new_attributes or {}).items()}
+        return meta
+
+    def inverse(self) -> Meta:
+        attributes = self.attributes_after, self.attributes_before
+        return Meta(self.path, self.after, self.before, self.changed, self.inode, *attributes)
+
+    def dump(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__slots__]
+
+
+def facts(entry: os.stat_result | None) -> list[int]:
+    """A directory's metadata as the journal keeps it."""
+    assert entry is not None
+    return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
+
+
+def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
+    """Whether what lies in a layer is owned as what it was made from. Who is not root cannot give things to others:
+    what is made from somebody else's is theirs in the layer, and nobody has changed that."""
+    if new.st_uid == old.st_uid:
+        return new.st_gid == old.st_gid
+    return new.st_uid == os.geteuid() != 0
+
+
+StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
+_INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
+_HALFWAY = "halfway"  # no slot has that name
+
+#: Mode and mtime of a directory that enters a target, and of one that leaves it.
+Held: TypeAlias = tuple[list[int] | None, list[int] | None]
+
+
+@dataclass(slots=True)
+class Step:
+    """One rename between the target and a slot. An empty ``slot`` is the same path in the layer, any other a name in
+    the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target, and
+    ``changed`` is when somebody had last changed the one and the other, by the filesystem's clock.
+
+    ``held`` are mode and mtime of a directory that enters and of one that leaves: a rename changes its ``..``, for
+    which some filesystems set its mtime and all of them want it to be writable. ``facts`` is the metadata of a
+    directory that goes empty. ``dated`` is the mtime of what leaves: with ``changed`` it tells, after a roll back, that
+    nobody but the renames has touched it.
+    """
+
+    code: StepCode
+    name: str
+    slot: str
+    enters: int = 0
+    leaves: int = 0
+    changed: tuple[int, int] = (0, 0)
+    dated: int = 0
+    held: Held | None = None
+    facts: list[int] | None = None
+
+    def inverse(self) -> Step:
+        held = None if self.held is None else (self.held[1], self.held[0])
+        changed = (self.changed[1], self.changed[0])
+        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, 0, held, self.facts)
+
+    def dump(self) -> list[Any]:
+        row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed, self.dated]
+        return row if self.held is None and self.facts is None else [*row, self.held, self.facts]
+
+
+@dataclass(slots=True)
+class Run:
+    """Steps in one directory of the target, in their order."""
+
+    directory: str
+    steps: list[Step] = field(default_factory=list)
+
+    def dump(self) -> list[Any]:
+        return [self.directory, [s.dump() for s in self.steps]]
+
+    @classmethod
+    def load(cls, row: list[Any]) -> Run:
+        return cls(row[0], [Step(*s) for s in row[1]])
+
+
+def invert(runs: Iterable[Run], metas: Iterable[Meta]) -> tuple[list[Run], list[Meta]]:
+    """The steps that undo others."""
+    back = [Run(r.directory, [s.inverse() for s in reversed(r.steps)]) for r in reversed(list(runs))]
+    return back, [m.inverse() for m in metas]
+
+
+class Slots:
+    """The directories steps work between, open: the target, the layer and the side directory."""
+
+    def __init__(self, target: str, layer: str | None, side: str) -> None:
+        self.target = open_root(target)
+        self.layer = -1 if layer is None else open_root(layer)
+        self.side = open_root(side)
+
+    def close(self) -> None:
+        for fd in (self.target, self.layer, self.side):
+            if fd >= 0:
+                os.close(fd)
+
+
+def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
+    """Carry out all steps, then the directories' metadata. Raises OSError at the first that fails."""
+    for run in runs:
+        with _RunDirectories(run, slots) as here:
+            for step in run.steps:
+                here.do(step)
+    set_metas(metas, slots.target, "after")
+
+
+def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
+    """Take back whatever was carried out. Paths that somebody else replaced meanwhile are left, and returned."""
+    left: list[str] = []
+    metas = list(metas)
+    for run in reversed(list(runs)):
+        try:
+            here = _RunDirectories(run, slots)
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            if error.errno != errno.ENOENT:  # that is inside a directory that was itself never put
+                left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
+            continue
+        with here:
+            left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
+    set_metas(metas, slots.target, "before")
+    if slots.layer >= 0:
+        set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
+    return left
+
+
+class _RunDirectories:
+    """The target's directory and the layer's for one run of steps."""
+
+    def __init__(self, run: Run, slots: Slots) -> None:
+        self.slots = slots
+        self.target = open_directory(slots.target, run.directory, os.O_PATH)
+        self.layer = -1
+        try:
+            _allow_writing(self.target)
+            if any(not s.slot and s.code in ("put", "swap", "take") for s in run.steps):
+                self.layer = open_directory(slots.layer, run.directory, os.O_PATH)
+                _allow_writing(self.layer)
+        except OSError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> _RunDirectories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self.target, self.layer):
+            if fd >= 0:
+                os.close(fd)
+
+    def do(self, step: Step) -> None:
+        """Take one step."""
+        if step.held is None:
+            self._do(step)
+            return
+        with _Movable(step, self._slot(step), (self.target, step.name)):
+            self._do(step)
+
+    def _do(self, step: Step) -> None:
+        name, code = step.name, step.code
+        fd, slot = (self.slots.side, step.slot) if step.slot else (self.layer, name)
+        if code == "swap":
+            self._exchange(fd, slot, name)
+        elif code == "put":
+            _move(fd, slot, self.target, name)
+        elif code == "take":
+            _move(self.target, name, fd, slot)
+        elif code == "rmdir":
+            os.rmdir(name, dir_fd=self.target)
+        else:
+            self._mkdir(step)
+
+    def undo(self, step: Step) -> bool:
+        """Take one step back if it was taken; False where somebody else has put something in its place."""
+        fd, slot = self._slot(step)
+        with _Movable(step.inverse(), (fd, slot), (self.target, step.name)):
+            if step.code == "swap":
+                return self._undo_swap(step, fd, slot)
+            there = _inode(self.target, step.name)
+            if step.code == "put":
+                if (kept := _inode(fd, slot)) or there != step.enters:
+                    return bool(kept) and there != step.enters
+                _move(self.target, step.name, fd, slot)
+            elif step.code == "take":
+                if not _inode(fd, slot):
+                    return True
+                if there:
+                    return False
+                _move(fd, slot, self.target, step.name)
+            elif step.code == "rmdir":
+                if not there:
+                    self._mkdir(step)
+            elif there:
+                return self._undo_mkdir(step)
+        return True
+
+    def _undo_mkdir(self, step: Step) -> bool:
+        try:
+            os.rmdir(step.name, dir_fd=self.target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY):
+                raise
+            return error.errno == errno.ENOTDIR  # it was not made yet: there is what has to go first
+        return True
+
+    def _undo_swap(self, step: Step, fd: int, slot: str) -> bool:
+        there, kept = _inode(self.target, step.name), _inode(fd, slot)
+        if not (there and kept) and (halfway := _inode(self.slots.side, _HALFWAY)) in (step.enters, step.leaves):
+            # Killed between the renames of an exchange, there or back.
+            if there == step.enters:
+                _move(self.target, step.name, fd, slot)
+            elif kept == step.leaves:
+                _move(fd, slot, self.target, step.name)
+            if halfway == step.enters:
+                _move(self.slots.side, _HALFWAY, fd, slot)
+            else:
+                _move(self.slots.side, _HALFWAY, self.target, step.name)
+            return True
+        if there == step.enters:
+            self._exchange(fd, slot, step.name)
+            return True
+        return kept == step.enters
+
+    def _exchange(self, fd: int, slot: str, name: str) -> None:
+        try:
+            renameat2(fd, slot, self.target, name, RENAME_EXCHANGE)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            side = self.slots.side
+            os.rename(name, _HALFWAY, src_dir_fd=self.target, dst_dir_fd=side)
+            os.rename(slot, name, src_dir_fd=fd, dst_dir_fd=self.target)
+            os.rename(_HALFWAY, slot, src_dir_fd=side, dst_dir_fd=fd)
+
+    def _slot(self, step: Step) -> tuple[int, str]:
+        return (self.slots.side, step.slot) if step.slot else (self.layer, step.name)
+
+    def _mkdir(self, step: Step) -> None:
+        assert step.facts is not None
+        os.mkdir(step.name, 0o700, dir_fd=self.target)
+        _set_meta(self.target, step.name, step.facts, None)
+
+
+class _Movable:
+    """Lets directories be renamed whatever their mode, and gives them mode and mtime back wherever they are then."""
+
+    def __init__(self, step: Step, slot: tuple[int, str], target: tuple[int, str]) -> None:
+        self.held = step.held or ()
+        self.inodes = (step.enters, step.leaves)
+        self.places = (slot, target)
+
+    def __enter__(self) -> None:
+        if self.held and os.geteuid() != 0:
+            for fd, name, (mode, _) in self._found():
+                if not mode & 0o200:
+                    os.chmod(name, mode | 0o200, dir_fd=fd)
+
+    def __exit__(self, *_: object) -> None:
+        if self.held:
+            for fd, name, (mode, mtime) in self._found():
+                now = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_IMODE(now.st_mode) != mode:
+                    os.chmod(name, mode, dir_fd=fd)
+                if now.st_mtime_ns != mtime:
+                    os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)
+
+    def _found(self) -> Iterator[tuple[int, str, list[int]]]:
+        for held, inode in zip(self.held, self.inodes, strict=True):
+            for fd, name in self.places:
+                if held is not None and _inode(fd, name) == inode:
+                    yield fd, name, held
+
+
+def _inode(fd: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _has(root: int, path: str) -> bool:
+    try:
+        os.close(open_directory(root, path, os.O_PATH))
+    except OSError:
+        return False
+    return True
+
+
+def _allow_writing(fd: int) -> None:
+    """A read-only directory must take and give names for a moment; its mode is set again with the metadata."""
+    if os.geteuid() == 0:
+        return
+    mode = os.fstat(fd).st_mode
+    if mode & 0o300 != 0o300:
+        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode) | 0o300)
+
+
+def _move(source: int, old: str, target: int, new: str) -> None:
+    try:
+        renameat2(source, old, target, new, RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):  # a filesystem that knows no flags
+            raise
+        if _inode(target, new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+        os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+
+def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
+    """Give directories beneath a root the metadata they had before, or have after."""
+    for meta in metas:
+        try:
+            fd = open_directory(root, meta.path, os.O_PATH)
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            continue
+        try:
+            wanted = getattr(meta, side)
+            if os.geteuid() != 0 and (now := os.stat(".", dir_fd=fd)).st_uid != wanted[1]:
+                wanted = [wanted[0], now.st_uid, now.st_gid, wanted[3]]  # see has_same_owner
+            _set_meta(fd, ".", wanted, getattr(meta, f"attributes_{side}"))
+        finally:
+            os.close(fd)
+
+
+def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] | None) -> None:
+    mode, uid, gid, mtime = wanted
+    now = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if attributes is not None:
+        _set_attributes(f"/proc/self/fd/{fd}/{name}", attributes)
+    if (now.st_uid, now.st_gid) != (uid, gid):
+        os.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
+    if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
+        os.chmod(name, mode, dir_fd=fd)
+    if mtime >= 0 and now.st_mtime_ns != mtime and (uid == os.geteuid() or os.geteuid() == 0):
+        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)  # nobody else may
+
+
+def _set_attributes(path: str, wanted: dict[str, str]) -> None:
+    for attribute in os.listxattr(path, follow_symlinks=False):
+        # Only the user's own are ours to take away; a label of the security system may have been put there for us.
+        if attribute not in wanted and is_of_user(attribute):
+            os.removexattr(path, attribute, follow_symlinks=False)
+    for attribute, value in wanted.items():
+        os.setxattr(path, attribute, bytes.fromhex(value), follow_symlinks=False)
+
+
+_SINGLY = 16  # so many files or directories are synced one by one; more, and their filesystem is synced at once
+
+
+def sync_directories(paths: Iterable[str]) -> None:
+    """Sync the names in some directories."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync_filesystem(path: str) -> None:
+    """Sync all of the filesystem that holds a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
+    """Sync everything that steps will bring into their target, with the names under which it lies in its slots."""
+    entering = [(r.directory, s) for r in runs for s in r.steps if s.code in ("put", "swap")]
+    if len(entering) <= _SINGLY:
+        root = open_root(layer or side)
+        try:
+            if all(_sync_slot(root, side, d, s.slot, s.name) for d, s in entering):
+                return
+        finally:
+            os.close(root)
+    for path in {layer or side, side}:
+        sync_filesystem(path)
+
+
+def sync_steps(runs: Sequence[Run], metas: Sequence[Meta], slots: Slots) -> None:
+    """Sync every directory that steps touched, once they and the directories' metadata are done."""
+    layers = {r.directory for r in runs for s in r.steps if not s.slot and s.code not in ("rmdir", "mkdir")}
+    targets = {m.path for m in metas} | {r.directory for r in runs}
+    touched = [(slots.side, ""), *((slots.layer, d) for d in layers), *((slots.target, d) for d in targets)]
+    fd = open_directory(slots.target, "")
+    try:
+        if len(touched) > _SINGLY or not all(_sync_directory(root, path) for root, path in touched):
+            syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(root: int, path: str) -> bool:
+    """Sync one directory, if it is there; False where this user may not read it."""
+    try:
+        fd = open_directory(root, path)
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            return False
+        if error.errno not in NOT_THERE:
+            raise
+        return True
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sync_slot(root: int, side: str, directory: str, slot: str, name: str) -> bool:
+    """Sync one slot; False where it holds a directory, which may hold anything."""
+    fd = open_directory(root, directory) if not slot else os.open(side, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        held = slot or name
+        mode = os.stat(held, dir_fd=fd, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            return False
+        if stat.S_ISREG(mode):
+            file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True

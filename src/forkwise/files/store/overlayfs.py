@@ -1,0 +1,383 @@
+"""What a branch was forked from, looked up without mounting anything: a workspace, or layers stacked on one.
+
+The rules are overlayfs's own: the nearest layer that has a name decides, a whiteout hides it, an opaque directory
+hides all directories below it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeAlias
+
+from forkwise.linux.trees import join, open_directory, open_root, proc_path, writable
+
+__all__ = [
+    "Lower",
+    "LowerDirectory",
+    "Marks",
+    "drop_mark_files",
+    "inherit_origins",
+    "is_mark",
+    "is_of_user",
+    "is_opaque",
+    "is_origin",
+    "is_whiteout",
+    "list_marks",
+    "mark_opaque",
+    "mark_origins",
+    "read_marks",
+    "unmark",
+    "unmark_origins",
+    "write_marks",
+]
+
+
+#: Entries of a layer by their paths, each with its marks and their values.
+Marks: TypeAlias = list[tuple[str, dict[str, str]]]
+
+_MARKS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
+_OF_USER = ("user.", "system.posix_acl_")
+_OPAQUE = tuple(m + "opaque" for m in _MARKS)
+_ORIGIN = tuple(m + "origin" for m in _MARKS)
+
+
+def is_mark(attribute: str) -> bool:
+    """Whether an extended attribute belongs to the overlay and not to the user."""
+    return attribute.startswith(_MARKS)
+
+
+def is_of_user(attribute: str) -> bool:
+    """Whether an extended attribute was given by a user: neither the overlay's nor the security system's."""
+    return attribute.startswith(_OF_USER) and not attribute.startswith(_MARKS)
+
+
+def is_origin(attribute: str) -> bool:
+    """Whether an attribute says that a file began as the parent's."""
+    return attribute in _ORIGIN
+
+
+def is_whiteout(entry: os.stat_result) -> bool:
+    """Whether a layer's entry stands for a deletion."""
+    return stat.S_ISCHR(entry.st_mode) and entry.st_rdev == 0
+
+
+def is_opaque(path: str, attributes: Sequence[str]) -> bool:
+    """Whether a layer's directory hides what is below it."""
+    return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
+
+
+def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+    """Take the marks off entries given as (directory, name, marks)."""
+    with _Directories(layer) as directories:
+        for directory, name, marks in marked:
+            path = proc_path(directories.fd(directory), name)
+            for mark in marks:
+                _remove(path, mark)
+
+
+def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
+    """The values of marks, for going back."""
+    found = []
+    get = os.getxattr
+    with _Directories(layer) as directories:
+        for directory, name, marks in marked:
+            path = proc_path(directories.fd(directory), name)
+            values = {mark: get(path, mark, follow_symlinks=False).hex() for mark in marks}
+            found.append((join(directory, name), values))
+    return found
+
+
+def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[str]]]:
+    """All marks that some entries have."""
+    found = []
+    with _Directories(layer) as directories:
+        for path in paths:
+            directory, _, name = path.rpartition("/")
+            attributes = os.listxattr(directories.beneath(path), follow_symlinks=False)
+            found.append((directory, name, [a for a in attributes if is_mark(a)]))
+    return found
+
+
+def write_marks(layer: str, marks: Marks) -> None:
+    """Give entries the marks they had, and no others."""
+    with _Directories(layer) as directories:
+        for path, wanted in marks:
+            try:
+                beneath = directories.beneath(path)
+                for mark in os.listxattr(beneath, follow_symlinks=False):
+                    if is_mark(mark) and mark not in wanted:
+                        _remove(beneath, mark)
+                for mark, value in wanted.items():
+                    _set(beneath, mark, bytes.fromhex(value))
+            except FileNotFoundError:
+                continue
+
+
+def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
+    """Remove the files with which a fuse layer repeats what its attributes say."""
+    with _Directories(layer) as directories:
+        for directory, name in files:
+            fd = directories.fd(directory)
+            found = os.stat(".", dir_fd=fd)
+            with writable(fd):
+                os.unlink(name, dir_fd=fd)
+            os.utime(".", ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=fd)
+
+
+def mark_origins(layer: str, paths: Iterable[str]) -> None:
+    """Say again of files that they began as the parent's, after what unmark did has to be taken back."""
+    _mark(layer, paths, _ORIGIN[0], b"")
+
+
+def mark_opaque(layer: str, paths: Iterable[str]) -> None:
+    """Make directories hide what the layers below have in their place."""
+    _mark(layer, paths, _OPAQUE[0], b"y")
+
+
+def unmark_origins(layer: str, paths: Iterable[str]) -> None:
+    """Forget that files began as the parent's."""
+    with _Directories(layer) as directories:
+        for path in paths:
+            beneath = directories.beneath(path)
+            for attribute in os.listxattr(beneath, follow_symlinks=False):
+                if is_origin(attribute):
+                    _remove(beneath, attribute)
+
+
+def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
+    """Let files have begun as what those they are about to replace in the layer below began as."""
+    with _Directories(layer) as ours, _Directories(below) as theirs:
+        for path in paths:
+            mine, replaced = ours.beneath(path), theirs.beneath(path)
+            for attribute in os.listxattr(replaced, follow_symlinks=False):
+                if is_origin(attribute):
+                    value = os.getxattr(replaced, attribute, follow_symlinks=False)
+                    _set(mine, attribute, value)
+
+
+def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
+    with _Directories(layer) as directories:
+        for path in paths:
+            try:
+                _set(directories.beneath(path), mark, value)
+            except FileNotFoundError:
+                continue
+
+
+def _remove(path: str, mark: str) -> None:
+    try:
+        os.removexattr(path, mark, follow_symlinks=False)
+    except PermissionError:
+        with _own_made_writable(path):
+            os.removexattr(path, mark, follow_symlinks=False)
+
+
+def _set(path: str, mark: str, value: bytes) -> None:
+    try:
+        os.setxattr(path, mark, value, follow_symlinks=False)
+    except PermissionError:
+        with _own_made_writable(path):
+            os.setxattr(path, mark, value, follow_symlinks=False)
+
+
+@contextmanager
+def _own_made_writable(path: str) -> Iterator[None]:
+    """Who may not write to what is theirs may not mark it either, unless they are root."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.chmod(f"/proc/self/fd/{fd}", mode | 0o200)
+        try:
+            yield
+        finally:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
+
+
+class _Directories:
+    """The directories of a layer, one open at a time: marks come grouped by directory."""
+
+    def __init__(self, layer: str) -> None:
+        self.root = open_root(layer)
+        self.path: str | None = None
+        self.opened = -1
+
+    def fd(self, directory: str) -> int:
+        if directory != self.path:
+            self._shut()
+            self.opened = open_directory(self.root, directory, os.O_PATH)
+            self.path = directory
+        return self.opened
+
+    def beneath(self, path: str) -> str:
+        """Where the xattr family finds an entry."""
+        directory, _, name = path.rpartition("/")
+        return proc_path(self.fd(directory), name)
+
+    def _shut(self) -> None:
+        if self.opened >= 0:
+            os.close(self.opened)
+            self.opened, self.path = -1, None
+
+    def __enter__(self) -> _Directories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shut()
+        os.close(self.root)
+
+
+_NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+class LowerDirectory:
+    """One directory of the parent, open in every layer that adds to it, nearest first; in none where the parent has no
+    directory, or another filesystem's."""
+
+    __slots__ = ("fds", "is_mounted")
+
+    def __init__(self, fds: list[int], *, is_mounted: bool = False) -> None:
+        self.fds = fds
+        self.is_mounted = is_mounted
+
+    def lookup(self, name: str) -> os.stat_result | None:
+        """What the parent has under a name."""
+        for fd in self.fds:
+            try:
+                entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            return None if is_whiteout(entry) else entry
+        return None
+
+    def names(self) -> set[str]:
+        """Every name the parent shows here."""
+        shown: set[str] = set()
+        hidden: set[str] = set()
+        for fd in self.fds:
+            with os.scandir(fd) as entries:
+                found = [(e.name, is_whiteout(e.stat(follow_symlinks=False))) for e in entries]
+            shown.update(n for n, gone in found if not gone and n not in hidden)
+            hidden.update(n for n, gone in found if gone)
+        return shown
+
+    def holder(self, name: str) -> int | None:
+        """The descriptor of the directory that really holds a name."""
+        for fd in self.fds:
+            try:
+                entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            return None if is_whiteout(entry) else fd
+        return None
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+    def __enter__(self) -> LowerDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Lower:
+    """The parent of a branch; ``lowers`` are directories, nearest first, the last of them a plain one."""
+
+    def __init__(self, lowers: Sequence[str]) -> None:
+        self._roots: list[int] = []
+        try:
+            for path in lowers:
+                self._roots.append(open_root(path))
+        except OSError:
+            self.close()
+            raise
+
+    def directory(self, path: str) -> LowerDirectory:
+        """Open one directory; where the parent has none there, it is empty."""
+        try:
+            return LowerDirectory(self._open_merged(path))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return LowerDirectory([], is_mounted=True)  # a mount point is not part of the parent
+
+    def _open_merged(self, path: str) -> list[int]:
+        if len(self._roots) == 1:
+            fd = _open(self._roots[0], path)
+            return [] if fd is None else [fd]
+        fds: list[int] = []
+        for root, is_last in zip(self._roots, [False] * (len(self._roots) - 1) + [True], strict=True):
+            reach = _reach(root, path) if not is_last else "beneath"
+            if reach in ("beneath", "opaque"):
+                fd = _open(root, path)
+                if fd is not None:
+                    fds.append(fd)
+            if reach in ("hidden", "opaque"):
+                break
+        return fds
+
+    def walk(self, path: str) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Everything beneath a directory as (directory, name, entry), parents before children."""
+        pending = [path]
+        while pending:
+            here = pending.pop()
+            with self.directory(here) as directory:
+                for name in sorted(directory.names()):
+                    entry = directory.lookup(name)
+                    if entry is None:
+                        continue
+                    yield here, name, entry
+                    if stat.S_ISDIR(entry.st_mode):
+                        pending.append(join(here, name))
+
+    def close(self) -> None:
+        for fd in self._roots:
+            os.close(fd)
+        self._roots = []
+
+    def __enter__(self) -> Lower:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _open(root: int, path: str) -> int | None:
+    try:
+        return open_directory(root, path)
+    except OSError as error:
+        if error.errno in _NO_DIRECTORY:
+            return None
+        raise
+
+
+def _reach(root: int, path: str) -> str:
+    """How a layer bears on a directory: it is ``absent`` here, ``beneath`` it, ``opaque``, or ``hidden`` by a whiteout
+    or a file on the way."""
+    outcome = "beneath"
+    here = ""
+    for name in path.split("/") if path else ():
+        fd = open_directory(root, here)
+        try:
+            entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISDIR(entry.st_mode):
+                return "hidden"
+            beneath = proc_path(fd, name)
+            if is_opaque(beneath, os.listxattr(beneath, follow_symlinks=False)):
+                outcome = "opaque"
+        except FileNotFoundError:
+            # Above the gap an opaque directory hides whatever the layers below hold.
+            return "hidden" if outcome == "opaque" else "absent"
+        finally:
+            os.close(fd)
+        here = join(here, name)
+    return outcome

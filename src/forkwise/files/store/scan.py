@@ -1,0 +1,480 @@
+"""The reader for whole trees (btrfs, reflink and copy views): what differs from the tree as it was made.
+
+A tree has no whiteouts. What changed is told by the filesystem's clock, what is gone by the names that were there when
+the tree was made. It costs a look at every entry of the tree, which is why these views come last.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from stat import S_ISDIR, S_ISREG
+
+from forkwise.files.store.changes import Change, ChangeKind, Delta, entry_type
+from forkwise.files.store.journal import has_same_owner
+from forkwise.files.store.overlayfs import Lower, LowerDirectory, is_mark, is_of_user, is_opaque, is_origin, is_whiteout
+from forkwise.files.store.record import TakenBack
+from forkwise.files.store.view import Base
+from forkwise.linux.syscalls import file_handle
+from forkwise.linux.trees import join, open_directory, open_root, proc_path
+
+__all__ = [
+    "Entry",
+    "Reader",
+    "Scan",
+    "Touched",
+    "scan_layer",
+    "scan_tree",
+    "user_attributes",
+]
+
+
+_BLOCK = 1 << 20
+_HANDLE = 21  # bytes before the handle in an origin: version, magic, length, flags, type, and the filesystem's UUID
+
+
+class Entry:
+    """One path that differs: what the branch has there (``new``), what the parent has (``old``), None for nothing.
+
+    ``copied`` is True where the branch's file began as the parent's. ``unit`` is True for what a commit moves in one
+    piece; the entries inside a directory that moves are listed with ``unit`` False. ``above`` is when the parent's
+    directory last lost or gained a name, as far as that matters; ``appeared`` is True where that directory is not the
+    one the branch was forked from, so that the parent's entry is news, however old it is.
+    """
+
+    __slots__ = ("above", "appeared", "copied", "directory", "name", "new", "old", "path", "unit")
+
+    def __init__(
+        self,
+        directory: str,
+        name: str,
+        new: os.stat_result | None,
+        old: os.stat_result | None,
+        copied: bool,
+        unit: bool,
+        above: int = sys.maxsize,
+        appeared: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.name = name
+        self.new = new
+        self.old = old
+        self.copied = copied
+        self.unit = unit
+        self.above = above
+        self.appeared = appeared
+        self.path = join(directory, name)
+
+    @property
+    def kind(self) -> ChangeKind:
+        if self.new is None:
+            return "deleted"
+        return "added" if self.old is None else "changed"
+
+    def change(self) -> Change:
+        """The same as a public value."""
+        shown = self.new or self.old
+        assert shown is not None
+        return Change(self.path, self.kind, entry_type(shown.st_mode), shown.st_size, stat.S_IMODE(shown.st_mode))
+
+
+class Touched:
+    """A directory that both the branch and the parent have, and in which the branch may have changed something."""
+
+    __slots__ = ("new", "new_attributes", "old", "old_attributes", "path")
+
+    def __init__(
+        self,
+        path: str,
+        new: os.stat_result,
+        old: os.stat_result,
+        new_attributes: dict[str, bytes],
+        old_attributes: dict[str, bytes],
+    ) -> None:
+        self.path = path
+        self.new = new
+        self.old = old
+        self.new_attributes = new_attributes
+        self.old_attributes = old_attributes
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the directory itself differs: mode, owner or attributes."""
+        new, old = self.new, self.old
+        return new.st_mode != old.st_mode or not has_same_owner(new, old) or self.new_attributes != self.old_attributes
+
+
+@dataclass(slots=True)
+class Scan:
+    """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
+    ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
+    files, ``mounted`` directories with changes where the parent has another filesystem mounted, ``moved`` files that
+    began as the parent's under another name, ``appeared`` directories that the parent did not have at the fork.
+    ``taken_back`` knows which of the parent's ctimes are nobody's change."""
+
+    entries: list[Entry] = field(default_factory=list)
+    touched: list[Touched] = field(default_factory=list)
+    marked: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    specials: list[str] = field(default_factory=list)
+    mixed: set[str] = field(default_factory=set)
+    mark_files: list[tuple[str, str]] = field(default_factory=list)
+    mounted: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    appeared: list[str] = field(default_factory=list)
+    taken_back: TakenBack = field(default_factory=TakenBack)
+
+    def delta(self) -> Delta:
+        """What a person is shown."""
+        changes = [e.change() for e in self.entries]
+        changes += [
+            Change(t.path or ".", "changed", "directory", t.new.st_size, stat.S_IMODE(t.new.st_mode))
+            for t in self.touched
+            if t.is_changed
+        ]
+        return Delta(tuple(sorted(changes, key=lambda c: c.path)))
+
+
+def scan_layer(
+    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), taken_back: TakenBack | None = None
+) -> Scan:
+    """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree.
+
+    ``mark_files`` are names that the view uses for marks of its own.
+    """
+    with Lower(lowers) as lower:
+        root = open_root(layer)
+        try:
+            reader = _LayerReader(root, lower, mark_files)
+            reader.scan.taken_back = taken_back or TakenBack()
+            reader.read()
+            reader.tell_moved()
+            return reader.scan
+        finally:
+            os.close(root)
+
+
+class Reader:
+    """What the readers of layers and of whole trees share: listing what moves or goes in one piece."""
+
+    def __init__(self, root: int, lower: Lower, mark_files: Collection[str] = ()) -> None:
+        self.root = root
+        self.lower = lower
+        self.mark_files = mark_files
+        self.scan = Scan()
+        self.marked: set[int] = set()
+        self.pending: list[str] = [""]
+
+    def read(self) -> None:
+        """Fill ``scan``, directory by directory."""
+        while self.pending:
+            path = self.pending.pop()
+            fd = open_directory(self.root, path)
+            seen = len(self.scan.entries)
+            try:
+                with self.lower.directory(path) as parent:
+                    self.read_directory(path, fd, parent)
+                    if parent.is_mounted and len(self.scan.entries) > seen:
+                        self.scan.mounted.append(path)
+            finally:
+                os.close(fd)
+
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        """Read one directory that both sides have."""
+        raise AssertionError("every reader has its own")
+
+    def touch(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        """Note the directory itself."""
+        if parent.fds:
+            old_fd = parent.fds[0]
+            self.scan.touched.append(
+                Touched(path, os.fstat(fd), os.fstat(old_fd), user_attributes(fd), user_attributes(old_fd))
+            )
+
+    def mark(self, path: str, name: str, new: os.stat_result, marks: list[str]) -> None:
+        """Note what the overlay says of an entry, once for all the names it has."""
+        if marks and new.st_ino not in self.marked:
+            self.marked.add(new.st_ino)
+            self.scan.marked.append((path, name, marks))
+
+    def add(self, entry: Entry) -> None:
+        """Note an entry, and all that the parent loses by it."""
+        self.scan.entries.append(entry)
+        old, new = entry.old, entry.new
+        if old is None or not S_ISDIR(old.st_mode) or (new is not None and S_ISDIR(new.st_mode)):
+            return
+        for directory, name, gone in self.lower.walk(entry.path):
+            self.scan.entries.append(Entry(directory, name, None, gone, True, False))
+
+    def add_unit(self, entry: Entry) -> None:
+        """Note a directory that is the branch's own, and what is inside it against what it takes the place of."""
+        self.add(entry)
+        unit = entry.path
+        pending = [unit]
+        while pending:
+            path = pending.pop()
+            fd = open_directory(self.root, path)
+            try:
+                with self.lower.directory(path) as parent:
+                    kept = self._list_inside(unit, path, fd, parent, pending)
+                    for name in sorted(parent.names() - kept):
+                        self.add(Entry(path, name, None, parent.lookup(name), True, False))
+            finally:
+                os.close(fd)
+
+    def _list_inside(self, unit: str, path: str, fd: int, parent: LowerDirectory, pending: list[str]) -> set[str]:
+        kept = set()
+        prefix = proc_path(fd, "")
+        with os.scandir(fd) as found:
+            for item in found:
+                name = item.name
+                if name in self.mark_files:
+                    self.scan.mark_files.append((path, name))
+                    continue
+                new = item.stat(follow_symlinks=False)
+                if entry_type(new.st_mode) == "special":
+                    self.scan.mixed.add(unit)
+                    if not is_whiteout(new):
+                        self.scan.specials.append(join(path, name))
+                    continue
+                kept.add(name)
+                if not stat.S_ISLNK(new.st_mode):
+                    marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
+                    self.mark(path, name, new, marks)
+                self.add(Entry(path, name, new, parent.lookup(name), False, False))
+                if stat.S_ISDIR(new.st_mode):
+                    pending.append(join(path, name))
+        return kept
+
+
+class _LayerReader(Reader):
+    def __init__(self, root: int, lower: Lower, mark_files: Collection[str]) -> None:
+        super().__init__(root, lower, mark_files)
+        self.linked: list[tuple[str, str]] = []
+
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        self.touch(path, fd, parent)
+        lookup = parent.lookup
+        prefix = proc_path(fd, "")
+        above = max((self.scan.taken_back.ctime(os.fstat(f)) for f in parent.fds), default=sys.maxsize)
+        appeared = bool(path) and bool(parent.fds) and not self._is_same_directory(fd, parent)
+        if appeared:
+            self.scan.appeared.append(path)
+        with os.scandir(fd) as found:
+            for item in found:
+                name = item.name
+                new = item.stat(follow_symlinks=False)
+                mode = new.st_mode
+                if S_ISREG(mode):
+                    old = lookup(name)
+                    copied = self._note_marks(path, name, new, prefix + name)
+                    if not (copied and old is not None and _is_untouched(fd, name, new, old, parent)):
+                        self.add(Entry(path, name, new, old, copied, True, above, appeared))
+                    elif new.st_nlink > 1:
+                        self.linked.append((path, name))
+                elif S_ISDIR(mode):
+                    self._read_subdirectory(path, name, prefix + name, new, lookup(name), above)
+                elif stat.S_ISLNK(mode):
+                    old = lookup(name)
+                    if old is None or not _is_same_symlink(fd, name, new, old, parent):
+                        self.add(Entry(path, name, new, old, False, True, above, appeared))
+                elif is_whiteout(new):
+                    old = lookup(name)
+                    if old is not None:
+                        self.add(Entry(path, name, None, old, True, True, above, appeared))
+                else:
+                    self.scan.specials.append(join(path, name))
+
+    def _is_same_directory(self, fd: int, parent: LowerDirectory) -> bool:
+        """Whether the parent's directory is the one that was there when the branch first wrote into it."""
+        marks = [a for a in os.listxattr(fd) if is_origin(a)]
+        if self.mark_files:
+            return True  # fuse-overlayfs does not mark directories
+        origins = [os.getxattr(fd, a)[_HANDLE:] for a in marks]
+        return any(not o or o in {file_handle(f, ".") for f in parent.fds} for o in origins)
+
+    def tell_moved(self) -> None:
+        """Tell files that were moved or linked to a name the parent never had from those it has lost.
+
+        Both have an origin and no file in the parent; but the origin of what was moved is still there, elsewhere.
+        """
+        lost = [e for e in self.scan.entries if e.copied and e.old is None and e.unit and e.new is not None]
+        files = [e for e in lost if e.new is not None and stat.S_ISREG(e.new.st_mode)]
+        if not files:
+            return
+        held = [(e.directory, e.name) for e in self.scan.entries if e.old is not None and stat.S_ISREG(e.old.st_mode)]
+        handles = set()
+        for directory, name in held + self.linked:
+            with self.lower.directory(directory) as parent:
+                holder = parent.holder(name)
+                handles.add(None if holder is None else file_handle(holder, name))
+        for entry in files:
+            fd = open_directory(self.root, entry.directory, os.O_PATH)
+            try:
+                entry.copied = _origin_of(proc_path(fd, entry.name)) not in handles
+                if not entry.copied:
+                    self.scan.moved.append(entry.path)
+            finally:
+                os.close(fd)
+
+    def _note_marks(self, path: str, name: str, new: os.stat_result, beneath: str) -> bool:
+        """Whether the overlay says that a file began as the parent's."""
+        attributes = os.listxattr(beneath, follow_symlinks=False)
+        if not attributes:
+            return False
+        marks = [a for a in attributes if is_mark(a)]
+        self.mark(path, name, new, marks)
+        return any(is_origin(a) and _is_own(beneath, a, path, name) for a in marks)
+
+    def _read_subdirectory(
+        self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None, above: int
+    ) -> None:
+        marks = [a for a in os.listxattr(beneath, follow_symlinks=False) if is_mark(a)]
+        is_replaced = is_opaque(beneath, marks)
+        if old is not None and stat.S_ISDIR(old.st_mode) and not is_replaced:
+            self.pending.append(join(path, name))
+            return
+        self.mark(path, name, new, marks)
+        came_from_parent = not is_replaced and any(is_origin(a) for a in marks)
+        self.add_unit(Entry(path, name, new, old, came_from_parent, True, above))
+
+
+def user_attributes(fd: int | str) -> dict[str, bytes]:
+    """The extended attributes a user gave an open directory or file, without those the overlay put there."""
+    return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
+
+
+def _origin_of(path: str) -> bytes:
+    """The handle of the file that one was copied up from; empty where it is not known."""
+    found = [
+        os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)
+    ]
+    return found[0][_HANDLE:] if found else b""
+
+
+def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
+    """Whether an origin is that of this very path: fuse-overlayfs names it, and the mark goes where the file goes."""
+    if not mark.startswith("user.fuseoverlayfs."):
+        return True
+    return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(join(directory, name))
+
+
+def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
+    if not stat.S_ISLNK(old.st_mode) or old.st_mtime_ns != new.st_mtime_ns:
+        return False
+    if not has_same_owner(new, old):
+        return False
+    holder = parent.holder(name)
+    return holder is not None and os.readlink(name, dir_fd=fd) == os.readlink(name, dir_fd=holder)
+
+
+def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
+    """Whether a file was copied up (by opening it for writing, say) and then left as it was."""
+    if (
+        new.st_size != old.st_size
+        or new.st_mtime_ns != old.st_mtime_ns
+        or new.st_mode != old.st_mode
+        or not has_same_owner(new, old)
+    ):
+        return False
+    holder = parent.holder(name)
+    if holder is None:
+        return False
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with (
+        open(os.open(name, flags, dir_fd=fd), "rb", buffering=0) as ours,
+        open(os.open(name, flags, dir_fd=holder), "rb", buffering=0) as theirs,
+    ):
+        if user_attributes(ours.fileno()) != user_attributes(theirs.fileno()):
+            return False
+        while block := ours.read(_BLOCK):
+            if block != theirs.read(_BLOCK):
+                return False
+        return not theirs.read(1)
+
+
+def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_back: TakenBack) -> Scan:
+    """Read a whole tree against its parent; ``made`` is the filesystem's time at which the tree was complete,
+    ``taken_back`` knows what in it was committed to and taken back."""
+    with Lower(lowers[:1]) as lower:
+        root = open_root(tree)
+        try:
+            reader = _TreeReader(root, lower, base, made, taken_back)
+            reader.read()
+            return reader.scan
+        finally:
+            os.close(root)
+
+
+class _TreeReader(Reader):
+    def __init__(self, root: int, lower: Lower, base: Base, made: int, taken_back: TakenBack) -> None:
+        super().__init__(root, lower)
+        self.base = base
+        self.made = made
+        self.is_touched = False
+        self.own = taken_back
+
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        known = self.base.directory(path)
+        before = known[1] if known else frozenset()
+        seen = len(self.scan.entries)
+        now = set()
+        appeared = known is None or self._is_another(path, parent)
+        if appeared:
+            self.scan.appeared.append(path)
+        with os.scandir(fd) as found:
+            for item in found:
+                now.add(item.name)
+                self._read_entry(path, item.name, item.stat(follow_symlinks=False), before, appeared, parent)
+        for name in sorted(before - now):
+            old = parent.lookup(name)
+            if old is not None:
+                self.add(Entry(path, name, None, old, True, True, appeared=appeared))
+        if len(self.scan.entries) > seen or self.own.ctime(os.fstat(fd)) >= self.made:
+            self.is_touched = True
+            self.touch(path, fd, parent)
+
+    def _read_entry(
+        self,
+        path: str,
+        name: str,
+        new: os.stat_result,
+        before: frozenset[str],
+        appeared: bool,
+        parent: LowerDirectory,
+    ) -> None:
+        kind = entry_type(new.st_mode)
+        existed = name in before
+        if kind == "directory":
+            self._read_subdirectory(path, name, new, existed, parent.lookup(name))
+        elif existed and self.own.ctime(new) < self.made:
+            return
+        elif kind == "special":
+            self.scan.specials.append(join(path, name))
+        else:
+            self.add(Entry(path, name, new, parent.lookup(name), existed, True, appeared=appeared))
+
+    def _read_subdirectory(
+        self, path: str, name: str, new: os.stat_result, existed: bool, old: os.stat_result | None
+    ) -> None:
+        beneath = join(path, name)
+        was = self.base.directory(beneath)
+        is_same = was is not None and was[0] == new.st_ino
+        if old is not None and stat.S_ISDIR(old.st_mode) and (is_same or not existed):
+            self.pending.append(beneath)
+        elif not is_same or self._is_changed(beneath):
+            self.add_unit(Entry(path, name, new, old, existed, True))
+
+    def _is_another(self, path: str, parent: LowerDirectory) -> bool:
+        """Whether the parent's directory is not the one that the tree's was made from."""
+        origin = self.base.origin(path) if path and parent.fds else 0
+        return origin != 0 and os.fstat(parent.fds[0]).st_ino != origin
+
+    def _is_changed(self, path: str) -> bool:
+        """Whether the branch changed a directory that the parent no longer has, or anything inside it."""
+        inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own)
+        inside.pending = [path]
+        inside.read()
+        return inside.is_touched

@@ -1,0 +1,184 @@
+"""LiveForkCapability: what lets any agent of pydantic-ai's fork itself while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic_ai import Agent, FunctionToolset, RunContext
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import RunCancelled
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
+
+from forkwise.errors import ForkNotFoundError
+from forkwise.files.branch import Branch
+from forkwise.files.workspace import Workspace
+from forkwise.fork.agent_workspace import agent_workspace
+from forkwise.live.branch_runtime import current_branch
+from forkwise.live.coordinator import ForkCoordinator
+from forkwise.live.fork_tools import create_fork_toolset, in_charge
+from forkwise.live.judging.confidence import Signal
+from forkwise.live.live_fork import Place
+from forkwise.live.resume import ForkStateStore
+
+__all__ = ["LiveForkCapability"]
+
+
+@dataclass
+class LiveForkCapability(AbstractCapability[Any]):
+    """Lets an agent fork itself: ``Agent(model, capabilities=[LiveForkCapability(workspace="project")])``.
+
+    ``workspace`` is the directory the agent works in, and what branches get files of their own from; forks are then
+    kept in its ledger and outlive the process. Without it that is the backend of the run's deps, if that is a
+    directory. ``test_command`` (``"auto"``: the project's own tests) says of each branch how good it is; ``judge`` and
+    ``signals`` replace who judges and what a merge goes by. ``keep_artifacts`` keeps the mirror of the branches' files.
+    """
+
+    max_branches: int = 10
+    max_depth: int = 2
+    store: ForkStateStore | None = None
+    keep_artifacts: bool = False
+    test_command: str | None = None
+    test_timeout_s: float = 60.0
+    workspace: Place | None = None
+    judge: Any = None
+    signals: Sequence[Signal] | None = None
+    _coordinators: dict[str, ForkCoordinator] = field(default_factory=dict, init=False, repr=False)
+    _coordinator: ForkCoordinator | None = field(default=None, init=False, repr=False)
+    _latest: tuple[ModelMessage, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.workspace is not None and not isinstance(self.workspace, Workspace | Branch):
+            self.workspace = Workspace(self.workspace)
+
+    @property
+    def coordinator(self) -> ForkCoordinator | None:
+        """The coordinator of this run; of the capability that an agent was given, that of the last run it had."""
+        return self._coordinator
+
+    @property
+    def latest_messages(self) -> list[ModelMessage]:
+        """What the run had said when it last asked its model."""
+        return list(self._latest)
+
+    def coordinator_for(
+        self, agent: Agent[Any, Any], deps: Any = None, *, store: ForkStateStore | None = None
+    ) -> ForkCoordinator:
+        """A coordinator for forking an agent that does not run, with what is set here."""
+        return ForkCoordinator(
+            agent,
+            deps,
+            max_branches=self.max_branches,
+            max_depth=self.max_depth,
+            store=store or self.store,
+            keep_artifacts=self.keep_artifacts,
+            test_command=self.test_command,
+            test_timeout_s=self.test_timeout_s,
+            workspace=self.workspace,
+            judge=self.judge,
+            signals=self.signals,
+        )
+
+    async def resume(self, agent: Agent[Any, Any], deps: Any = None) -> ForkCoordinator | None:
+        """Go on with the last fork that a killed process left in the workspace; None where there is none."""
+        coordinator = self.coordinator_for(agent, deps)
+        with suppress(ForkNotFoundError):
+            await coordinator.resume()
+            return coordinator
+        return None
+
+    # What a run gets
+
+    def get_toolset(self) -> FunctionToolset[Any]:
+        """The seven tools."""
+        return _toolset()
+
+    def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
+        """The directory, for a run that was given none."""
+        if not isinstance(self.workspace, Workspace | Branch):
+            return None
+        own = agent_workspace(self.workspace)
+        is_own = ref is None or own.ref is None or ref.id.partition("#")[0] == own.ref.id.partition("#")[0]
+        return own if is_own else None
+
+    async def for_run(self, ctx: RunContext[Any]) -> LiveForkCapability:
+        """One for this run alone, with a coordinator of its own, or with that of an earlier turn whose fork is not
+        resolved yet."""
+        own = copy(self)
+        own._latest = ()
+        own._coordinator = self._earlier(ctx) or self.coordinator_for(_agent(ctx), ctx.deps)
+        own._coordinator.capability = own
+        in_charge(ctx.run_id, own._coordinator)
+        branch = current_branch()
+        is_shared = branch is not None and branch.coordinator.parent_deps is ctx.deps
+        if hasattr(ctx.deps, "fork_coordinator") and not is_shared:
+            ctx.deps.fork_coordinator = own._coordinator
+        if branch is None:
+            self._coordinator = own._coordinator
+        else:
+            await own._coordinator.take_up_left()
+        return own
+
+    def _earlier(self, ctx: RunContext[Any]) -> ForkCoordinator | None:
+        """The coordinator of an earlier turn of this conversation, if its fork is not resolved."""
+        known = getattr(ctx.deps, "fork_coordinator", None)
+        if not isinstance(known, ForkCoordinator):
+            known = self._coordinators.get(ctx.conversation_id or "")
+        return known if known is not None and not known.is_resolved and known.inside is current_branch() else None
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Keep what was said so far, as it is: messages are never changed."""
+        self._latest = tuple(ctx.messages)
+        return request_context
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
+        """A fork outlives the turn that made it and ended without deciding it. It does not outlive a run that was
+        cancelled, nor the branch inside which it was made."""
+        try:
+            result: AgentRunResult[Any] = await handler()
+        except (asyncio.CancelledError, RunCancelled):
+            await self._close()
+            raise
+        finally:
+            if current_branch() is not None:
+                await self._close()
+            else:
+                self._remember(ctx)
+        return result
+
+    async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
+        """A turn is over; a fork that it did not decide is there for the next."""
+        return result
+
+    async def _close(self) -> None:
+        if self._coordinator is not None:
+            await self._coordinator.aclose()
+
+    def _remember(self, ctx: RunContext[Any]) -> None:
+        coordinator = self._coordinator
+        if coordinator is None or ctx.conversation_id is None:
+            return
+        if coordinator.is_resolved:
+            self._coordinators.pop(ctx.conversation_id, None)
+        else:
+            self._coordinators[ctx.conversation_id] = coordinator
+
+
+def _agent(ctx: RunContext[Any]) -> Agent[Any, Any]:
+    assert ctx.agent is not None
+    return ctx.agent
+
+
+@cache
+def _toolset() -> FunctionToolset[Any]:
+    return create_fork_toolset()

@@ -1,1 +1,0 @@
-"""Where attempts run: in this process, or in sandboxes."""

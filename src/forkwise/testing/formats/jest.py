@@ -1,0 +1,123 @@
+"""What jest and vitest report: the JSON of ``--json`` and ``--reporter=json``, which is the same, and their summaries.
+
+A test file that could not be loaded is an error: none of its tests is known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from forkwise.testing.report import Tally
+from forkwise.text.clean import sections
+
+__all__ = ["read_jest", "read_jest_json", "read_vitest"]
+
+_COUNT = re.compile(r"(\d{1,9}) ([a-z]+)")
+
+_JEST_TESTS = re.compile(r"^Tests: +(\d.*)$", re.MULTILINE)
+_JEST_NONE = re.compile(r"^No tests found", re.MULTILINE)
+_JEST_HEADING = re.compile(r"FAIL (?P<file>.+)$|  ● (?P<test>.+)$")
+_JEST_AFTER_FAILURE = re.compile(r"Test Suites: |PASS ")
+_JEST_NOT_LOADED = "Test suite failed to run"
+
+_VITEST_TESTS = re.compile(r"^ +Tests  +(\d.*|no tests)$", re.MULTILINE)
+_VITEST_NONE = re.compile(r"^No test files found", re.MULTILINE)
+_VITEST_ERRORS = re.compile(r"^ +Errors  +(\d{1,9}) error|^⎯+ Failed Suites (\d{1,9}) ⎯+$", re.MULTILINE)
+_VITEST_FAILURE = re.compile(r" FAIL  (.+)$")
+_VITEST_AFTER_FAILURE = re.compile(r"⎯")
+
+
+def read_jest_json(text: str) -> Tally | None:
+    """Count the tests of a report in JSON that stands on one line; None where there is none."""
+    for line in text.split("\n"):
+        if line.startswith("{") and '"testResults"' in line:
+            try:
+                report = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            match report:
+                case {"testResults": list(files)}:
+                    return _counted(files)
+    return None
+
+
+def _counted(files: list[Any]) -> Tally:
+    tally = Tally("jest")
+    for file in files:
+        match file:
+            case {"status": "failed", "name": str(name), "assertionResults": []}:
+                tally.fail(name, str(file.get("message", "")), "error")
+            case {"assertionResults": list(tests)}:
+                for test in tests:
+                    _count(test, tally)
+    return tally
+
+
+def _count(test: Any, tally: Tally) -> None:
+    match test:
+        case {"status": "passed"}:
+            tally.passed += 1
+        case {"status": "failed", "fullName": str(name), "failureMessages": list(messages)}:
+            tally.fail(name, "\n".join(map(str, messages)))
+        case {"status": "failed"}:
+            tally.fail("a test without a name", "")
+        case {"status": str()}:
+            tally.skipped += 1
+
+
+def read_jest(text: str) -> Tally | None:
+    r"""Add up jest's summaries; None where there is none.
+
+    >>> read_jest("Tests:       1 skipped, 2 passed, 3 total\n")
+    Tally(source='jest', passed=2, failed=0, errors=0, skipped=1, failures=[], doubts=[])
+    """
+    summaries = _JEST_TESTS.findall(text)
+    if not summaries and not _JEST_NONE.search(text):
+        return None
+    tally = _added_up(Tally("jest"), summaries)
+    # With many files, jest prints all failures a second time: each is taken once.
+    for (file, test), body in dict(_jest_failures(text)).items():
+        if test == _JEST_NOT_LOADED:
+            tally.fail(file, body, "error")
+        else:
+            tally.show(test, body)
+    return tally
+
+
+def _jest_failures(text: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """What failed, by its file and its name, with what is said about it."""
+    file = ""
+    for heading, body in sections(text, _JEST_HEADING, _JEST_AFTER_FAILURE):
+        if heading["file"]:
+            file = heading["file"]
+        elif heading["test"] != "Console":
+            yield (file, heading["test"]), body
+
+
+def read_vitest(text: str) -> Tally | None:
+    r"""Add up vitest's summaries; None where there is none.
+
+    >>> read_vitest("      Tests  1 failed | 2 passed | 1 todo (4)\n")
+    Tally(source='vitest', passed=2, failed=1, errors=0, skipped=1, failures=[], doubts=[])
+    """
+    summaries = _VITEST_TESTS.findall(text)
+    if not summaries and not _VITEST_NONE.search(text):
+        return None
+    tally = _added_up(Tally("vitest"), summaries)
+    tally.errors = sum(int(count) for pair in _VITEST_ERRORS.findall(text) for count in pair if count)
+    for heading, body in sections(text, _VITEST_FAILURE, _VITEST_AFTER_FAILURE):
+        tally.show(heading[1], body, "failed" if " > " in heading[1] else "error")
+    return tally
+
+
+def _added_up(tally: Tally, summaries: list[str]) -> Tally:
+    for summary in summaries:
+        counts = Counter({word: int(count) for count, word in _COUNT.findall(summary)})
+        tally.passed += counts["passed"]
+        tally.failed += counts["failed"]
+        tally.skipped += counts["skipped"] + counts["todo"]
+    return tally

@@ -1,0 +1,127 @@
+"""Reading a report: the best of what a test command wrote, printed and exited with.
+
+A JUnit file is believed before what was printed, and that before the exit code. Nothing that is read here can make it
+raise; what cannot be made out, or does not fit together, is said as the report's doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forkwise.testing.formats.cargo import read_cargo
+from forkwise.testing.formats.go import read_go
+from forkwise.testing.formats.jest import read_jest, read_jest_json, read_vitest
+from forkwise.testing.formats.junit import read_junit
+from forkwise.testing.formats.python import read_pytest, read_unittest
+from forkwise.testing.formats.tap import read_tap
+from forkwise.testing.report import Tally, TestReport
+from forkwise.text.clean import clipped, plain
+
+__all__ = ["read_report"]
+
+_MAX_OUTPUT = 16 << 20
+_MAX_LINES = 250_000
+_KEPT_OUTPUT = 4000
+
+# What pytest, and unittest since Python 3.12, exit with where there was nothing to run.
+_EXIT_NO_TESTS = 5
+# What a shell exits with where the command cannot be executed, or is not found.
+_EXIT_NOT_RUN = (126, 127)
+
+_READERS: dict[str, tuple[Callable[[str], Tally | None], ...]] = {
+    "go": (read_go,),
+    "jest": (read_jest_json, read_jest),
+    "vitest": (read_jest_json, read_vitest),
+    "tap": (read_tap,),
+    "cargo": (read_cargo,),
+    "pytest": (read_pytest,),
+    "unittest": (read_unittest,),
+}
+
+
+def read_report(
+    output: bytes, junit: bytes | None, exit_code: int, hint: str | None = None, *, duration: float = 0.0
+) -> TestReport:
+    r"""What a test command said.
+
+    ``output`` is all it printed, ``junit`` the file it was asked to write, if it did. ``hint`` names the framework
+    (``TestCommand.framework``) whose report is expected: only that is then looked for, and where it is missing the
+    command was ended in the middle, whatever it exited with. Without a hint every format is tried, and a command that
+    is known by its exit code alone passed 1 of 1, or failed 1 of 1.
+
+    >>> read_report(b"..\n2 passed in 0.01s\n", None, 0, "pytest").is_pass
+    True
+    >>> read_report(b"..\n2 passed in 0.01s\n", None, 1, "pytest").doubt
+    'the command exited with 1, and its report shows no failure'
+    >>> read_report(b"all fine\n", None, 0).summary
+    'exit code 0'
+    """
+    read = _end(output)
+    text = plain(read)
+    doubts: list[str] = []
+    written = None
+    if junit is not None:
+        try:
+            written = read_junit(junit)
+        except ValueError as error:
+            doubts.append(f"the JUnit report could not be read: {error}")
+    printed = _printed(text, hint)
+    if written and printed and bool(written.failing) != bool(printed.failing):
+        doubts.append("what was printed and the JUnit report disagree on whether a test failed")
+    if printed and not written and len(read) < len(output):
+        doubts.append(f"of {len(output)} bytes of output, only the last {len(read)} were read")
+    tally = written or printed or _by_exit_code(exit_code, hint)
+    doubts += tally.doubts
+    if contradiction := _contradiction(tally, exit_code):
+        doubts.append(contradiction)
+    return TestReport(
+        passed=tally.passed,
+        failed=tally.failed,
+        errors=tally.errors,
+        skipped=tally.skipped,
+        failures=tuple(tally.failures),
+        source=tally.source,
+        exit_code=exit_code,
+        duration=duration,
+        output=clipped(text.strip(), _KEPT_OUTPUT),
+        doubt="; ".join(doubts) or None,
+    )
+
+
+def _end(output: bytes) -> bytes:
+    """As much of the end as is read: neither many bytes nor many lines take long."""
+    lines = output[-_MAX_OUTPUT:].rsplit(b"\n", _MAX_LINES)
+    return b"\n".join(lines[-_MAX_LINES:])
+
+
+def _printed(text: str, hint: str | None) -> Tally | None:
+    readers = _READERS.get(hint or "") or [reader for readers in _READERS.values() for reader in readers]
+    return next((tally for reader in readers if (tally := reader(text))), None)
+
+
+def _by_exit_code(exit_code: int, hint: str | None) -> Tally:
+    tally = Tally("exit code")
+    if exit_code in _EXIT_NOT_RUN:
+        tally.doubts.append(f"the command could not be run (exit code {exit_code})")
+        return tally
+    if hint in _READERS:
+        tally.doubts.append(f"{hint} gave no report")
+    if exit_code:
+        tally.fail("the test command", "")
+    elif hint in _READERS:
+        tally.fail("the test command", "", "error")
+    else:
+        tally.passed = 1
+    return tally
+
+
+def _contradiction(tally: Tally, exit_code: int) -> str | None:
+    if tally.source == "exit code":
+        return None
+    if tally.failing and exit_code == 0:
+        return f"the command exited with 0, and its report shows {tally.failing} failing"
+    if tally.passed and not tally.failing and exit_code != 0:
+        return f"the command exited with {exit_code}, and its report shows no failure"
+    if not tally.passed and not tally.failing and exit_code not in (0, _EXIT_NO_TESTS):
+        return f"the command exited with {exit_code} before a test ran"
+    return None

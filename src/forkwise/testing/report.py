@@ -1,0 +1,242 @@
+"""Several runs of one suite as one report: what a flaky test says is decided by the majority."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from forkwise.text.clean import clipped, plain
+
+__all__ = [
+    "FailureKind",
+    "Source",
+    "Tally",
+    "TestFailure",
+    "TestReport",
+    "combine",
+]
+
+
+FailureKind = Literal["failed", "error"]
+
+#: What the counts were read from.
+Source = Literal[
+    "junit", "tap", "go test -json", "cargo", "jest", "vitest", "pytest summary", "unittest summary", "exit code"
+]
+
+_SHOWN_IN_FEEDBACK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TestFailure:
+    """One test that failed, or that could not be run to its end (``kind`` is "error"), with what it printed."""
+
+    __test__: ClassVar[bool] = False
+
+    name: str
+    message: str = ""
+    kind: FailureKind = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestReport:
+    """How many tests passed, failed, erred or were skipped, and which failed.
+
+    ``failures`` names the first of them, with their output cut to size. ``output`` is the end of all that the command
+    printed. ``doubt`` says why the report is not to be believed as it stands; a report in doubt is never a pass.
+    ``flaky`` names tests that failed in some of several ``runs`` and not in all.
+
+    >>> report = TestReport(passed=11, failed=1, source="junit", exit_code=1)
+    >>> report.summary, report.is_pass, report.total
+    ('11 passed, 1 failed', False, 12)
+    """
+
+    __test__: ClassVar[bool] = False
+
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    failures: tuple[TestFailure, ...] = ()
+    source: Source
+    exit_code: int
+    duration: float = 0.0
+    output: str = ""
+    doubt: str | None = None
+    flaky: tuple[str, ...] = ()
+    runs: int = 1
+
+    @property
+    def failing(self) -> int:
+        """How many tests failed or erred."""
+        return self.failed + self.errors
+
+    @property
+    def ran(self) -> int:
+        """How many tests ran: all but the skipped ones."""
+        return self.passed + self.failing
+
+    @property
+    def total(self) -> int:
+        """How many tests there are, the skipped ones with them."""
+        return self.ran + self.skipped
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of the tests that ran and passed; None where none ran."""
+        return self.passed / self.ran if self.ran else None
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether any test ran. Where none did, the report speaks neither for the attempt nor against it."""
+        return self.ran > 0
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether tests ran, all that ran passed, the command exited with 0, and nothing is in doubt."""
+        return self.passed > 0 and not self.failing and self.exit_code == 0 and self.doubt is None
+
+    @property
+    def summary(self) -> str:
+        """One line for people.
+
+        >>> TestReport(passed=2, errors=1, skipped=1, source="tap", exit_code=1, flaky=("a",), runs=3).summary
+        '2 passed, 1 error, 1 skipped; 1 flaky in 3 runs'
+        """
+        if self.source == "exit code":
+            line = f"exit code {self.exit_code}"
+        else:
+            error = "error" if self.errors == 1 else "errors"
+            words = {"passed": self.passed, "failed": self.failed, error: self.errors, "skipped": self.skipped}
+            counts = [f"{count} {word}" for word, count in words.items() if count]
+            line = ", ".join(counts if self.ran else ["no tests ran", *counts])
+        return f"{line}; {len(self.flaky)} flaky in {self.runs} runs" if self.flaky else line
+
+    def feedback(self, limit: int = 6000) -> str:
+        """What the next attempt should know, in at most ``limit`` characters: the failing tests with their output.
+
+        >>> failure = TestFailure("tests.test_sum::test_adds", "assert 4 == 5")
+        >>> print(TestReport(passed=3, failed=1, failures=(failure,), source="junit", exit_code=1).feedback())
+        3 passed, 1 failed
+        <BLANKLINE>
+        FAILED tests.test_sum::test_adds
+        assert 4 == 5
+        """
+        parts = [self.summary]
+        if self.doubt:
+            parts.append(f"Doubtful: {self.doubt}.")
+        shown = self.failures[:_SHOWN_IN_FEEDBACK]
+        share = limit // (len(shown) + 1)
+        for failure in shown:
+            heading = "ERROR" if failure.kind == "error" else "FAILED"
+            parts.append(f"{heading} {failure.name}\n{clipped(failure.message, share)}".rstrip())
+        if self.failing > len(shown) > 0:
+            parts.append(f"and {self.failing - len(shown)} more that failed")
+        if self.flaky:
+            parts.append(f"Flaky, failed in some of {self.runs} runs: {', '.join(self.flaky)}")
+        if self.output and not self.is_pass and not any(failure.message for failure in shown):
+            parts.append(f"The output ends with:\n{clipped(self.output, share)}")
+        return clipped("\n\n".join(parts), limit)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report in the types of JSON; ``from_json`` gives it back."""
+        return asdict(self) | {"failures": [asdict(failure) for failure in self.failures], "flaky": list(self.flaky)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TestReport:
+        """The report that ``as_json`` was made of."""
+        failures = tuple(TestFailure(**failure) for failure in data["failures"])
+        return cls(**{**data, "failures": failures, "flaky": tuple(data["flaky"])})
+
+
+_MAX_FAILURES = 50
+_MAX_NAME = 300
+_MAX_MESSAGE = 4000
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and failures so far, and what is odd about them."""
+
+    source: Source
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    failures: list[TestFailure] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def failing(self) -> int:
+        """How many tests failed or erred."""
+        return self.failed + self.errors
+
+    def fail(self, name: str, message: str, kind: FailureKind = "failed") -> None:
+        """Count a test that failed, and show it."""
+        if kind == "error":
+            self.errors += 1
+        else:
+            self.failed += 1
+        self.show(name, message, kind)
+
+    def show(self, name: str, message: str, kind: FailureKind = "failed") -> None:
+        """Keep the name and the output of a test that failed and is counted already."""
+        if len(self.failures) < _MAX_FAILURES:
+            name, message = (plain(text).strip() for text in (name, message))
+            self.failures.append(TestFailure(clipped(name, _MAX_NAME), clipped(message, _MAX_MESSAGE), kind))
+
+
+def combine(reports: Sequence[TestReport]) -> TestReport:
+    """One report of all runs of the same suite.
+
+    A test passes if it passed in more than half of the runs: repeating is there to see through noise, and a rule that
+    one failure decides would make it louder. ``flaky`` names the tests that failed in some runs and not in all,
+    whatever was decided. Failures are told apart by name, so those that a run does not name count as failing. A doubt
+    about one run is a doubt about all, and so is a run without a test among others that had some.
+
+    >>> good = TestReport(passed=2, source="junit", exit_code=0)
+    >>> bad = TestReport(passed=1, failed=1, failures=(TestFailure("a"),), source="junit", exit_code=1)
+    >>> combine([good, bad, good]).is_pass, combine([good, bad, good]).flaky
+    (True, ('a',))
+    >>> combine([good, bad]).summary
+    '1 passed, 1 failed; 1 flaky in 2 runs'
+    """
+    if not reports:
+        raise ValueError("there is no report to combine")
+    if len(reports) == 1:
+        return reports[0]
+    known: dict[str, TestFailure] = {}
+    for failure in (failure for report in reports for failure in report.failures):
+        known.setdefault(failure.name, failure)
+    times = Counter(name for report in reports for name in {failure.name for failure in report.failures})
+    failures = tuple(failure for name, failure in known.items() if 2 * times[name] >= len(reports))
+    unnamed = max(0, *(report.failing - len(report.failures) for report in reports))
+    errors = sum(failure.kind == "error" for failure in failures)
+    failed = len(failures) - errors + unnamed
+    fullest = max(reports, key=lambda report: report.total)
+    alike = [report for report in reports if bool(report.failing) == bool(failed + errors)]
+    return TestReport(
+        passed=max(fullest.ran - failed - errors, 0),
+        failed=failed,
+        errors=errors,
+        skipped=fullest.skipped,
+        failures=failures,
+        source=fullest.source,
+        # Where every run had another failure, and none has a majority, no run stands for what was decided.
+        exit_code=alike[0].exit_code if alike else 0,
+        duration=sum(report.duration for report in reports),
+        output=(alike or reports)[0].output,
+        doubt=_doubt(reports),
+        flaky=tuple(name for name in known if times[name] < len(reports)),
+        runs=len(reports),
+    )
+
+
+def _doubt(reports: Sequence[TestReport]) -> str | None:
+    doubts = [report.doubt for report in reports if report.doubt]
+    empty = sum(not report.is_signal for report in reports)
+    if 0 < empty < len(reports):
+        doubts.append(f"in {empty} of {len(reports)} runs no test ran")
+    return "; ".join(dict.fromkeys(doubts)) or None
