@@ -29,7 +29,7 @@ import pytest
 
 from forkwise import Workspace
 from forkwise.local_model.weights import weights_path
-from tests.agents.local_model import need_local_model
+from tests.local_model.requirements import need_local_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/**/*.md")])

@@ -28,7 +28,21 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 NOT_NEEDED = {"asyncio", "click", "pydantic", "ray", "rich", "sqlite3"}
-HIGHER_FLOORS = ("app", "agents", "explore", "conversation", "fork", "runners", "ledger", "sandbox")
+HIGHER_FLOORS = (
+    "cli",
+    "tui",
+    "display",
+    "chat",
+    "live",
+    "modules",
+    "local_model",
+    "conversation",
+    "explore",
+    "fork",
+    "testing",
+    "ledger",
+    "sandbox",
+)
 
 
 def run(code: str) -> str:

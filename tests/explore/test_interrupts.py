@@ -17,7 +17,7 @@ import pytest
 
 from forkwise import BestOfN, Pattern, Reflexion, Speculate, Tests, TreeOfThoughts, Workspace
 from forkwise.fork.fork import open_ledger
-from tests.explore.interrupted import PHASES, good
+from tests.explore.interrupted_program import PHASES, good
 from tests.leftovers import check_nothing_left, children
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ class Driver:
         os.mkfifo(fifo)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.explore.interrupted", str(workspace.path), phase, str(fifo)],
+            [sys.executable, "-m", "tests.explore.interrupted_program", str(workspace.path), phase, str(fifo)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

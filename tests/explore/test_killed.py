@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explore import killing
+from tests.explore import kill_at_random
 
 _SHARES = 2
 _ROUNDS = 100
@@ -22,7 +22,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("FORKWISE_STATE", None)
     told = subprocess.run(
-        [sys.executable, killing.__file__, str(tmp_path), str(_ROUNDS), str(seed)],
+        [sys.executable, kill_at_random.__file__, str(tmp_path), str(_ROUNDS), str(seed)],
         env=environment,
         capture_output=True,
         text=True,

@@ -25,7 +25,7 @@ from forkwise import (
     Workspace,
 )
 from forkwise.fork.fork import open_ledger
-from tests.explore.ways import WAYS, Deed, Way, by_way
+from tests.explore.candidate_kinds import WAYS, Deed, Way, by_way
 
 
 @dataclass(frozen=True)

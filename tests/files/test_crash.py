@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from forkwise.linux.mountinfo import mounts
-from tests.files.den import dismiss
+from tests.files.crash_scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
+from tests.files.fork_helper import dismiss
 from tests.files.images import mounted_tmpfs
-from tests.files.scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
 from tests.files.steps import CALLS, Steps
 
 RANDOM_KILLS = 500

@@ -19,10 +19,10 @@ import pytest
 
 from forkwise.errors import BranchingError, CommitError
 from forkwise.linux.mountinfo import mounts
-from tests.files.den import dismiss
+from tests.files.crash_scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
+from tests.files.fork_helper import dismiss
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.files.sample import picture
-from tests.files.scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
 from tests.files.steps import Steps
 from tests.need import need
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.images import loop_image
-from tests.somebody import SOMEBODY, as_somebody, interpreter, readable_copy
+from tests.unprivileged import SOMEBODY, as_somebody, interpreter, readable_copy
 
 TOOLS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
 

@@ -21,7 +21,7 @@ import pytest
 
 from forkwise import Branch, BranchError, ForkwiseWarning, Workspace
 from forkwise.linux.trees import open_directory, open_root
-from tests.files.grounds import VIEWS, ground_of, grounds
+from tests.files.filesystems import VIEWS, ground_of, grounds
 from tests.files.snapshot import snapshot
 from tests.need import need
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Workspace
-from tests.fork.killed import Scene
+from tests.fork.kill_at_point import Scene
 from tests.leftovers import workspace
 
 __all__ = ["scene", "workspace"]

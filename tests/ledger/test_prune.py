@@ -7,7 +7,7 @@ import pytest
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import Output, read_output
-from tests.ledger.scenes import attempt_in, fork_in
+from tests.ledger.ledger_scenes import attempt_in, fork_in
 
 
 def resolved(ledger: Ledger, **options: object) -> str:

@@ -15,7 +15,7 @@ from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.process_id import Owner
 from tests.ledger.conftest import IMPLEMENTATIONS
-from tests.ledger.scenes import attempt_in, fork_in, picture
+from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
 
 Deed = Callable[[Ledger, str, str, int], object]

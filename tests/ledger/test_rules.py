@@ -9,7 +9,7 @@ import pytest
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.process_id import Owner
-from tests.ledger.scenes import attempt_in, fork_in, picture
+from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 
 DEAD = Owner(1, 0, "another boot", "pid:[1]")
 

@@ -12,7 +12,7 @@ from forkwise import LedgerError
 from forkwise.ledger import database as schema
 from forkwise.ledger.database import Database
 from forkwise.ledger.sqlite import SqliteLedger
-from tests.ledger.scenes import Child, attempt_in, fork_in, picture
+from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 
 NEXT = "ALTER TABLE forks ADD COLUMN note TEXT; UPDATE forks SET note = 'from before'"
 BROKEN = "CREATE TABLE half (a); INSERT INTO nowhere VALUES (1)"

@@ -14,7 +14,7 @@ import pytest
 
 from forkwise.ledger.ledger import Ledger
 from tests.ledger.conftest import Open
-from tests.ledger.scenes import Child, attempt_in, fork_in, picture
+from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 
 
 @pytest.mark.parametrize("deeds", [("resolve", "resolve"), ("resolve", "abort"), ("adopt", "adopt")])

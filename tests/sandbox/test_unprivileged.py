@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sandbox.child import need_user_namespaces
-from tests.somebody import SOMEBODY, as_somebody, interpreter, project_of_somebody
+from tests.unprivileged import SOMEBODY, as_somebody, interpreter, project_of_somebody
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.need import need
-from tests.somebody import as_somebody, interpreter, project_of_somebody
+from tests.unprivileged import as_somebody, interpreter, project_of_somebody
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 

@@ -1,0 +1,458 @@
+"""What is shown of forks, and how a person decides them: ls, show, watch, diff, pick, combine, resume, abort, gc."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from forkwise import Workspace
+from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.process_id import Owner
+from tests.fork.kill_at_point import becomes_so
+from tests.leftovers import processes_about
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+ONE = "echo uno > a.txt; echo said; echo warned >&2"
+TWO = "echo due > b.txt"
+CLASH = "echo eins > a.txt"
+FAILS = "echo lost > c.txt; exit 3"
+MAIN = "from forkwise.cli import main; main()"
+
+
+@pytest.fixture
+def hold(run: Run, ask: Ask) -> Callable[..., str]:
+    """Try lines and leave the choice to somebody: the fork."""
+
+    def hold(*lines: str, options: tuple[str, ...] = (), code: int = 0) -> str:
+        words = [word for line in lines for word in ("-c", line)]
+        run("speculate", "--all", "--no-commit", "--quiet", *options, *words, code=code)
+        name: str = ask("ls")["forks"][0]["id"]
+        return name
+
+    return hold
+
+
+@pytest.fixture
+def kill(project: Path, ask: Ask, tmp_path: Path) -> Callable[..., str]:
+    """Try lines in a process that is killed once the named files are there: the fork."""
+
+    def kill(*lines: str, once: tuple[str, ...]) -> str:
+        words = [word for line in lines for word in ("-c", line)]
+        outside = ("--writable", str(tmp_path))
+        driver = [sys.executable, "-c", MAIN, "speculate", "--all", *outside, *words]
+        with subprocess.Popen(driver, cwd=project, stdout=subprocess.DEVNULL) as process:
+            assert becomes_so(lambda: all((tmp_path / name).exists() for name in once))
+            name: str = ask("ls")["forks"][0]["id"]
+            assert becomes_so(lambda: ask("ls")["forks"][0]["attempts"].get("succeeded", 0) == len(lines) - 1)
+            process.send_signal(signal.SIGKILL)
+        assert becomes_so(lambda: not processes_about(str(tmp_path)))
+        return name
+
+    return kill
+
+
+# What is shown
+
+
+def test_nothing_yet(run: Run, ask: Ask, project: Path) -> None:
+    assert "Nothing was explored" in run("ls").stdout
+    assert ask("ls") == {"workspace": str(project), "forks": []}
+    assert "no fork is running" in run("watch", code=1).stderr
+
+
+def test_ls(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
+    run("run", "--quiet", "--", "sh", "-c", "echo 1 > one.txt")
+    run("undo")
+    fork = hold(ONE, FAILS)
+    table = run("ls").stdout.splitlines()
+    assert table[0].split() == ["fork", "kind", "state", "attempts", "best", "began", "commit", "what"]
+    assert table[1].split()[:7] == [fork, "speculate", "open", "1", "succeeded,", "1", "failed"]
+    assert ONE[:20] in table[1]
+    assert "1, undone by 2" in table[2]
+    assert table[3].startswith(f"{fork} waits for a pick: forkwise pick {fork} takes the best")
+    open_fork, undone = ask("ls")["forks"]
+    assert (open_fork["attempts"], open_fork["best"]) == ({"succeeded": 1, "failed": 1}, 1.0)
+    assert (open_fork["state"], open_fork["label"], open_fork["commit"]) == ("open", ONE, None)
+    assert (undone["kind"], undone["state"], undone["commit"], undone["undone"]) == ("run", "resolved", 1, 2)
+    assert [f["id"] for f in ask("ls", "-n", "1")["forks"]] == [fork]
+
+
+def test_forks_inside_others_are_listed_when_asked_for(run: Run, ask: Ask) -> None:
+    run("tree", "-c", "echo 1 > one.txt", "--expand", "echo 2 > two.txt", "--quiet")
+    [outer] = ask("ls")["forks"]
+    inner, again = ask("ls", "--all")["forks"]
+    assert again == outer
+    assert (inner["parent"], inner["origin"]) == (f"{outer['id']}.1", f"/main/{outer['id']}-0")
+    shown = run("show", inner["id"]).stdout
+    assert f"inside:     {outer['id']}.1" in shown
+    assert f"{inner['id']}.1" in run("show", outer["id"]).stdout
+
+
+def test_show_a_fork(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
+    fork = hold(ONE, FAILS, options=("--test", "test -e a.txt"))
+    said = run("show", fork[:4]).stdout
+    assert said.startswith(f"{fork}: speculate, open\n")
+    assert "tests:      test -e a.txt" in said
+    assert f"judged:     winner {fork}.1" in said
+    assert [line.split()[0] for line in said.splitlines() if line.startswith(f"{fork}.")] == [f"{fork}.1", f"{fork}.2"]
+    assert "exit code 3" in said
+    assert "It waits for a pick" in said
+    told = ask("show", fork)["fork"]
+    assert (told["id"], told["state"], told["winner"]) == (fork, "open", None)
+    assert told["spec"]["kind"] == "speculate"
+    assert [(a["state"], a["exit_code"]) for a in told["attempts"]] == [("succeeded", 0), ("failed", 3)]
+    run("pick", f"{fork}.1")
+    said = run("show", fork).stdout
+    assert f"decided:    pick, for {fork}.1" in said
+    assert "commit:     1\n" in said
+    assert "To take it back: forkwise undo 1" in said
+
+
+def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
+    fork = hold(ONE, FAILS, options=("--test", "cat a.txt; grep -q one a.txt"), code=7)
+    said = run("show", f"{fork}.1").stdout
+    assert said.startswith(f"{fork}.1: failed (tests: exit code 1)\n")
+    assert f"branch:     /main/{fork}-0\n" in said
+    assert "  ~ a.txt\n" in said
+    assert "Its tests:\nexit code 1\n" in said
+    assert "The output ends with:\nuno\n" in said
+    assert said.endswith("Its output:\nsaid\nwarned\n")
+    assert run("show", f"{fork}.1", "--output").stdout == "said\nwarned\n"
+    assert run("show", f"{fork}.1", "--stderr").stdout == "warned\n"
+    told = ask("show", f"{fork}.2")["attempt"]
+    assert (told["state"], told["exit_code"], told["reason"]) == ("failed", 3, "exit code 3")
+    assert (told["branch"], [c["path"] for c in told["changes"]]) == (f"/main/{fork}-1", ["c.txt"])
+    assert told["command"][-1] == FAILS
+    assert told["ended"] >= told["started"]
+    run("abort", fork)
+    assert f"branch:     {fork}-0 (gone)" in run("show", f"{fork}.1").stdout
+    told = ask("show", f"{fork}.1", "--stderr")["attempt"]
+    assert (told["branch"], told["changes"], told["output"]) == (None, None, "warned\n")
+
+
+def test_show_tells_the_end_of_a_long_output(run: Run, hold: Callable[..., str]) -> None:
+    fork = hold("seq 1000")
+    said = run("show", f"{fork}.1").stdout
+    assert said.endswith("Its output ends with:\n" + "".join(f"{n}\n" for n in range(981, 1001)))
+    assert len(run("show", f"{fork}.1", "--output").stdout.splitlines()) == 1000
+
+
+def test_what_is_printed_cannot_drive_a_terminal(run: Run, hold: Callable[..., str]) -> None:
+    fork = hold("printf 'a\\033[2Jb\\n'")
+    assert "a\\x1b[2Jb" in run("show", f"{fork}.1").stdout
+    assert run("show", f"{fork}.1", "--output").stdout == "a\x1b[2Jb\n"
+
+
+@pytest.mark.parametrize("verb", ["show", "watch", "resume", "abort", "pick"])
+def test_an_unknown_id(run: Run, ask: Ask, hold: Callable[..., str], verb: str) -> None:
+    fork = hold(ONE)
+    said = run(verb, f"{fork[:-1]}-", code=5).stderr
+    assert f"did you mean {fork}?" in said
+    assert "forkwise: hint: forkwise ls lists the forks there are" in said
+    if verb in ("show", "pick"):
+        error = ask(verb, f"{fork}.7", code=5)["error"]
+        assert (error["type"], error["subject"], error["near"]) == ("ForkNotFoundError", f"{fork}.7", [f"{fork}.1"])
+
+
+def test_output_is_an_attempts(run: Run, hold: Callable[..., str]) -> None:
+    fork = hold(ONE)
+    assert f"{fork}.1" in run("show", fork, "--output", code=2).stderr
+
+
+def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE, TWO, CLASH)
+    assert run("diff", f"{fork}.1").stdout == run("branch", "diff", f"{fork}-0").stdout
+    said = run("diff", f"{fork}.1", f"{fork}.2").stdout
+    assert [line for line in said.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")] == [
+        "-uno",
+        "+one",
+        "-two",
+        "+due",
+    ]
+    told = ask("diff", f"{fork}.1", f"{fork}-2")
+    assert (told["from"], told["to"]) == (f"/main/{fork}-0", f"/main/{fork}-2")
+    assert told["diff"].endswith("-uno\n+eins\n")
+    # What turns one into the other does so.
+    seen = Path(ask("branch", "path", f"{fork}-0")["path"])
+    subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
+    assert run("diff", f"{fork}.1", f"{fork}.2").stdout == ""
+    run("abort", fork)
+    assert f"{fork}.1 has no branch any more" in run("diff", f"{fork}.1", code=5).stderr
+    assert "nobody" in run("diff", "nobody", code=5).stderr
+
+
+def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: Path) -> None:
+    """From another process, until it is over."""
+    words = ("run", "--writable", str(tmp_path), "--", "sh", "-c", f"touch {tmp_path}/on; cat {tmp_path}/fifo > a.txt")
+    os.mkfifo(tmp_path / "fifo")
+    program = [sys.executable, "-c", MAIN]
+    with subprocess.Popen([*program, *words], cwd=project, stdout=subprocess.DEVNULL) as driver:
+        assert becomes_so((tmp_path / "on").exists)
+        with subprocess.Popen([*program, "watch", "--json"], cwd=project, stdout=subprocess.PIPE, text=True) as watcher:
+            assert watcher.stdout is not None
+            first = json.loads(watcher.stdout.readline())
+            (tmp_path / "fifo").write_text("uno\n")
+            *events, last = map(json.loads, watcher.stdout)
+        assert driver.wait() == watcher.wait() == 0
+    assert first["event"]["kind"] == "begun"
+    assert [line["event"]["kind"] for line in events][-2:] == ["resolved", "committed"]
+    assert (last["fork"]["state"], last["fork"]["commit"]) == ("resolved", 1)
+    again = command("watch", last["fork"]["id"][:5])
+    assert again.returncode == 0
+    assert "To take it back: forkwise undo 1" in again.stdout
+
+
+# How it is decided
+
+
+def test_pick(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE, TWO)
+    said = run("pick", f"{fork}.2").stdout
+    assert f"Committed /main/{fork}-1 as 1: 0 added, 1 changed, 0 deleted.\n  ~ b.txt\n" in said
+    assert "To take it back: forkwise undo 1" in said
+    assert (project / "b.txt").read_text() == "due\n"
+    assert ask("branch", "ls")["branches"] == []
+    assert "was committed as 1" in run("pick", f"{fork}.1", code=4).stderr
+    assert ask("pick", f"{fork}.1", code=4)["error"]["fork"] == fork
+
+
+def test_pick_takes_the_best_and_keeps_the_others(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE, f"{TWO}; echo 5 > $FORKWISE_SCORE")
+    assert ask("pick", fork, "--keep")["commit"]["changed"] == ["b.txt"]
+    assert [b["name"] for b in ask("branch", "ls")["branches"]] == [f"{fork}-0"]
+
+
+def test_pick_one_that_failed(run: Run, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE, FAILS)
+    assert "--force" in run("pick", f"{fork}.2", code=1).stderr
+    run("pick", f"{fork}.2", "--force")
+    assert (project / "c.txt").read_text() == "lost\n"
+
+
+def test_a_conflict_is_decided_by_who_picks(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE)
+    (project / "a.txt").write_text("somebody's\n")
+    said = run("pick", fork, code=3).stderr
+    assert "a.txt" in said
+    assert "--on-conflict" in said
+    run("pick", fork, "--on-conflict", "ours")
+    assert (project / "a.txt").read_text() == "uno\n"
+
+
+def test_combine(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    fork = hold(ONE, TWO, CLASH, options=("--test", "! grep lost *"))
+    said = run("combine", f"{fork}.1", f"{fork}.2", f"{fork}.3", code=3).stdout
+    assert f"! a.txt: {fork}.1, {fork}.3 changed the same lines" in said
+    assert f"forkwise combine {fork}.1 {fork}.2 {fork}.3 --prefer a.txt={fork}.3" in said
+    told = ask("combine", f"{fork}.1", f"{fork}.3", code=3)["combination"]
+    assert (told["commit"], told["tests"]) == (None, None)
+    assert told["conflicts"][0]["attempts"] == [f"{fork}.1", f"{fork}.3"]
+    assert (project / "a.txt").read_text() == "one\n"
+
+    names = (f"{fork}.1", f"{fork}.2", f"{fork}.3")
+    said = run("combine", *names, "--prefer", f"a.txt={fork}.3", "--test", "false", code=7).stdout
+    assert "The tests do not pass; nothing was committed" in said
+    said = run("combine", *names, "--prefer", f"{fork[:5]}.3").stdout
+    assert f"  a.txt: from {fork}.3\n  b.txt: from {fork}.2\ntests: exit code 0\n" in said
+    assert f"Committed {fork}.1 and {fork}.2 and {fork}.3 together as 1" in said
+    assert [(project / name).read_text() for name in ("a.txt", "b.txt")] == ["eins\n", "due\n"]
+    [shown] = ask("ls")["forks"]
+    assert (shown["resolution"]["how"], shown["resolution"]["attempts"]) == ("combination", list(names))
+    assert ask("branch", "ls")["branches"] == []
+
+
+def test_combine_says_what_it_needs(run: Run, hold: Callable[..., str]) -> None:
+    fork = hold(ONE, FAILS)
+    assert "several attempts" in run("combine", f"{fork}.1", code=1).stderr
+    assert "contradict" in run("combine", f"{fork}.1", f"{fork}.2", "--test", "true", "--no-test", code=2).stderr
+    assert f"{fork}.2 did not succeed" in run("combine", f"{fork}.1", f"{fork}.2", "--no-test", code=1).stderr
+    run("combine", f"{fork}.1", f"{fork}.2", "--test", "test -e c.txt")
+
+
+def test_abort(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
+    fork = hold(ONE, TWO)
+    assert ask("abort", fork[:5]) == {"aborted": fork, "dropped": [f"/main/{fork}-0", f"/main/{fork}-1"]}
+    assert ask("branch", "ls")["branches"] == []
+    assert run("abort", fork).stdout == f"Aborted {fork}; nothing of it is left.\n"
+    assert "it is aborted" in run("resume", fork, code=4).stderr
+
+
+# When a process is killed
+
+
+def test_resume(run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path) -> None:
+    waits = f"echo again >> {tmp_path}/second; test -e {tmp_path}/go || sleep 1000; {TWO}; echo 2 > $FORKWISE_SCORE"
+    fork = kill(f"echo again >> {tmp_path}/first; {ONE}", waits, once=("first", "second"))
+    said = run("ls").stdout
+    assert "interrupted  1 cut short, 1 succeeded" in said
+    assert f"{fork} was interrupted: forkwise resume {fork} goes on with it" in said
+    assert ask("ls")["forks"][0]["state"] == "interrupted"
+    (tmp_path / "go").touch()
+    said = run("resume", fork).stdout
+    assert f"Committed {fork}.2 as 1" in said
+    assert (project / "b.txt").read_text() == "due\n"
+    assert ((tmp_path / "first").read_text(), (tmp_path / "second").read_text()) == ("again\n", "again\nagain\n")
+    assert "committed as 1 already" in run("resume", fork, code=4).stderr
+    assert ask("branch", "ls")["branches"] == []
+
+
+def test_resume_in_json(run: Run, kill: Callable[..., str], tmp_path: Path) -> None:
+    fork = kill(f"touch {tmp_path}/on; test -e {tmp_path}/go || sleep 1000", once=("on",))
+    (tmp_path / "go").touch()
+    *events, last = map(json.loads, run("resume", fork, "--json").stdout.splitlines())
+    assert "adopted" in [line["event"]["kind"] for line in events]
+    assert (last["outcome"]["fork"], last["outcome"]["winner"]) == (fork, f"{fork}.1")
+    error = json.loads(run("resume", fork, "--json", code=4).stdout)["error"]
+    assert (error["type"], error["fork"]) == ("ForkResolvedError", fork)
+
+
+def test_gc_leaves_an_interrupted_fork_to_somebody(
+    run: Run, ask: Ask, kill: Callable[..., str], project: Path, state: Path, tmp_path: Path
+) -> None:
+    fork = kill("true", f"echo half > half.txt; touch {tmp_path}/on; sleep 1000", once=("on",))
+    assert f"left alone {fork}: it was interrupted: forkwise resume {fork}" in run("gc").stdout
+    told = ask("gc")
+    assert [f["id"] for f in told["unfinished"]] == [fork]
+    assert (told["removed"], told["listed"], told["aborted"]) == ([], [], [])
+    assert len(ask("branch", "ls")["branches"]) == 2
+    assert f"would abort {fork}" in run("gc", "--force", "--dry-run").stdout
+    told = ask("gc", "--force")
+    assert (told["aborted"], sorted(told["removed"])) == ([fork], [f"/main/{fork}-0", f"/main/{fork}-1"])
+    assert ask("branch", "ls")["branches"] == []
+    assert [m.point for m in mounts() if m.point.startswith(str(state))] == []
+    assert ask("ls")["forks"][0]["state"] == "aborted"
+    assert not (project / "half.txt").exists()
+
+
+def test_gc_forgets_old_forks(run: Run, ask: Ask) -> None:
+    for n in range(3):
+        run("run", "--quiet", "--", "sh", "-c", f"echo {n} > n.txt")
+    names = [fork["id"] for fork in ask("ls")["forks"]]
+    assert "forgot 2 old forks" in run("gc", "--keep-forks", "1").stdout
+    assert [fork["id"] for fork in ask("ls")["forks"]] == names[:1]
+    assert [commit["fork"] for commit in ask("log")["commits"]] == [names[0], None, None]
+
+
+def test_log_and_undo_know_the_fork(run: Run, ask: Ask) -> None:
+    path = Path(ask("branch", "create", "mine")["branch"]["path"])
+    (path / "a.txt").write_text("mine\n")
+    run("branch", "commit", "mine")
+    run("run", "--quiet", "--", "sh", "-c", "echo 1 > one.txt")
+    fork = ask("ls")["forks"][0]["id"]
+    run("undo")
+    assert [(c["id"], c["fork"]) for c in ask("log")["commits"]] == [(3, fork), (2, fork), (1, None)]
+    header, *rows = run("log").stdout.splitlines()
+    assert header.split()[-1] == "fork"
+    assert [row.split()[-1] for row in rows] == [fork, fork, "deleted"]
+    assert ask("ls")["forks"][0]["undone"] == 3
+    run("undo", "3")
+    assert (ask("ls")["forks"][0]["commit"], ask("ls")["forks"][0]["undone"]) == (4, None)
+
+
+def test_listing_loads_nothing_that_explores(project: Path) -> None:
+    """What makes a thousand forks listed in a fifth of a second."""
+    code = f"""
+import json, sys
+from forkwise.cli import forkwise_command
+try:
+    forkwise_command.main(["ls", "-C", {str(project)!r}], prog_name="forkwise")
+except SystemExit:
+    print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.fork")
+    assert "forkwise.ledger.sqlite" in loaded
+    assert not [name for name in loaded if name in ("asyncio", "opentelemetry", "rich") or name.startswith(floors)]
+
+
+def test_a_fork_of_another_process_is_aborted(run: Run, ask: Ask, project: Path, tmp_path: Path) -> None:
+    words = ["run", "--writable", str(tmp_path), "--", "sh", "-c", f"touch {tmp_path}/on; sleep 1000"]
+    program = [sys.executable, "-c", MAIN, *words]
+    with subprocess.Popen(program, cwd=project, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as driver:
+        assert becomes_so((tmp_path / "on").exists)
+        fork = ask("ls")["forks"][0]["id"]
+        run("abort", fork)
+        _, said = driver.communicate(timeout=30)
+    assert (driver.returncode, f"fork {fork} was decided" in said) == (4, True)
+    assert not processes_about(f"{tmp_path}/on")
+    with open_ledger(Workspace(project)) as ledger:
+        assert [a.state for a in ledger.attempts(fork)] == ["cancelled"]
+
+
+def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Path, tmp_path: Path) -> None:
+    stuck = f"touch {tmp_path}/on; sleep 1000"
+    works = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo 2 > two.txt"
+    words = ["speculate", "--all", "--writable", str(tmp_path), "-c", stuck, "-c", works]
+    with subprocess.Popen([sys.executable, "-c", MAIN, *words], cwd=project, stdout=subprocess.DEVNULL) as driver:
+        try:
+            assert becomes_so((tmp_path / "on").exists)
+            fork = ask("ls")["forks"][0]["id"]
+            ended = ask("abort", f"{fork[:5]}.1")
+            left = [line for line in processes_about(f"{tmp_path}/on") if MAIN not in line]
+            told = ask("show", fork)["fork"]["attempts"]
+            again = run("abort", f"{fork}.1", code=1).stderr
+        finally:
+            (tmp_path / "go").touch()
+    assert (ended, left) == ({"aborted": f"{fork}.1", "dropped": []}, [])
+    assert [(a["state"], a["reason"]) for a in told] == [("cancelled", "ended by hand"), ("running", None)]
+    assert "it is cancelled already" in again
+    assert driver.returncode == 0
+    assert (project / "two.txt").read_text() == "2\n"
+    assert "nothing of it runs" in run("abort", f"{fork}.2", code=4).stderr
+    assert "name that" in run("abort", f"{fork}.2", "--lost", code=2).stderr
+
+
+def test_an_attempt_ended_after_a_kill_is_not_run_again(
+    run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path
+) -> None:
+    fork = kill("echo 1 > one.txt", f"touch {tmp_path}/on; sleep 1000", once=("on",))
+    assert run("abort", f"{fork}.2").stdout == f"Ended {fork}.2; the other attempts go on.\n"
+    assert f"/main/{fork}-1" not in [branch.branch_path for branch in Workspace(project).branches()]
+    run("resume", fork, "--quiet")
+    assert [(a["id"], a["state"]) for a in ask("show", fork)["fork"]["attempts"]] == [
+        (f"{fork}.1", "succeeded"),
+        (f"{fork}.2", "cancelled"),
+    ]
+    assert (project / "one.txt").exists()
+
+
+def test_what_attempts_print_is_told_line_by_line(run: Run, hold: Callable[..., str], project: Path) -> None:
+    fork = hold("echo said; printf '\\033[31mred'", "true")
+    lines = run("watch", fork, "--plain").stdout.splitlines()
+    assert lines[0] == (
+        f"From another terminal, forkwise pick {fork}.N commits attempt N, forkwise abort {fork}.N ends it, "
+        f"forkwise abort {fork} gives the fork up."
+    )
+    told = [line for line in lines if line.startswith(f"{fork}.1")]
+    assert told[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]
+    assert told[3].startswith(f"{fork}.1 succeeded in "), "its last words come before its end"
+    assert f"{fork} waits for a pick" in lines
+    assert not any(line.startswith("attempt ") for line in lines), "no table: it is not read well aloud"
+    run("pick", f"{fork}.1")
+    assert run("watch", fork, "--plain").stdout.startswith(f"Fork {fork}: speculate")
+
+
+def test_a_fork_of_another_machine_is_left_to_it(run: Run, ask: Ask, project: Path) -> None:
+    there = Owner(os.getpid(), 1, "another boot", "pid:[1]", "another machine", "far")
+    with open_ledger(Workspace(project)) as ledger:
+        fork = ledger.begin_fork("run", workspace=str(project), spec={}, owner=there).id
+        ledger.start_attempt(ledger.add_attempt(fork, "0", index=0, label="true", branch=f"{fork}-0").id)
+    assert ask("ls")["forks"][0]["state"] == "running"
+    assert f"{os.getpid()} on far" in run("show", fork).stdout
+    assert "it is running" in run("resume", fork, code=4).stderr
+    assert ask("gc", "--force")["aborted"] == []
+    assert ask("abort", fork, "--lost") == {"aborted": fork, "dropped": []}
+    assert [a["state"] for a in ask("show", fork)["fork"]["attempts"]] == ["cancelled"]

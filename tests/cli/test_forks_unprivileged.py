@@ -1,0 +1,57 @@
+"""Forks decided by a user who may not mount: each verb has to see the branches in a namespace of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.test_unprivileged import NAMESPACES, place, python, readable, somebody
+from tests.need import need
+
+__all__ = ["place", "readable", "somebody"]
+
+KILLED = """
+import os, signal
+from forkwise.cli import main
+from forkwise.ledger.sqlite import SqliteLedger
+SqliteLedger.resolve = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def test_a_fork_is_shown_combined_picked_resumed_and_cleared(
+    somebody: Callable[..., tuple[int, str, str]], place: Path
+) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    lines = ("-c", "echo uno > one.txt", "-c", "echo due > two.txt")
+
+    def newest() -> str:
+        return str(json.loads(somebody("ls", "--json")[1])["forks"][0]["id"])
+
+    def hold() -> str:
+        code, out, err = somebody("speculate", "--all", "--no-commit", "-q", *lines)
+        assert code == 0, (out, err)
+        return newest()
+
+    fork = hold()
+    assert "+uno" in somebody("diff", f"{fork}.1")[1]
+    assert "-uno" in somebody("diff", f"{fork}.1", f"{fork}.2")[1]
+    assert "  + one.txt" in somebody("show", f"{fork}.1")[1]
+    code, out, err = somebody("combine", f"{fork}.1", f"{fork}.2", "--test", "cat one.txt two.txt")
+    assert code == 0, (out, err)
+    assert [(place / "project" / f"{name}.txt").read_text() for name in ("one", "two")] == ["uno\n", "due\n"]
+    assert somebody("undo")[0] == 0
+
+    code, out, err = somebody("pick", f"{hold()}.2")
+    assert code == 0, (out, err)
+    assert sorted(p.name for p in (place / "project").iterdir()) == ["a.txt", "two.txt"]
+    assert somebody("abort", hold())[0] == 0
+
+    assert python(place, KILLED, "run", "-q", "--", "sh", "-c", "echo tre > three.txt").returncode == -9
+    code, out, err = somebody("resume", newest(), "-q")
+    assert code == 0, (out, err)
+    assert (place / "project/three.txt").read_text() == "tre\n"
+    assert python(place, KILLED, "run", "-q", "--", "sh", "-c", "echo lost > lost.txt").returncode == -9
+    assert f"aborted {newest()}" in somebody("gc", "--force")[1]
+    assert somebody("branch", "ls")[1] == "No branches.\n"

@@ -1,0 +1,132 @@
+"""The command line for a user who may not mount: the kernel's overlay all the same, in a namespace of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.need import need
+from tests.unprivileged import SOMEBODY, as_somebody, interpreter, readable_copy
+
+TOOLS = ("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions")
+NAMESPACES = "import sys; from forkwise.linux import namespace; sys.exit(not namespace.available())"
+
+
+@pytest.fixture(scope="module")
+def readable() -> Iterator[Path]:
+    """A directory anybody can read, with all that the command line needs."""
+    with readable_copy(TOOLS) as room:
+        for found in Path(click.__file__).parents[1].glob("opentelemetry*"):  # some parts by their metadata
+            shutil.copytree(found, room / "tools" / found.name, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["chmod", "-R", "a+rX", str(room / "tools")], check=True)
+        yield room
+
+
+@pytest.fixture
+def place(readable: Path) -> Iterator[Path]:
+    """A directory that somebody without rights can write to, with a project in it."""
+    root = readable / "home"
+    (root / "project").mkdir(parents=True)
+    (root / "project" / "a.txt").write_text("one\n")
+    for path in (root, root / "project", root / "project" / "a.txt"):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    yield root
+    subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+@pytest.fixture
+def somebody(place: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run one verb as that user: its exit code and what it said."""
+
+    def somebody(*words: str) -> tuple[int, str, str]:
+        done = python(place, "from forkwise.cli import main; main()", *words)
+        return done.returncode, done.stdout, done.stderr
+
+    return somebody
+
+
+def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run some Python as that user."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{place.parent}/src:{place.parent}/tools",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "FORKWISE_STATE": str(place / "state"),
+        "HOME": str(place),
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+    }
+    command = as_somebody([interpreter(), "-c", code, *words])
+    return subprocess.run(command, cwd=place / "project", env=environment, capture_output=True, text=True)
+
+
+def test_a_branch_from_creation_to_undo(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    code, out, err = somebody("branch", "create", "try-1", "--json")
+    assert code == 0, (out, err)
+    made = json.loads(out)["branch"]
+    assert (made["view"], made["path"]) == ("overlay", None)
+
+    code, _, err = somebody("branch", "path", "try-1")
+    assert code == 6
+    assert "forkwise branch shell try-1" in err
+
+    work = 'test "$FORKWISE_BRANCH" = /main/try-1 && echo uno > a.txt && mkdir sub && exit 5'
+    code, out, err = somebody("branch", "shell", "try-1", "--", "sh", "-c", work)
+    assert code == 5, (out, err)
+    assert (place / "project/a.txt").read_text() == "one\n"
+
+    assert somebody("branch", "create", "inner", "--from", "try-1")[1].endswith("shell /main/try-1/inner\n")
+    assert somebody("branch", "shell", "try-1/inner", "--", "sh", "-c", "rm a.txt; echo b > b.txt")[0] == 0
+    assert somebody("branch", "commit", "try-1/inner")[0] == 0
+    assert "1 added, 0 changed, 1 deleted" in somebody("branch", "diff", "try-1", "--stat")[1].replace(
+        "2 added", "1 added"
+    )
+
+    code, out, err = somebody("branch", "commit", "try-1")
+    assert code == 0, (out, err)
+    assert sorted(os.listdir(place / "project")) == ["b.txt", "sub"]
+    assert somebody("undo")[0] == 0
+    assert (place / "project/a.txt").read_text() == "one\n"
+    assert os.listdir(place / "project") == ["a.txt"]
+
+
+def test_a_view_that_everybody_sees_can_be_asked_for(
+    somebody: Callable[..., tuple[int, str, str]], place: Path
+) -> None:
+    code, out, err = somebody("branch", "create", "plain", "--view", "copy")
+    assert code == 0, (out, err)
+    path = Path(out.splitlines()[1])
+    assert (path / "a.txt").read_text() == "one\n"
+    assert somebody("branch", "path", "plain")[1] == f"{path}\n"
+    (path / "a.txt").write_text("uno\n")
+    assert somebody("branch", "commit", "plain")[0] == 0
+    assert (place / "project/a.txt").read_text() == "uno\n"
+
+
+def test_doctor_says_both(somebody: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = somebody("doctor")
+    assert code == 0, (out, err)
+    assert "CAP_SYS_ADMIN" in out or "overlay   yes" in out
+
+
+def test_exploring(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    work = 'echo $FORKWISE_ATTEMPT > a.txt; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"; grep " $PWD " /proc/mounts'
+    code, out, err = somebody("best-of", "2", "--json", "--no-commit", "--", "sh", "-c", work)
+    assert (code, err) == (0, ""), out
+    *events, last = map(json.loads, out.splitlines())
+    assert last["outcome"]["winner"].endswith(".2")
+    ended = [e["event"]["data"] for e in events if e["event"]["kind"] == "ended"]
+    assert ["overlay" in data["tail"] for data in ended] == [True, True]
+    assert (place / "project/a.txt").read_text() == "one\n"
+    code, out, err = somebody("best-of", "2", "-q", "--", "sh", "-c", work)
+    assert code == 0, err
+    assert (place / "project/a.txt").read_text() == "1\n"

@@ -1,0 +1,110 @@
+"""A program that explores and says when it has come so far; its test then interrupts or kills it.
+
+Run as ``python -m tests.explore.interrupted_program <workspace> <phase> <fifo>``. Whatever it starts in a sandbox holds
+the FIFO open, so that a reader sees the end of it when the last of them is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from forkwise import (
+    BestOfN,
+    Confinement,
+    Pattern,
+    Reflexion,
+    SandboxRunner,
+    Speculate,
+    Tests,
+    Tournament,
+    TreeOfThoughts,
+    Workspace,
+)
+from forkwise.fork import fork as forking
+from forkwise.fork.resolve import commit_winner
+
+__all__ = ["PHASES"]
+
+
+def stay(*_: Any) -> Any:
+    """Say that the phase has begun, and never end by oneself."""
+    print("ready", flush=True)
+    threading.Event().wait()
+
+
+def good(path: Path, *_: Any) -> bool:
+    (path / "good").write_text("good")
+    return True
+
+
+async def stay_on_the_loop(_: Path) -> bool:
+    print("ready", flush=True)
+    await asyncio.Future()
+    return True
+
+
+def nesting(pattern: Pattern) -> Any:
+    return lambda path: pattern(path).committed
+
+
+def in_a_loop(path: Path) -> bool:
+    async def main() -> bool:
+        return Speculate([stay])(path).committed
+
+    return asyncio.run(main())
+
+
+def sandboxed(fifo: str) -> dict[str, Any]:
+    return {"runner": SandboxRunner(Confinement.standard(writable=(os.path.dirname(fifo),)))}
+
+
+def holding(fifo: str) -> list[str]:
+    """A command that holds the FIFO open, as do others that it starts and that do not listen."""
+    script = f'exec 3>{fifo}; trap "" INT TERM; (setsid sleep 1000 &); setsid sleep 1000 & echo begun >&3; sleep 1000'
+    return ["sh", "-c", script]
+
+
+def holding_function(fifo: str) -> Any:
+    def work(_: Path) -> bool:
+        os.execvp("sh", holding(fifo))
+
+    return work
+
+
+def while_committing(fifo: str) -> Pattern:
+    def commit(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return commit_winner(*arguments, **options)
+
+    forking.commit_winner = commit
+    return Speculate([good])
+
+
+#: What is going on when the interrupt comes.
+PHASES: dict[str, Any] = {
+    "thread": lambda fifo: Speculate([stay, good], first_wins=False),
+    "loop": lambda fifo: Speculate([stay_on_the_loop, good], first_wins=False),
+    "command": lambda fifo: Speculate([holding(fifo)] * 2, **sandboxed(fifo)),
+    "function": lambda fifo: Speculate([holding_function(fifo)] * 2, **sandboxed(fifo)),
+    "evaluation": lambda fifo: BestOfN([good, good], evaluate=stay),
+    "tests": lambda fifo: BestOfN(
+        [good], evaluate=Tests(holding(fifo), confinement=Confinement.standard(writable=(os.path.dirname(fifo),)))
+    ),
+    "expansion": lambda fifo: TreeOfThoughts([good], expand=stay, max_depth=2),
+    "deeper": lambda fifo: TreeOfThoughts([good], expand=lambda *_: [stay, good], max_depth=2),
+    "critique": lambda fifo: Reflexion(lambda *_: False, critique=stay),
+    "judge": lambda fifo: Tournament([good, good], judge=stay),
+    "nested": lambda fifo: Speculate([nesting(Speculate([stay]))]),
+    "nested-in-a-loop": lambda fifo: Speculate([in_a_loop]),
+    "nested-command": lambda fifo: Speculate([nesting(Speculate([holding(fifo)], **sandboxed(fifo)))]),
+    "commit": while_committing,
+}
+
+if __name__ == "__main__":
+    PHASES[sys.argv[2]](sys.argv[3])(Workspace(sys.argv[1], durable=False))

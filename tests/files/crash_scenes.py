@@ -1,0 +1,270 @@
+"""Workspaces with a branch of more than fifty changes, about to be committed or undone by a process that will not
+come to its end; and the judgement of what that left behind: the exact before, or the exact after."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forkwise import Workspace
+from forkwise.errors import BranchNotFoundError
+from forkwise.files.store import trash
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
+from tests.files.fork_helper import in_den
+from tests.files.sample import Picture, alter, alter_again, grow, picture
+from tests.files.steps import Outcome, Steps, in_child
+from tests.need import need
+
+__all__ = ["Nested", "OnOverlay", "Scene", "Stage", "Undo", "UndoOnOverlay", "differences", "empty", "run_traced"]
+
+
+def empty(where: Path) -> None:
+    """Leave nothing mounted beneath a filesystem that is to go, also where a test failed half way."""
+    trash.wait()
+    for found in reversed(mounts()):
+        if found.point.startswith(f"{where}/"):
+            umount2(found.point, MNT_DETACH)
+
+
+class Scene:
+    """A workspace with a branch of more than fifty changes: what is done to it can be killed and judged."""
+
+    name = "b"
+
+    def __init__(self, base: Path, view: str = "overlay", root: Path | None = None) -> None:
+        self.state = base / "state"
+        self.root = root or base / "workspace"
+        self.view = view
+        self.judged = 0
+        os.environ["XDG_STATE_HOME"] = str(self.state)
+        self.prepare()
+        self.before = self.look()
+        self.delta = self.changes()
+
+    def prepare(self) -> None:
+        if not self.root.exists() or not os.listdir(self.root):
+            grow(self.root)
+        branch = Workspace(self.root, view=self.view).branch("b")
+        alter(branch.path)
+        self.after = picture(branch.path)
+
+    def act(self) -> None:
+        """What is killed."""
+        Workspace(self.root).open("b").commit()
+
+    def look(self) -> Picture:
+        """What must be before or after."""
+        return picture(Workspace(self.root).path)
+
+    def changes(self) -> object:
+        """What is told of the branch."""
+        changes = Workspace(self.root).open(self.name).delta().changes
+        return [(c.path, c.kind, c.type, c.mode, c.type == "directory" or c.size) for c in changes]
+
+    def judge(self) -> str:
+        """``before`` or ``after``; anything else fails."""
+        now = self.look()
+        if now == self.after:
+            self.is_after()
+            return "after"
+        assert now == self.before, differences(self.before, now) or differences(self.after, now)
+        self.is_before()
+        return "before"
+
+    def is_before(self) -> None:
+        assert self.changes() == self.delta
+        self.judged += 1
+        if self.name and self.judged % 3 == 0:  # that is the dearest, and what it sees is committed later anyway
+            assert differences(self.after, picture(Workspace(self.root).open(self.name).path)) == {}
+
+    def is_after(self) -> None:
+        workspace = Workspace(self.root)
+        with pytest.raises(BranchNotFoundError):
+            workspace.open("b")
+        assert [c.kind for c in workspace.history()] == ["commit"]
+
+    def finish(self) -> None:
+        """After a before: done once more, unharmed, it gives the after."""
+        self.act()
+        now = self.look()
+        assert now == self.after, differences(self.after, now)
+        self.is_after()
+
+    def drop(self) -> None:
+        for branch in reversed(Workspace(self.root).branches()):
+            branch.abort()
+        trash.wait()
+        for path in (self.root, self.state):
+            for entry in os.scandir(path):
+                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+
+
+class Undo(Scene):
+    """The commit is done, and being taken back."""
+
+    name = ""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.after = picture(self.root)
+        Workspace(self.root).open("b").commit()
+
+    def act(self) -> None:
+        Workspace(self.root).undo(1)
+
+    def changes(self) -> object:
+        return [c.id for c in Workspace(self.root).history()]
+
+    def is_after(self) -> None:
+        assert [(c.kind, c.undoes) for c in Workspace(self.root).history()] == [("undo", 1), ("commit", None)]
+
+
+class OnOverlay(Scene):
+    """The workspace lies in the lower layer of somebody else's overlay."""
+
+    def __init__(self, base: Path) -> None:
+        self.ground = base / "ground"
+        for name in ("lower", "upper", "work", "merged"):
+            (self.ground / name).mkdir(parents=True)
+        grow(self.ground / "lower/workspace")
+        (
+            self.ground / "lower/workspace/pair-2"
+        ).unlink()  # an overlay gives what was linked another inode when it is moved
+        layers = ",".join(f"{name}dir={self.ground}/{name}" for name in ("lower", "upper", "work"))
+        mount("overlay", f"{self.ground}/merged", "overlay", 0, layers)
+        super().__init__(self.ground / "merged", "copy")
+
+    def drop(self) -> None:
+        super().drop()
+        umount2(f"{self.ground}/merged")
+        shutil.rmtree(self.ground)
+
+
+class UndoOnOverlay(OnOverlay, Undo):
+    """Both."""
+
+
+class Nested(Scene):
+    """A branch of a branch is committed into it; its parent is looked at through its own view."""
+
+    name = "p/b"
+
+    def prepare(self) -> None:
+        grow(self.root)
+        parent = Workspace(self.root, view=self.view).branch("p")
+        alter(parent.path)
+        branch = parent.branch("b")
+        alter_again(branch.path)
+        self.after = picture(branch.path)
+
+    def act(self) -> None:
+        Workspace(self.root).open("p/b").commit()
+
+    def look(self) -> Picture:
+        return picture(Workspace(self.root).open("p").path)
+
+    def is_after(self) -> None:
+        with pytest.raises(BranchNotFoundError):
+            Workspace(self.root).open("p/b")
+
+
+def differences(wanted: Picture, found: Picture) -> dict[bytes, object]:
+    return {p: (wanted.get(p), found.get(p)) for p in sorted({*wanted, *found}) if wanted.get(p) != found.get(p)}
+
+
+class Stage:
+    """Scenes made, played as some user, judged and used again as long as they are as before."""
+
+    def __init__(self, make: Callable[[], Scene], user: int = 0) -> None:
+        self.make = make
+        self.user = user
+        self.scene: Scene | None = None
+
+    def play(self, job: Callable[[], object]) -> object:
+        """Do something as the user."""
+        if not self.user:
+            return job()
+        outcome = in_child(job, user=self.user)
+        if outcome.raised:
+            raise outcome.raised
+        return outcome.value
+
+    def open(self) -> Scene:
+        if self.scene is None:
+            scene = self.play(self.make)
+            assert isinstance(scene, Scene)
+            self.scene = scene
+            os.environ["XDG_STATE_HOME"] = str(scene.state)  # it may have been made in another process
+        return self.scene
+
+    def act(self, steps: Steps, what: str = "act", kill_after: float = -1) -> Outcome:
+        scene = self.open()
+        if self.user:
+            return in_child(getattr(scene, what), steps, user=self.user, kill_after=kill_after)
+        light = copy.copy(scene)
+        light.before = light.after = {}
+        light.delta = None
+        return in_den(getattr(light, what), steps, kill_after=kill_after)
+
+    def judge(self, *, finish: bool) -> str:
+        """Judge, and, after a before, finish it."""
+        assert self.scene is not None
+        state = str(self.play(self.scene.judge))
+        if state == "before" and finish:
+            self.play(self.scene.finish)
+        if state == "after" or finish:
+            self.close()
+        return state
+
+    def close(self) -> None:
+        if self.scene is not None:
+            self.scene.drop()
+            self.scene = None
+
+    def count_steps(self, *, flagless: bool) -> list[str]:
+        """All there are when nobody is killed."""
+        outcome = self.act(Steps(flagless=flagless))
+        assert outcome.raised is None
+        assert self.judge(finish=False) == "after"
+        return outcome.calls
+
+
+def run_traced(scene: Scene, tracer: list[str]) -> tuple[list[str], str] | None:
+    """Act in a new process under a tracer: what was counted there and which error was raised; None where it was
+    killed."""
+    need(shutil.which(tracer[0]) is not None, f"{tracer[0]} is not installed")
+    program = f"""
+import os
+from pathlib import Path
+from tests.files.crash_scenes import {type(scene).__name__}
+from tests.files.steps import Steps
+scene = object.__new__({type(scene).__name__})
+scene.root = Path({str(scene.root)!r})
+raised = ""
+def mark():
+    try: os.mkdir("/proc/forkwise")
+    except OSError: pass
+mark()
+with Steps().watched() as steps:
+    try: scene.act()
+    except Exception as error: raised = type(error).__name__
+mark()
+print(*steps.seen, sep=" ", end=":" + raised, flush=True)
+os._exit(0)
+"""
+    command = [*tracer, sys.executable, "-B", "-c", program]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        assert "Traceback" not in done.stderr, done.stderr
+        return None
+    calls, _, raised = done.stdout.partition(":")
+    return calls.split(), raised

@@ -1,0 +1,197 @@
+"""Forks given up from outside, and what is left of those that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from forkwise import ConflictError, ForkResolvedError, LedgerError, SpeculationOutcome
+from forkwise.explore.resume import resume
+from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.resolve import pick
+from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.mountinfo import mounts
+from tests.fork.kill_at_point import Scene, becomes_so
+
+ONE = "echo uno > a.txt"
+NOTHING = "true"
+STUCK = "sleep 1000"
+
+
+def going_on(scene: Scene) -> bool:
+    """Whether an attempt of the newest fork runs, and another is over."""
+    with open_ledger(scene.workspace) as ledger:
+        found = ledger.summaries(1)
+        return bool(found) and found[0].attempts == {"succeeded": 1, "running": 1}
+
+
+def test_a_running_fork_is_ended_by_who_runs_it(scene: Scene) -> None:
+    with scene.start(scene.recipe(ONE, STUCK)) as process:
+        assert becomes_so(lambda: going_on(scene))
+        abort_fork(scene.workspace, scene.fork.id, "enough")
+        assert scene.branches == []
+        _, said = process.communicate(timeout=30)
+    assert "ForkResolvedError" in said
+    assert (scene.fork.state, scene.branches) == ("aborted", [])
+    assert scene.fork.resolution == {"how": "abort", "reason": "enough", "keep": False}
+    assert [a.state for a in scene.attempts] == ["succeeded", "cancelled"]
+    assert scene.text("a.txt") == "one\n"
+
+
+def test_a_search_is_ended_with_what_runs_inside(scene: Scene) -> None:
+    recipe = scene.recipe(ONE, kind="tree", max_depth=2)
+    recipe["expand"] = [["sh", "-c", f"echo 9 >> {scene.outside}/ran; {STUCK}"]]
+    with scene.start(recipe) as process:
+        assert becomes_so(lambda: os.path.exists(scene.outside / "ran") and 9 in scene.ran)
+        abort_fork(scene.workspace, scene.fork.id)
+        process.communicate(timeout=30)
+    with open_ledger(scene.workspace) as ledger:
+        assert {f.state for f in ledger.forks()} == {"aborted"}
+    assert becomes_so(lambda: not scene.is_busy())
+
+
+@pytest.mark.parametrize("point", ["running", "ended", "resolved"])
+def test_an_interrupted_fork_is_cleared(scene: Scene, point: str) -> None:
+    fork = scene.drive(scene.recipe(ONE, STUCK if point == "running" else ONE), point)
+    assert sorted(abort_fork(scene.workspace, fork)) == [f"/main/{fork}-0", f"/main/{fork}-1"]
+    assert scene.fork.state == "aborted"
+    assert {a.state for a in scene.attempts} <= {"succeeded", "cancelled"}
+    assert scene.text("a.txt") == "one\n"
+    assert abort_fork(scene.workspace, fork) == (), "once more does no harm"
+
+
+def test_what_was_committed_is_not_aborted(scene: Scene) -> None:
+    fork = scene.drive(scene.recipe(ONE), "committed")
+    with pytest.raises(ForkResolvedError, match=r"committed as 1.*undo 1"):
+        abort_fork(scene.workspace, fork)
+    assert (scene.fork.state, scene.fork.commit, scene.text("a.txt")) == ("resolved", 1, "uno\n")
+
+
+def test_what_waits_for_a_pick_is_given_up_with_its_branches(scene: Scene) -> None:
+    fork = scene.hold(ONE, NOTHING)
+    assert len(abort_fork(scene.workspace, fork)) == 2
+
+
+def test_a_part_of_a_search_is_not_given_up_alone(scene: Scene) -> None:
+    recipe = scene.recipe(ONE, kind="tree", max_depth=2)
+    recipe["expand"] = [["true"]]
+    fork = scene.drive(recipe, "ended")
+    with open_ledger(scene.workspace) as ledger:
+        [inner] = ledger.children(f"{fork}.1")
+    with pytest.raises(LedgerError, match=f"made inside attempt {fork}.1: say {fork}"):
+        abort_fork(scene.workspace, inner.id)
+    abort_fork(scene.workspace, fork)
+
+
+# Cleaning up
+
+
+def test_an_interrupted_fork_is_left_for_somebody_to_resume(scene: Scene) -> None:
+    """With every branch of it: one that changed nothing, and what nobody but the fork knows of, too."""
+    fork = scene.drive(scene.recipe(ONE, NOTHING), "ended")
+    assert scene.branches == ["0", "1"]
+    cleared = clear(scene.workspace)
+    assert [f.id for f in cleared.unfinished] == [fork]
+    assert (cleared.collected.removed, cleared.collected.listed, cleared.aborted) == ((), (), ())
+    outcome: SpeculationOutcome = asyncio.run(resume(scene.workspace, fork))
+    assert (outcome.committed, scene.ran) == (True, [0, 1])
+    assert clear(scene.workspace).unfinished == ()
+
+
+def test_one_that_was_gone_on_with_is_left_alone(scene: Scene) -> None:
+    """What the dead process ended is in branches of its own, which the living one relies on."""
+    fork = scene.drive(scene.recipe(NOTHING, STUCK), "running")
+
+    async def clear_meanwhile() -> None:
+        going = asyncio.ensure_future(resume(scene.workspace, fork))
+        while scene.ran != [0, 1, 1]:
+            await asyncio.sleep(0.02)
+        assert clear(scene.workspace, force=True).collected.removed == ()
+        assert scene.branches == ["0", "1"]
+        going.cancel()
+        await asyncio.wait([going])
+
+    asyncio.run(clear_meanwhile())
+
+
+def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
+    recipe = scene.recipe(ONE, kind="tree", max_depth=2)
+    recipe["expand"] = [["sh", "-c", "echo top > top.txt"]]
+    fork = scene.drive(recipe, "ended")
+    planned = clear(scene.workspace, force=True, dry_run=True)
+    assert (planned.aborted, scene.fork.state) == ((fork,), "interrupted")
+    done = clear(scene.workspace, force=True)
+    assert done.aborted == (fork,)
+    assert [path.count("/") for path in done.collected.removed] == [3, 2]
+    assert planned.collected.removed == done.collected.removed
+    with open_ledger(scene.workspace) as ledger:
+        assert [f.state for f in ledger.forks()] == ["aborted", "aborted"]
+
+
+def test_what_was_decided_is_left_until_it_is_committed(scene: Scene) -> None:
+    """The others go. What was committed and not written down is written down."""
+    fork = scene.drive(scene.recipe(ONE, "exit 1"), "resolved")
+    cleared = clear(scene.workspace)
+    assert [f.id for f in cleared.unfinished] == [fork]
+    assert cleared.collected.removed == (f"/main/{fork}-1",)
+    assert scene.branches == ["0"]
+    scene.workspace.open(f"{fork}-0").commit()
+    assert clear(scene.workspace).unfinished == ()
+    assert scene.fork.commit == 1
+
+
+def test_what_tests_and_judges_ran_in_goes(scene: Scene) -> None:
+    """With its caches and reports, while the work of a program that died stays."""
+    fork = scene.hold(ONE)
+    scene.leave("scratch-0123456789ab")
+    scene.leave("scratch-0123456789ab", f"{fork}-0")
+    scene.leave("work")
+    cleared = clear(scene.workspace)
+    assert set(cleared.collected.removed) == {"/main/scratch-0123456789ab", f"/main/{fork}-0/scratch-0123456789ab"}
+    assert cleared.collected.listed == ("/main/work",)
+    abort_fork(scene.workspace, fork)
+    assert clear(scene.workspace, force=True).collected.removed == ("/main/work",)
+
+
+def test_what_a_person_keeps_stays(scene: Scene) -> None:
+    fork = scene.hold(ONE, NOTHING)
+    scene.leave(f"{fork}-combination")
+    assert clear(scene.workspace, force=True).collected.removed == (f"/main/{fork}-combination",)
+    pick(scene.workspace, f"{fork}.1", keep=True)
+    assert clear(scene.workspace, force=True).collected.removed == ()
+    assert scene.branches == ["1"]
+    scene.workspace.open(f"{fork}-1").abort()
+
+
+def test_a_refused_winner_stays(scene: Scene) -> None:
+    fork = scene.hold(ONE, NOTHING)
+    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    with pytest.raises(ConflictError):
+        pick(scene.workspace, f"{fork}.1")
+    assert clear(scene.workspace, force=True).collected.removed == (f"/main/{fork}-1",)
+    assert scene.branches == ["0"]
+    abort_fork(scene.workspace, fork)
+
+
+def test_the_ledger_forgets_old_forks(scene: Scene) -> None:
+    forks = [scene.hold(NOTHING) for _ in range(3)]
+    for fork in forks:
+        abort_fork(scene.workspace, fork)
+    assert clear(scene.workspace, keep_forks=1, dry_run=True).forgotten == tuple(forks[:2])
+    assert clear(scene.workspace, keep_forks=1).forgotten == tuple(forks[:2])
+    assert clear(scene.workspace, keep_forks=1).forgotten == ()
+
+
+def test_nothing_is_left_of_a_killed_process(scene: Scene) -> None:
+    """No process, no mount, no branch: of attempts that run, and of the tests of others."""
+    recipe = scene.recipe(ONE, STUCK, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
+    with scene.start(recipe) as process:
+        assert becomes_so(lambda: os.path.exists(scene.outside / "ran") and {1, 7} <= set(scene.ran))
+        process.kill()
+    assert becomes_so(lambda: not scene.is_busy())
+    assert scene.fork.state == "interrupted"
+    clear(scene.workspace, force=True)
+    assert scene.branches == []
+    assert [m.point for m in mounts() if str(scene.workspace.state) in m.point] == []

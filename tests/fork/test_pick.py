@@ -1,0 +1,221 @@
+"""Forks decided by a person: those that wait for it, those that were interrupted, those that still run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from forkwise import BranchError, BranchNotFoundError, ConflictError, ForkNotFoundError, ForkResolvedError, LedgerError
+from forkwise.fork.control import abort_fork
+from forkwise.fork.resolve import pick
+from forkwise.fork.stored_fork import undo
+from forkwise.ledger.sqlite import open_ledger
+from tests.fork.kill_at_point import Scene, becomes_so
+
+ONE = "echo uno > a.txt; echo 1 > one.txt"
+TWO = "echo due > a.txt; echo 2 > two.txt; echo 2 > $FORKWISE_SCORE"
+STUCK = "sleep 1000"
+
+PICKER = """
+import os, signal, sys
+from forkwise.fork.resolve import pick
+from forkwise.ledger.sqlite import SqliteLedger
+real = SqliteLedger.resolve
+
+def deadly(*args, **options):
+    real(*args, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+SqliteLedger.resolve = deadly
+pick(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_fork_that_waits_for_a_pick(scene: Scene) -> None:
+    fork = scene.hold(ONE, TWO)
+    assert scene.branches == ["0", "1"]
+    commit = pick(scene.workspace.path, f"{fork[:3]}.1")
+    assert set(commit.paths) == {"a.txt", "one.txt"}
+    assert scene.text("a.txt") == "uno\n"
+    assert scene.branches == []
+    assert (scene.fork.state, scene.fork.winner, scene.fork.commit) == ("resolved", f"{fork}.1", commit.id)
+    assert scene.fork.resolution == {"how": "pick", "keep": False}
+
+
+def test_the_fork_alone_means_its_favourite(scene: Scene) -> None:
+    pick(scene.workspace, scene.hold(ONE, TWO))
+    assert scene.text("a.txt") == "due\n"
+    fork = scene.hold("exit 1", "exit 2")
+    with pytest.raises(LedgerError, match=f"no favourite: name an attempt .{fork}.1, {fork}.2") as told:
+        pick(scene.workspace, fork)
+    assert told.value.near == (f"{fork}.1", f"{fork}.2")
+    abort_fork(scene.workspace, fork)
+
+
+def test_the_others_can_be_kept(scene: Scene) -> None:
+    fork = scene.hold(ONE, TWO)
+    pick(scene.workspace, f"{fork}.1", keep=True)
+    assert scene.branches == ["1"]
+    scene.workspace.open(f"{fork}-1").abort()
+
+
+def test_it_is_decided_once(scene: Scene) -> None:
+    fork = scene.hold(ONE, TWO)
+    pick(scene.workspace, f"{fork}.1")
+    for again in (f"{fork}.1", f"{fork}.2", fork):
+        with pytest.raises(ForkResolvedError, match="committed as 1"):
+            pick(scene.workspace, again)
+    other = scene.hold(ONE, TWO)
+    abort_fork(scene.workspace, other)
+    with pytest.raises(ForkResolvedError, match="was aborted already"):
+        pick(scene.workspace, f"{other}.1")
+
+
+def test_one_that_failed_needs_force(scene: Scene) -> None:
+    fork = scene.hold(ONE, f"{TWO}; exit 4")
+    with pytest.raises(LedgerError, match=r"failed: exit code 4.*--force"):
+        pick(scene.workspace, f"{fork}.2")
+    assert scene.fork.state == "open"
+    with pytest.raises(ForkNotFoundError, match=f"did you mean {fork}.1, {fork}.2"):
+        pick(scene.workspace, f"{fork}.3")
+    pick(scene.workspace, f"{fork}.2", force=True)
+    assert scene.text("two.txt") == "2\n"
+    assert scene.fork.resolution == {"how": "pick", "keep": False, "force": True}
+
+
+def test_an_interrupted_fork(scene: Scene) -> None:
+    """What ran when its process was killed is cancelled; that, too, can be had by force."""
+    fork = scene.drive(scene.recipe(ONE, STUCK), "running")
+    with pytest.raises(LedgerError, match=f"{fork}.2 did not succeed .running"):
+        pick(scene.workspace, f"{fork}.2")
+    pick(scene.workspace, f"{fork}.1")
+    assert scene.text("a.txt") == "uno\n"
+    assert [(a.state, a.reason) for a in scene.attempts] == [
+        ("succeeded", None),
+        ("cancelled", "its process was killed"),
+    ]
+
+
+def test_work_that_was_cut_short_can_be_had_by_force(scene: Scene) -> None:
+    waits = f"while ! test -e {scene.outside}/on; do sleep 0.02; done; exit 1"
+    fork = scene.drive(scene.recipe(waits, f"echo 1 > one.txt; touch {scene.outside}/on; {STUCK}"), "running")
+    pick(scene.workspace, f"{fork}.2", force=True)
+    assert scene.text("one.txt") == "1\n"
+
+
+def test_one_that_was_cut_short_while_its_tests_ran(scene: Scene) -> None:
+    """What they ran in goes."""
+    recipe = scene.recipe(ONE, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
+    with scene.start(recipe) as process:
+        assert becomes_so(lambda: (scene.outside / "ran").exists() and 7 in scene.ran)
+        process.kill()
+    assert becomes_so(lambda: not scene.is_busy())
+    assert len(scene.branches) == 2
+    pick(scene.workspace, f"{scene.fork.id}.1", force=True)
+    assert scene.text("a.txt") == "uno\n"
+
+
+def test_a_fork_that_still_runs(scene: Scene) -> None:
+    """Its process sees that it was decided, ends what it runs, and leaves the winner alone."""
+    with scene.start(scene.recipe(ONE, STUCK)) as process:
+        assert becomes_so(lambda: len(list(scene.workspace.state.glob("ledger"))) == 1 and _has_one(scene))
+        fork = scene.fork.id
+        with pytest.raises(LedgerError, match=f"{fork}.2 is running: wait"):
+            pick(scene.workspace, f"{fork}.2", force=True)
+        commit = pick(scene.workspace, f"{fork}.1")
+        _, said = process.communicate(timeout=30)
+    assert "ForkResolvedError" in said
+    assert scene.text("a.txt") == "uno\n"
+    assert (scene.fork.commit, [a.state for a in scene.attempts]) == (commit.id, ["succeeded", "cancelled"])
+
+
+def _has_one(scene: Scene) -> bool:
+    with open_ledger(scene.workspace) as ledger:
+        found = ledger.summaries(1)
+        return bool(found) and found[0].attempts == {"succeeded": 1, "running": 1}
+
+
+def test_a_conflict_is_tried_again(scene: Scene) -> None:
+    fork = scene.hold(ONE, TWO)
+    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    with pytest.raises(ConflictError):
+        pick(scene.workspace, f"{fork}.1")
+    assert (scene.fork.state, scene.fork.commit) == ("resolved", None)
+    with pytest.raises(ForkResolvedError, match=f"was resolved .for {fork}.1. already"):
+        pick(scene.workspace, f"{fork}.2", on_conflict="ours")
+    assert pick(scene.workspace, f"{fork}.1", on_conflict="ours").conflicts[0].path == "a.txt"
+    assert scene.text("a.txt") == "uno\n"
+
+
+def test_what_was_never_committed_can_be_given_up(scene: Scene) -> None:
+    fork = scene.hold(ONE)
+    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    with pytest.raises(ConflictError):
+        pick(scene.workspace, fork)
+    assert abort_fork(scene.workspace, fork) == (f"/main/{fork}-0",)
+    assert scene.fork.state == "aborted"
+    assert scene.fork.resolution == {"how": "pick", "keep": False, "abandoned": "aborted by hand"}
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_picker_that_is_killed(scene: Scene, undone: bool) -> None:
+    """Between its decision and the commit, or after the commit and before that was written down."""
+    fork = scene.hold(ONE, TWO)
+    done = subprocess.run([sys.executable, "-c", PICKER, str(scene.workspace.path), f"{fork}.1"])
+    assert done.returncode == -signal.SIGKILL
+    assert (scene.fork.state, scene.fork.commit) == ("resolved", None)
+    if undone:
+        scene.workspace.open(f"{fork}-0").commit()
+        scene.workspace.undo()
+    assert pick(scene.workspace, f"{fork}.1").id == 1
+    assert (scene.fork.commit, scene.fork.undone) == (1, 2 if undone else None)
+    assert scene.text("a.txt") == ("one\n" if undone else "uno\n")
+
+
+def test_an_attempt_inside_another_brings_all_of_it(scene: Scene) -> None:
+    recipe = scene.recipe("echo base > base.txt", "exit 1", kind="tree", max_depth=2)
+    recipe["expand"] = [["sh", "-c", f"echo {n} > top.txt"] for n in (1, 2)]
+    fork = scene.drive(recipe, "ended")
+    with open_ledger(scene.workspace) as ledger:
+        [inner] = ledger.children(f"{fork}.1")
+        assert [a.state for a in ledger.attempts(inner.id)] == ["succeeded", "succeeded"]
+    pick(scene.workspace, f"{inner.id}.2")
+    assert (scene.text("base.txt"), scene.text("top.txt")) == ("base\n", "2\n")
+    with open_ledger(scene.workspace) as ledger:
+        assert (ledger.fork(fork).winner, ledger.fork(inner.id).winner) == (f"{fork}.1", f"{inner.id}.2")
+
+
+def test_what_stands_on_an_attempt_is_not_dragged_along(scene: Scene) -> None:
+    """The inner fork of what is picked was not decided, and goes. A branch that a person made there is theirs."""
+    recipe = scene.recipe("echo base > base.txt", kind="tree", max_depth=2)
+    recipe["expand"] = [["sh", "-c", "echo top > top.txt"]]
+    fork = scene.drive(recipe, "ended")
+    mine = scene.workspace.open(f"{fork}-0").branch("mine", None, None).keep()
+    with pytest.raises(BranchError, match="mine"):
+        pick(scene.workspace, f"{fork}.1")
+    mine.abort()
+    pick(scene.workspace, f"{fork}.1")
+    assert (scene.text("base.txt"), scene.text("top.txt")) == ("base\n", None)
+    with open_ledger(scene.workspace) as ledger:
+        assert [f.state for f in ledger.children(f"{fork}.1")] == ["aborted"]
+
+
+def test_an_attempt_whose_branch_is_gone(scene: Scene) -> None:
+    fork = scene.hold(ONE, TWO)
+    scene.workspace.open(f"{fork}-0").abort()
+    with pytest.raises(BranchNotFoundError, match=f"{fork}.1 has no branch any more"):
+        pick(scene.workspace, f"{fork}.1")
+    assert scene.fork.state == "open"
+    abort_fork(scene.workspace, fork)
+
+
+def test_an_undo_is_written_down(scene: Scene) -> None:
+    pick(scene.workspace, scene.hold(ONE))
+    assert undo(scene.workspace).undoes == 1
+    assert (scene.fork.commit, scene.fork.undone) == (1, 2)
+    scene.workspace.undo(2)  # by somebody who writes nothing down
+    undo(scene.workspace, 3)
+    assert (scene.fork.commit, scene.fork.undone) == (3, 4)

@@ -1,0 +1,142 @@
+"""Processes that fork an agent in three, killed at random moments, and what the next one finds and makes of it.
+
+Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
+one JSON object for each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, Workspace, open_ledger
+from forkwise.conversation.store import Saved
+from forkwise.files.store import trash
+from forkwise.fork.control import clear
+from tests.explore.kill_at_random import MARK, apart, content, done, marked, mounts
+from tests.live.worker import BEFORE, work, worker
+from tests.modules.brain import Brain
+
+STEER = "write {0}/1.txt one; run echo two > {0}.2; write {0}/3.txt three; run rm gone"
+LABELS = ("a", "b", "c")
+SPECS = [BranchSpec(label, STEER.format(label)) for label in LABELS]
+
+
+def coordinator_of(project: Path, brain: Brain) -> ForkCoordinator:
+    return ForkCoordinator(worker(brain), workspace=Workspace(project, durable=False))
+
+
+async def drive(project: Path) -> None:
+    """Fork, wait for all branches, and merge one of them."""
+    coordinator = coordinator_of(project, Brain(decide=work, seconds=0.01))
+    await coordinator.fork(SPECS, parent_history=BEFORE)
+    await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
+    await coordinator.merge_or_select("pick:b")
+
+
+def completed(project: Path) -> dict[str, Any]:
+    """What the ledger has of the fork that was killed: how much each branch had said, and its files."""
+    workspace = Workspace(project, durable=False)
+    with open_ledger(workspace) as ledger:
+        [fork] = ledger.forks(limit=1)
+        told: dict[str, Any] = {"id": fork.id, "state": fork.state, "said": {}, "requests": {}}
+        known = {record.id for record in ledger.conversations.all()}
+        if fork.spec["conversation"] in known:
+            talk = Saved.load(ledger.conversations, fork.spec["conversation"]).conversation
+            for number, label in enumerate(LABELS):
+                if f"branch-{number}" in talk.labels:
+                    told["said"][label] = [str(m.parts) for m in talk.path(talk.labels[f"branch-{number}"])]
+        told["requests"] = {a.label: (a.cost or {}).get("requests", 0) for a in ledger.attempts(fork.id)}
+    return told
+
+
+async def go_on(project: Path) -> dict[str, Any]:
+    """What the next process does: it finds the fork, goes on with it, and merges."""
+    brain = Brain(decide=work)
+    coordinator = coordinator_of(project, brain)
+    try:
+        await coordinator.resume()
+    except ForkNotFoundError:
+        return {"outcome": "nothing to go on with"}
+    if coordinator.merge_result is not None:
+        result = coordinator.merge_result
+    else:
+        await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
+        states = {s.label: s.state for s in coordinator.inspect_branches()}
+        assert set(states.values()) == {"done"}, (states, [s.error for s in coordinator.inspect_branches()])
+        said = {r.spec.label: [str(m.parts) for m in r.thread.history()] for r in coordinator.branches.values()}
+        cost = {c.branch_label: c.requests for c in coordinator.fork_cost().per_branch.values()}
+        result = await coordinator.merge_or_select("pick:b")
+        assert not result.errors
+        return {"outcome": "went on", "said": said, "asked": len(brain.asked), "cost": cost}
+    return {"outcome": "carried out", "said": {"b": [str(m.parts) for m in result.history_after_merge]}}
+
+
+def recover(project: Path, state: Path) -> None:
+    last = state / "last"
+    before = completed(project)
+    told: dict[str, Any] = {"before": before, "outcome": "never begun"}
+    if not last.exists() or last.read_text() != before["id"]:
+        last.write_text(before["id"])
+        told |= asyncio.run(go_on(project))
+    workspace = Workspace(project, durable=False)
+    clear(workspace)
+    trash.wait()
+    told["branches"] = [branch.branch_path for branch in workspace.branches()]
+    told["mounts"] = mounts(state)
+    told["content"] = content(project)
+    if (project / "b.2").exists():
+        workspace.undo()
+    print(json.dumps(told), flush=True)
+
+
+def rehearsed(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]]) -> tuple[dict[str, str], float]:
+    """Make a project, and drive it twice with nobody killed: the first loads what is loaded late. Tells what is in it
+    before and after; gives what is before, and the seconds that it took."""
+    project.mkdir()
+    (project / "gone").write_text("once")
+    before = content(project)
+    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
+    after = content(project)
+    Workspace(project, durable=False).undo()
+    begun = time.monotonic()
+    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
+    taken = time.monotonic() - begun
+    Workspace(project, durable=False).undo()
+    print(json.dumps({"before": before, "after": after}), flush=True)
+    return before, taken
+
+
+def main() -> None:
+    home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)
+    project = home / "project"
+    before, taken = rehearsed(project, drive)
+    with open_ledger(Workspace(project)) as ledger:
+        (home / "state" / "last").write_text(ledger.forks(limit=1)[0].id)
+    for number in range(rounds):
+        os.environ[MARK] = mark = f"live-{seed}-{number}"
+        pid = apart(lambda: asyncio.run(drive(project)))
+        time.sleep(chance.uniform(0, taken * 1.1))
+        os.kill(pid, signal.SIGKILL)
+        done(pid)
+        found = content(project)
+        deadline = time.monotonic() + 10
+        while (left := marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        del os.environ[MARK]
+        print(json.dumps({"found": found, "left": left}), flush=True)
+        assert done(apart(lambda: recover(project, home / "state"))) == 0
+        assert content(project) == before
+
+
+if __name__ == "__main__":
+    main()

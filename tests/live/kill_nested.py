@@ -1,0 +1,273 @@
+"""Processes whose agent forks inside a branch of a fork, killed at random moments, and what the next one makes of it.
+
+Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
+one JSON object for each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import UserPromptPart
+
+from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, LiveForkCapability, Workspace, open_ledger
+from forkwise.conversation.store import Saved
+from forkwise.files.store import trash
+from forkwise.fork.control import clear
+from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.records import ForkRecord
+from tests.explore.kill_at_random import apart, content, done, mounts
+from tests.live.kill_at_random import rehearsed
+from tests.live.worker import BEFORE, last_prompts, last_results, work, worker
+from tests.modules.brain import Asked, Brain, call
+
+INSIDE = [
+    {"label": "i", "steer": "write i.txt one; run echo two > i.2; say i is done"},
+    {"label": "j", "steer": "write j.txt one; run rm gone; say j is done"},
+]
+WRITE = call("write_file", path="after.txt", text="after")
+SPECS = [BranchSpec("a", "task"), BranchSpec("b", "write b.txt one; run echo two > b.2")]
+
+
+def think(asked: Asked) -> Any:
+    """Forks where it is told its task, decides for the second when both are done, and then writes one more file. What
+    it is told was never carried out it does again."""
+    is_merged = any(prompt.startswith("[Merged") for prompt in asked.prompts)
+    is_inside = any(spec["steer"] in asked.prompts for spec in INSIDE)
+    if "task" not in asked.prompts or (is_inside and not is_merged):
+        return work(asked)
+    if last_prompts(asked) == ["task"]:
+        return call("fork_run", specs=INSIDE)
+    return WRITE if last_prompts(asked) else _next(last_results(asked))
+
+
+def _next(results: dict[str, str]) -> Any:
+    [(tool, told)] = results.items()
+    if tool == "write_file":
+        return "all is done" if "wrote" in told else WRITE
+    if tool == "fork_run":
+        return call("inspect_branches") if "Forked" in told else call("fork_run", specs=INSIDE)
+    if tool == "merge_or_select":
+        return WRITE if "Merged" in told else call("inspect_branches")
+    if told == "No active branches.":
+        return WRITE
+    ids = {label: name for name, label in re.findall(r"- (\S+) \(([^)]+)\): done", told)}
+    if len(ids) == len(INSIDE):
+        return call("merge_or_select", action=f"pick:{ids['j']}")
+    return call("inspect_branches")
+
+
+def coordinator_of(project: Path, brain: Brain) -> ForkCoordinator:
+    workspace = Workspace(project, durable=False)
+    agent: Agent[Any, Any] = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)])
+    return ForkCoordinator(agent, workspace=workspace)
+
+
+async def drive(project: Path) -> None:
+    """Fork, wait for all branches, and merge the one that forked."""
+    coordinator = coordinator_of(project, Brain(decide=think, seconds=0.01))
+    await coordinator.fork(SPECS, parent_history=BEFORE)
+    await finish(coordinator)
+
+
+async def finish(coordinator: ForkCoordinator) -> dict[str, Any]:
+    await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
+    told = {s.label: [s.state, s.error] for s in coordinator.inspect_branches()}
+    assert {state for state, _ in told.values()} == {"done"}, told
+    cost = {c.branch_label: c.requests for c in coordinator.fork_cost().per_branch.values()}
+    result = await coordinator.merge_or_select("pick:a")
+    assert not result.errors
+    return {"cost": cost}
+
+
+def talk_of(ledger: Ledger, fork: ForkRecord) -> dict[str, list[str]]:
+    """What was said in each branch of a fork, by its label."""
+    if fork.spec["conversation"] not in {record.id for record in ledger.conversations.all()}:
+        return {}
+    talk = Saved.load(ledger.conversations, fork.spec["conversation"]).conversation
+    labels = [spec["label"] for spec in fork.spec["specs"]]
+    paths = {label: talk.labels.get(f"branch-{number}") for number, label in enumerate(labels)}
+    return {label: [str(m.parts) for m in talk.path(node)] for label, node in paths.items() if node is not None}
+
+
+Known = dict[str, dict[str, list[str]]]  # by forks and labels, what was said
+
+
+def known_of(project: Path) -> tuple[str, Known, dict[str, str]]:
+    """The last outermost fork, what was said in it and in those inside it, and where they stand."""
+    with open_ledger(Workspace(project, durable=False)) as ledger:
+        outer = next(fork for fork in ledger.forks() if fork.parent is None)
+        several = [outer, *(f for f in ledger.forks() if (f.parent or "").startswith(f"{outer.id}."))]
+        return outer.id, {f.id: talk_of(ledger, f) for f in several}, {f.id: f.state for f in several}
+
+
+def lost(before: Known, after: Known) -> list[str]:
+    """The branches in which something that was said before is not said any more."""
+    return [
+        f"{fork} {label}"
+        for fork, labels in before.items()
+        for label, said in labels.items()
+        if after[fork].get(label, [])[: len(said)] != said
+    ]
+
+
+def recover(project: Path, state: Path) -> None:
+    last = state / "last"
+    outer, before, stood = known_of(project)
+    told: dict[str, Any] = {"outcome": "never begun"}
+    if last.read_text() != outer:
+        last.write_text(outer)
+        told["inside"] = [stood[name] for name in before if name != outer]
+        try:
+            asyncio.run(go_on(coordinator_of(project, Brain(decide=think)), told))
+        except ForkNotFoundError:
+            told["outcome"] = "nothing to go on with"
+        _, after, stands = known_of(project)
+        told["lost"] = lost(before, after)
+        # What every branch inside has said in the end, of those that were gone on with or made anew.
+        ended = [after[name] for name in after if name != outer and stands[name] == "resolved"]
+        told["spoken"] = [
+            sum("TextPart" in said or "ToolCallPart" in said for said in path[len(BEFORE) + 2 :])
+            for labels in ended
+            for path in labels.values()
+        ]
+        told["dropped"] = [name for name in after if stands[name] == "aborted" and before.get(name)]
+    workspace = Workspace(project, durable=False)
+    clear(workspace)
+    trash.wait()
+    told["branches"] = [branch.branch_path for branch in workspace.branches()]
+    told["mounts"] = mounts(state)
+    told["content"] = content(project)
+    with open_ledger(workspace) as ledger:
+        told["open"] = [fork.id for fork in ledger.forks() if not fork.is_over]
+        told["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
+    if (project / "after.txt").exists():
+        workspace.undo()
+    print(json.dumps(told), flush=True)
+
+
+async def go_on(coordinator: ForkCoordinator, told: dict[str, Any]) -> None:
+    await coordinator.resume()
+    if coordinator.merge_result is not None:
+        told["outcome"] = "carried out"
+    else:
+        told["outcome"] = "went on"
+        told |= await finish(coordinator)
+
+
+# A tool that forks by itself, and exact moments
+
+
+def splitter(workspace: Workspace, brain: Brain, is_killed: bool) -> Agent[Any, Any]:
+    """An agent without the tools to fork itself, one of whose own tools forks the branch it is in."""
+    agent = worker(brain)
+
+    @agent.tool_plain
+    async def split() -> str:
+        """Fork inside."""
+        inner = ForkCoordinator(agent, workspace=workspace)
+        specs = [BranchSpec("quick", "write quick.txt one"), BranchSpec("slow", "write slow.txt one; SLOW; say bye")]
+        await inner.fork(specs, parent_history=BEFORE)
+        quick, slow = inner.branches.values()
+        await asyncio.wait([quick.task])
+        while is_killed and len(slow.partial_history) < len(BEFORE) + 3:
+            await asyncio.sleep(0.01)
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await inner.merge_or_select("combine:quick,slow")
+        return "split, and combined"
+
+    return agent
+
+
+def split_first(is_killed: bool, again: bool) -> Any:
+    def decide(asked: Asked) -> Any:
+        if asked.prompts[-1] != "split":
+            slow = "run sleep 100" if is_killed else "run true"
+            return work(Asked([_steered(m, slow) for m in asked.messages], asked.info))
+        results = last_results(asked)
+        if not results and not again:
+            return WRITE
+        if not results or (again and "split," not in results.get("split", "split,")):
+            return call("split")
+        return "done" if "write_file" in results else WRITE
+
+    return decide
+
+
+def _steered(message: Any, slow: str) -> Any:
+    parts = [
+        replace(p, content=p.content.replace("SLOW", slow)) if isinstance(p, UserPromptPart) else p
+        for p in message.parts
+    ]
+    return replace(message, parts=parts)
+
+
+def of_a_tool(project: Path, is_killed: bool, again: bool = True) -> ForkCoordinator:
+    workspace = Workspace(project, durable=False)
+    brain = Brain(decide=split_first(is_killed, again))
+    return ForkCoordinator(splitter(workspace, brain, is_killed), workspace=workspace)
+
+
+async def forks_in_a_tool(project: Path) -> None:
+    coordinator = of_a_tool(project, is_killed=True)
+    await coordinator.fork([BranchSpec("a", "split"), BranchSpec("b", "say hi")], parent_history=BEFORE)
+    await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
+
+
+async def goes_on(project: Path, how: str) -> None:
+    coordinator = of_a_tool(project, is_killed=how == "merged", again=how == "again")
+    await coordinator.resume()
+    a, b = coordinator.branches.values()
+    await asyncio.wait([b.task if how == "merged" else a.task])
+    assert how == "merged" or a.status.state == "done", a.status
+    await coordinator.merge_or_select("pick:b" if how == "merged" else "pick:a")
+    workspace = Workspace(project, durable=False)
+    told: dict[str, Any] = {"content": content(project), "branches": [b.branch_path for b in workspace.branches()]}
+    with open_ledger(workspace) as ledger:
+        told["forks"] = [[fork.parent is None, fork.state] for fork in reversed(ledger.forks())]
+        told["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
+    print(json.dumps(told), flush=True)
+
+
+HOWS = ("again", "otherwise", "merged")
+
+
+def main() -> None:
+    for how in HOWS:
+        project = Path(sys.argv[1]) / how
+        project.mkdir()
+        assert done(apart(lambda: asyncio.run(forks_in_a_tool(project)))) == -signal.SIGKILL  # noqa: B023 - at once
+        assert done(apart(lambda: asyncio.run(goes_on(project, how)))) == 0, how  # noqa: B023
+    kill_at_random()
+
+
+def kill_at_random() -> None:
+    home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)
+    project = home / "project"
+    before, taken = rehearsed(project, drive)
+    (home / "state" / "last").write_text(known_of(project)[0])
+    for _ in range(rounds):
+        pid = apart(lambda: asyncio.run(drive(project)))
+        time.sleep(chance.uniform(0, taken))
+        os.kill(pid, signal.SIGKILL)
+        done(pid)
+        print(json.dumps({"found": content(project)}), flush=True)
+        assert done(apart(lambda: recover(project, home / "state"))) == 0
+        assert content(project) == before
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A fork from end to end on the small real model: it works in two branches, and judges them.
+
+It takes no tools, so a branch writes through its output, which is held to a schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.models import Model
+
+from forkwise import BranchSpec, ForkCoordinator, JudgeAgent, MergeStrategy, Workspace, open_ledger
+from forkwise.fork.stored_fork import undo
+from forkwise.live.judging.confidence import judged_forks
+from forkwise.local_model import local_model
+from tests.live.worker import BEFORE, all_over
+from tests.local_model.requirements import need_local_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+Words = Annotated[str, Field(min_length=2, max_length=24, pattern=r"^[A-Za-z ]+$")]
+
+
+async def name_it(ctx: RunContext[Any], name: Words) -> str:
+    """Name the library."""
+    await ctx.workspace.write_text("name.txt", f"{name}\n")
+    counted = await ctx.workspace.run("wc -l < name.txt", shell=True)
+    return f"{name}, {counted.stdout.strip()} line"
+
+
+async def test_a_fork_that_the_local_model_works_in_and_judges(workspace: Workspace) -> None:
+    need_local_model()
+    async with local_model() as model:
+        await forked_and_judged(workspace, model)
+
+
+async def forked_and_judged(workspace: Workspace, model: Model) -> None:
+    agent: Agent[Any, str] = Agent(model, output_type=name_it, instructions="You name software libraries.")
+    judge = JudgeAgent("local", instructions="Choose the branch with the better name. Be brief.")
+    coordinator = ForkCoordinator(agent, workspace=workspace, judge=judge, test_command="grep -q . name.txt")
+    specs = [BranchSpec("playful", "Give it a playful name."), BranchSpec("plain", "Give it a plain name.")]
+    strategy = MergeStrategy(kind="auto", confidence_threshold=0.0)
+    handle = await coordinator.fork(specs, parent_history=BEFORE, strategy=strategy)
+    await all_over(coordinator)
+    assert [(s.state, s.error) for s in coordinator.inspect_branches()] == [("done", None)] * 2
+    costs = coordinator.fork_cost().per_branch
+    assert all(cost.requests >= 1 and cost.tokens > 0 for cost in costs.values())
+    written = {name: runtime.overlay.read_bytes("name.txt") for name, runtime in coordinator.branches.items()}
+    outcome = await coordinator.resolve()
+    assert outcome.committed
+    assert outcome.verdict is not None
+    assert outcome.verdict.winner_branch_id in handle.branches
+    assert outcome.signals is not None
+    assert outcome.signals.test_pass_ratio == 1.0
+    assert (workspace.path / "name.txt").read_bytes() == written[outcome.verdict.winner_branch_id]
+    assert outcome.merge_result is not None
+    assert outcome.merge_result.applied_paths == ["name.txt"]
+    await coordinator.aclose()
+    undo(workspace)
+    assert not (workspace.path / "name.txt").exists()
+    with open_ledger(workspace) as ledger:
+        [pick] = judged_forks(ledger)
+    assert pick.was_undone
+    assert "local" in pick.judge

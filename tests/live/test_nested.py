@@ -1,0 +1,80 @@
+"""Forks inside a branch outlive their process with it: they are gone on with, carried out, or given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.kill_nested import HOWS
+
+_ROUNDS = 30
+_SPOKEN = 3  # so often does each branch inside speak
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What was found after each kill, and what the next process made of it."""
+    home = tmp_path_factory.mktemp("nested")
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
+    environment.pop("FORKWISE_STATE", None)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.live.kill_nested", str(home), str(_ROUNDS), "7"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]) -> None:
+    first, *rest = told[len(HOWS) :]
+    before, after = first["before"], first["after"]
+    assert set(after) == {"j.txt", "after.txt"}
+    assert len(rest) == 2 * _ROUNDS
+    seen, inside = set(), set()
+    for found, then in zip(rest[::2], rest[1::2], strict=True):
+        assert found["found"] in (before, after)  # never half-merged
+        assert (then["branches"], then["mounts"], then["open"], then["going"]) == ([], [], [], [])
+        begun = then["outcome"] in ("went on", "carried out") or found["found"] == after
+        assert then["content"] == (after if begun else before)
+        if then["outcome"] == "went on":
+            assert then["lost"] == then["dropped"] == []
+            assert then["spoken"] == [_SPOKEN, _SPOKEN]  # nothing that was said is said again
+            assert then["cost"]["a"] >= 2 * _SPOKEN + 4  # and all of it is paid for
+            inside.update(then["inside"])
+        seen.add(then["outcome"])
+    assert "went on" in seen
+    assert "interrupted" in inside
+
+
+@pytest.mark.slow
+def test_a_tool_that_forks_the_same_way_again_goes_on_with_its_fork(told: list[dict[str, Any]]) -> None:
+    then = told[HOWS.index("again")]
+    assert then["forks"] == [[True, "resolved"], [False, "resolved"]]  # and no other was made
+    assert then["content"] == {"after.txt": "after", "quick.txt": "one", "slow.txt": "one"}
+    assert (then["branches"], then["going"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_what_nobody_takes_up_is_given_up_and_the_branch_can_be_written_to(told: list[dict[str, Any]]) -> None:
+    then = told[HOWS.index("otherwise")]
+    assert then["forks"] == [[True, "resolved"], [False, "aborted"]]
+    assert then["content"] == {"after.txt": "after"}
+    assert (then["branches"], then["going"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_what_was_open_in_a_branch_that_loses_goes_with_it(told: list[dict[str, Any]]) -> None:
+    then = told[HOWS.index("merged")]
+    assert then["forks"] == [[True, "resolved"], [False, "aborted"]]
+    assert then["content"] == {}
+    assert (then["branches"], then["going"]) == ([], [])

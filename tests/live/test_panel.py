@@ -1,0 +1,97 @@
+"""The ways of judging a fork: by pairs, in a tournament, for a domain, by counts of tests, and what they cost."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from forkwise import BranchSpec, ForkCoordinator, MergeStrategy, Workspace
+from forkwise.live.judging.judge import JUDGE_PROMPTS
+from tests.live.worker import BEFORE, Priced, all_over, worker
+from tests.modules.brain import Asked, call
+
+pytestmark = pytest.mark.anyio
+
+# Says in TAP how many of four tests pass: as many as there are files of that name.
+TAP = """echo 1..4; n=0; bad=0
+for f in ok1 ok2 ok3 ok4; do
+  n=$((n+1)); if test -e $f; then echo "ok $n"; else echo "not ok $n"; bad=1; fi
+done; exit $bad"""
+SPECS = [
+    BranchSpec("half", "write ok1 x; write ok2 x"),
+    BranchSpec("most", "write ok1 x; write ok2 x; write ok3 x"),
+    BranchSpec("none", "write other x"),
+]
+
+
+class Judge(Priced):
+    """A model that picks the branch of a label, at two cents each time, and remembers what it was told."""
+
+    def __init__(self, label: str = "most") -> None:
+        self.told: list[Asked] = []
+
+        def decide(asked: Asked) -> Any:
+            self.told.append(asked)
+            named = dict(re.findall(r"^- (\S+) \((\w+)\)$", asked.prompts[-1], re.MULTILINE))
+            labels = {one: branch for branch, one in named.items()}
+            winner = labels.get(label, next(iter(named)))
+            return call("final_result", winner_branch_id=winner, confidence=1.0, reasoning="so")
+
+        super().__init__(0.02, decide)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "requests"),
+    [
+        (MergeStrategy(), 1),
+        (MergeStrategy(judging="pairwise"), 6),
+        (MergeStrategy(judging="tournament"), 4),
+        (MergeStrategy(kind="vote", domain="prose"), 1),
+    ],
+    ids=["all", "pairwise", "tournament", "vote"],
+)
+async def test_ways_of_judging_and_their_cost(workspace: Workspace, strategy: MergeStrategy, requests: int) -> None:
+    judge = Judge()
+    coordinator = ForkCoordinator(worker(), workspace=workspace, judge=judge, test_command=TAP)
+    await coordinator.fork(SPECS, parent_history=BEFORE, strategy=strategy)
+    outcome = await coordinator.resolve()
+    assert outcome.verdict is not None
+    assert coordinator.branches[outcome.verdict.winner_branch_id].spec.label == "most"
+    assert judge.calls == requests
+    assert outcome.judge_usage is not None
+    assert outcome.judge_usage.requests == requests
+    assert coordinator.fork_cost().judge_usd == pytest.approx(0.02 * requests, abs=0.001 * requests)
+    assert outcome.signals is not None
+    assert outcome.signals.test_pass_ratio == 0.75  # three of four, and not that the command failed
+    told = judge.told[0].prompts[-1]
+    assert "3 passed, 1 failed" in told or requests > 1  # a pair may be of the two others
+    assert JUDGE_PROMPTS[strategy.domain].strip() in judge.told[0].system
+    again = await coordinator.resolve() if not outcome.committed else outcome
+    assert again.verdict == outcome.verdict
+    assert judge.calls == requests  # what was said is kept
+    await coordinator.aclose()
+
+
+async def test_the_tests_that_a_project_makes_plain(workspace: Workspace) -> None:
+    (workspace.path / "Makefile").write_text("test:\n\t@test -e ok1\n")
+    coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("half"), test_command="auto")
+    await coordinator.fork(SPECS[::2], parent_history=BEFORE, strategy=MergeStrategy(kind="auto"))
+    outcome = await coordinator.resolve()
+    assert outcome.committed
+    assert outcome.signals is not None
+    assert outcome.signals.test_pass_ratio == 1.0
+    assert (workspace.path / "ok1").exists()
+
+
+async def test_where_a_project_makes_none_plain_there_is_no_signal(workspace: Workspace) -> None:
+    coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("half"), test_command="auto")
+    await coordinator.fork(SPECS[::2], parent_history=BEFORE, strategy=MergeStrategy(kind="auto"))
+    await all_over(coordinator)
+    outcome = await coordinator.resolve()
+    assert not outcome.committed
+    assert outcome.signals is not None
+    assert outcome.signals.test_pass_ratio is None
+    assert (outcome.merge_confidence or 0) <= 0.65
+    await coordinator.aclose()

@@ -1,0 +1,264 @@
+"""Forks in a terminal: picked, watched, steered, spoken to, ended, judged and merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import Input
+
+from forkwise.tui.chat.approval import AcceptanceScreen
+from forkwise.tui.chat.pickers import DiffPicker, ForkPicker, MergePicker
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.diff_view import DiffScreen
+from forkwise.tui.widgets import Question
+from tests.chat.scripted_chat import SCRIPT, call
+from tests.tui.chat.chat_pilot import ChatScene, chatting, until
+
+FURTHER: list[dict[str, Any]] = [
+    {"when": "^also", "branch": "a", "say": "Handled errors too."},
+    {"when": "^shorter", "branch": "a", "say": "Made it shorter."},
+    *SCRIPT,
+]
+
+
+async def answered(scene: ChatScene, question: str, *keys: str) -> None:
+    """Answer what is asked."""
+    await scene.comes_to(Question)
+    await scene.shows(question)
+    await scene.press(*keys)
+    await scene.comes_to(ChatScreen)
+
+
+def test_the_fork_picker(project: Path) -> None:
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork-budget per-branch 0.5")
+        await scene.shows("per-branch budget = $0.50")
+        await scene.write("/fork")
+        await scene.comes_to(ForkPicker)
+        await scene.press("escape")
+        await scene.comes_to(ChatScreen)
+        assert not scene.chat.stage.is_forked
+        await scene.write("/fork")
+        await scene.comes_to(ForkPicker)
+        picker = scene.screen
+        await scene.press("enter")
+        await scene.shows("say what a branch is to try")
+        await scene.press(*"task", "ctrl+up", "down", *"task b", "down", *"gone", "ctrl+down", "ctrl+up")
+        assert [row.value for row in picker.query(Input).filter(".label")] == ["a", "b", "c"]
+        assert [row.value for row in picker.query(Input).filter(".budget_usd")] == ["0.5"] * 3
+        await scene.press("down", *"task c", "shift+tab", "backspace", "b", "enter")
+        await scene.shows("two branches are called b")
+        await scene.press("backspace", *"third", "tab", "tab", "tab", "tab", *"x", "enter")
+        await scene.shows("x is no number of dollars above 0")
+        await scene.press("backspace", *"0.5", "down", *"2", "up", "up", "enter")
+        await scene.comes_to(ChatScreen)
+        await scene.shows("[+ overview]", " a]", " b]", " third]", "FORK: 3")
+        session = scene.chat.session
+        assert session is not None
+        views = session.branches()
+        assert [(view.label, view.steer, view.budget_usd) for view in views] == [
+            ("a", "task", 0.5),
+            ("b", "task b", 0.5),
+            ("third", "task c", 0.5),
+        ]
+
+    chatting(project, script)
+
+
+def test_steered_spoken_to_and_kept(project: Path) -> None:
+    go = project.parent / "script" / "a"
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("hello")
+        await scene.shows("how are you?")
+        await scene.write("/fork a: task until told | b: task")
+        await scene.branch("b", "done")
+        await scene.shows("[+ overview] [● a] [✓ b]", "FORK: 2 · 1● 1✓", "> task until told", "b wrote lib.txt.")
+        await scene.write("anything")
+        await scene.tells("a fork is open")
+        await scene.write("/fork")
+        await scene.tells("resolve it first")
+        await scene.write("/fork-branches 3")
+        await scene.write(">>nobody hurry")
+        await scene.tells("there is no branch 'nobody'")
+        await scene.write("/merge")
+        await scene.shows("judging …")
+        await scene.press("escape")
+        await scene.comes_to(MergePicker)
+        await scene.shows("1 a  ● running", "2 b  ✓ done")
+        await scene.press("escape")
+        await scene.comes_to(ChatScreen)
+        await scene.press("tab")
+        await scene.shows("branch a · ● running · turn 1", "Waiting.", "tool: ls")
+        await scene.write("also errors")
+        await scene.tells("a still runs: wait for it, or steer it with >>a")
+        await scene.write(">>a shorter")
+        await scene.tells("told a")
+        go.touch()
+        await scene.shows("> shorter", "Made it shorter.")
+        await scene.branch("a", "done")
+        await scene.write("also errors")
+        await scene.shows("> also errors", "Handled errors too.", "branch a · ✓ done")
+        await scene.press("tab")
+        await scene.shows("branch b · ✓ done · turn 1")
+        assert "Handled" not in scene.text
+        await scene.press("shift+tab", "shift+tab")
+        await scene.shows("b ✓ done")
+        await scene.pilot.click("TabStrip", offset=(22, 0))
+        await scene.shows("branch b ·")
+        await scene.press("escape")
+        await scene.tells("b is over; /merge decides the fork")
+        await scene.press("enter")
+        await answered(scene, "keep b and drop the others?", "escape")
+        await scene.press("enter")
+        await answered(scene, "keep b and drop the others?", "y")
+        await scene.shows("· Merged: kept branch b · 1 file", "> task", "b wrote lib.txt.", "> hello")
+        await scene.hides("overview")
+        assert (project / "lib.txt").read_text() == "from b\n"
+
+    chatting(project, script, FURTHER)
+
+
+def test_left_open_and_gone_on_with(project: Path) -> None:
+    async def first(scene: ChatScene) -> None:
+        await scene.write("/fork a: task until told | b: task")
+        await scene.branch("b", "done")
+        await scene.press("tab")
+        await scene.shows("branch a ·", "Waiting.")
+
+    async def second(scene: ChatScene) -> None:
+        await scene.shows("[+ overview]", " a]", "[✓ b]", "> task until told", "b wrote lib.txt.")
+        await scene.press("shift+tab")
+        await scene.shows("branch b · ✓ done", "tool: write lib.txt from b", "b wrote lib.txt.")
+        await scene.write("/merge b")
+        await scene.shows("· Merged: kept branch b · 1 file")
+
+    app = chatting(project, first)
+    assert app.chat.left is not None
+    assert app.chat.left.branches == ("a", "b")
+    chatting(project, second)
+
+
+def test_ended_and_aborted(project: Path) -> None:
+    steps = [{"say": "Waiting.", "calls": [call("ls")]}, {"until": "go"}]
+    rules: list[dict[str, Any]] = [{"when": "task", "steps": steps}]
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork task")
+        await scene.shows("[● a] [● b]", "Waiting.")
+        await scene.press("tab", "escape")
+        await answered(scene, "terminate a?", "escape")
+        await scene.press("escape")
+        await answered(scene, "terminate a?", "y")
+        await scene.shows("[⊘ a] [● b]", "branch a · ⊘ terminated")
+        await scene.press("tab", "tab")
+        await scene.pilot.click("Overview", offset=(60, 5))
+        await scene.shows("branch b · ● running")
+        await scene.press("tab", "escape")
+        await answered(scene, "abort the entire fork?", "n")
+        assert scene.chat.stage.is_forked
+        await scene.press("escape")
+        await answered(scene, "abort the entire fork?", "y")
+        await scene.shows("· The fork was aborted")
+        await scene.hides("overview")
+
+    chatting(project, script, rules)
+
+
+def test_judged_and_accepted(project: Path) -> None:
+    (project / ".forkwise").mkdir()
+    (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork task")
+        await scene.branches()
+        await scene.write("/merge")
+        await scene.comes_to(AcceptanceScreen)
+        await scene.shows("keep b · confidence", "b is shorter", "[enter] accept")
+        await scene.press("d")
+        await scene.comes_to(DiffScreen)
+        await scene.shows("+from b")
+        await scene.press("escape")
+        await scene.comes_to(AcceptanceScreen)
+        await scene.press("escape")
+        await scene.comes_to(ChatScreen)
+        assert scene.chat.stage.is_forked
+        scene.chat.prompt.text = "/merge"
+        scene.burst("enter", *"wait")
+        await scene.shows("judged: send or clear what is written")
+        assert scene.chat.prompt.text == "wait"
+        scene.chat.prompt.text = ""
+        await scene.comes_to(AcceptanceScreen)
+        await scene.press("o")
+        await scene.comes_to(MergePicker)
+        await scene.shows("the judge (", "b is shorter", "2 b  ✓ done ← the judge's", "+from b")
+        await scene.press("up")
+        await scene.shows("+from a")
+        await scene.press("escape")
+        await scene.write("/merge")
+        await scene.comes_to(AcceptanceScreen)
+        await scene.press("enter")
+        await scene.shows("· Merged: kept branch b · 1 file")
+        assert (project / "lib.txt").read_text() == "from b\n"
+
+    chatting(project, script)
+
+
+def test_picked_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = project.parent / "seen"
+    monkeypatch.setenv("FORKWISE_DIFFTOOL", f"cp {{branches}} {seen}")
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork task")
+        await scene.branches()
+        await scene.write("/fork diff")
+        await scene.comes_to(DiffPicker)
+        await scene.shows("lib.txt  a, b", "1 ☑ a  2 ☑ b")
+        await scene.press("2")
+        await scene.shows("2 ☐ b")
+        await scene.press("1", "enter")
+        await scene.tells("All that changed it are left out.")
+        await scene.press("1", "enter")
+        await until(lambda: seen.exists() and seen.read_text() == "from a\n")
+        await scene.write("/merge")
+        await scene.comes_to(MergePicker)
+        await scene.shows("2 b  ✓ done ← the judge's", "+from b")
+        await scene.press("o")
+        await until(lambda: seen.read_text() == "from b\n")
+        await scene.press("c")
+        await scene.tells("Mark at least two branches")
+        await scene.press("up", "space", "space")
+        await scene.shows("▪1 a", "▪2 b")
+        await scene.press("space", "pagedown", "pageup")
+        await scene.shows(" 2 b")
+        await scene.pilot.click("MergePicker OptionList", offset=(5, 1))
+        await scene.shows("+from b")
+        await scene.press("up")
+        scene.burst("down", "up", "enter")
+        await scene.shows("· Merged: kept branch a · 1 file")
+        assert (project / "lib.txt").read_text() == "from a\n"
+
+    chatting(project, script)
+
+
+def test_a_fork_of_the_agents_own(project: Path) -> None:
+    branches = [{"label": "x", "steer": "task x"}, {"label": "y", "steer": "task y"}]
+    rules: list[dict[str, Any]] = [
+        {"when": "^task", "branch": "x", "say": "x is ready."},
+        {"when": "^task", "branch": "y", "say": "y is ready."},
+        {"when": "^split", "steps": [{"calls": [call("fork_run", specs=branches)]}, {"say": "Look at them."}]},
+    ]
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("split up")
+        await scene.branches()
+        await scene.shows("[✓ x] [✓ y]", "> split up", "Look at them.", "> task x", "x is ready.", "y is ready.")
+        await scene.write("/fork")
+        await scene.tells("agent already forked — resolve it first")
+        await scene.write("/merge y")
+        await scene.shows("· Merged: kept branch y")
+        await scene.hides("overview")
+
+    chatting(project, script, rules)

@@ -1,0 +1,207 @@
+"""Several versions side by side: how they are laid out, and what is accepted and rejected by which key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from textual.app import App
+
+from forkwise.files.selection import Choice, Lineup
+from forkwise.text.diff import Side
+from forkwise.text.merge3 import align
+from forkwise.tui.diff_view import NwayScreen, NwayView, accept, changed, counted, is_accepted, lay_out, places, reject
+from tests.tui.pilot import Scene, play, until
+
+MODE = 0o100644
+BASE = b"".join(b"%d\n" % n for n in range(1, 13))
+ONE = BASE.replace(b"1\n", b"one\n", 1).replace(b"12\n", b"twelve\n")
+TWO = BASE.replace(b"1\n", b"eins\n", 1).replace(b"6\n", b"six\nand a half\n")
+TEXT = Lineup(
+    "a.txt",
+    Side(MODE, BASE),
+    {"k3f9ab.1": Side(MODE, ONE), "k3f9ab.2": Side(MODE, TWO)},
+    align(BASE, {"k3f9ab.1": ONE, "k3f9ab.2": TWO}),
+)
+WHOLE = Lineup("b.bin", Side(MODE, b"\0\1"), {"k3f9ab.1": None, "k3f9ab.2": Side(0o120777, b"a.txt")}, None)
+NAMES = ("k3f9ab.1", "k3f9ab.2")
+
+
+def rows(lineup: Lineup) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in lay_out(lineup, NAMES)]
+
+
+# The layout
+
+
+def test_versions_are_lined_up_and_what_all_share_is_cut_short() -> None:
+    assert rows(TEXT) == [
+        ["@@ 1", "", ""],
+        ["1", "one", "eins"],
+        *[[n, n, n] for n in ("2", "3", "4", "5")],
+        ["@@ 6", "", ""],
+        ["6", "6", "six"],
+        ["", "", "and a half"],
+        *[[n, n, n] for n in ("7", "8", "⋯ 1 lines", "10", "11")][:2],
+        *[[n, n, n] for n in ("9", "10", "11")],
+        ["@@ 12", "", ""],
+        ["12", "twelve", "12"],
+    ]
+
+
+def test_a_long_stretch_that_all_share_is_left_out() -> None:
+    base = b"".join(b"%d\n" % n for n in range(1, 101))
+    changes = {"k3f9ab.1": base.replace(b"1\n", b"one\n", 1).replace(b"100\n", b"hundred\n")}
+    lineup = Lineup("a", Side(MODE, base), {"k3f9ab.1": Side(MODE, changes["k3f9ab.1"])}, align(base, changes))
+    assert [row.cells[0].text for row in lay_out(lineup, NAMES)] == [
+        "@@ 1",
+        "1",
+        "2",
+        "3",
+        "⋯ 94 lines",
+        "98",
+        "99",
+        "@@ 100",
+        "100",
+    ]
+
+
+def test_what_is_no_text_is_told() -> None:
+    assert rows(WHOLE) == [
+        ["whole file", "", ""],
+        ["mode 644", "(nothing)", "→ a.txt"],
+        ["2 B, not text", "", ""],
+    ]
+    assert changed(WHOLE, 0, "k3f9ab.2") == "-mode 644\n-2 B, not text\n+→ a.txt"
+    assert changed(TEXT, 1, "k3f9ab.2") == "-6\n+six\n+and a half"
+    assert changed(TEXT, 1, "k3f9ab.1") == "k3f9ab.1 left it as the parent has it"
+
+
+# Accepting and rejecting
+
+
+def test_accepting_takes_the_place_of_what_it_clashes_with() -> None:
+    chosen = accept(None, TEXT, 0, "k3f9ab.1")
+    chosen = accept(chosen, TEXT, 2, "k3f9ab.1")
+    assert is_accepted(chosen, TEXT, 0, "k3f9ab.1")
+    chosen = accept(chosen, TEXT, 0, "k3f9ab.2")
+    assert [is_accepted(chosen, TEXT, place, name) for place in range(3) for name in NAMES] == [
+        *(False, True),
+        *(False, False),
+        *(True, False),
+    ]
+    assert TEXT.alignment is not None
+    assert isinstance(chosen, frozenset)
+    assert TEXT.alignment.apply(chosen) == BASE.replace(b"1\n", b"eins\n", 1).replace(b"12\n", b"twelve\n")
+    chosen = reject(chosen, TEXT, 0, "k3f9ab.2")
+    assert chosen == frozenset(TEXT.alignment.regions[2].of("k3f9ab.1"))
+    assert reject(chosen, TEXT, 2, "k3f9ab.1") is None
+
+
+def test_of_a_whole_file_there_is_one_version() -> None:
+    assert places(WHOLE) == 1
+    chosen = accept(accept(None, WHOLE, 0, "k3f9ab.1"), WHOLE, 0, "k3f9ab.2")
+    assert chosen == "k3f9ab.2"
+    assert reject(chosen, WHOLE, 0, "k3f9ab.1") == "k3f9ab.2"
+    assert reject(chosen, WHOLE, 0, "k3f9ab.2") is None
+    assert accept(None, WHOLE, 0, "k3f9ab.9") is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({}, "nothing"),
+        ({"b": "k3f9ab.1"}, "1 file"),
+        (
+            {"a": frozenset(TEXT.alignment.hunks[:2]) if TEXT.alignment else "", "b": "x", "c": "x"},
+            "2 hunks and 2 files",
+        ),
+    ],
+)
+def test_how_much_was_chosen(choice: Mapping[str, Choice], told: str) -> None:
+    assert counted(choice) == told
+
+
+# The screen
+
+
+class _App(App[None]):
+    def __init__(self, *lineups: Lineup) -> None:
+        super().__init__()
+        self.lineups = lineups
+        self.chosen: Any = "not yet"
+
+    def on_mount(self) -> None:
+        def take(choice: Any) -> None:
+            self.chosen = choice
+
+        self.push_screen(NwayScreen(self.lineups), take)
+
+
+def chosen(*keys: str) -> Any:
+    """What is chosen by some keys."""
+    app = _App(TEXT, WHOLE)
+
+    async def script(scene: Scene) -> None:
+        await scene.comes_to(NwayScreen)
+        await scene.press(*keys)
+        await until(lambda: app.chosen != "not yet", lambda: scene.text)
+
+    play(app, script)
+    return app.chosen
+
+
+def test_every_key() -> None:
+    assert TEXT.alignment is not None
+    first, second, third = TEXT.alignment.regions
+    assert chosen("space", "enter") == {"a.txt": frozenset(first.of(NAMES[0]))}
+    assert chosen("space", "space", "n", "space", "enter") == {"b.bin": NAMES[0]}
+    assert chosen("right", "space", "down", "down", "left", "up", "down", "space", "enter") == {
+        "a.txt": frozenset([*first.of(NAMES[1]), *third.of(NAMES[0])])
+    }
+    assert chosen("right", "a", "n", "right", "a", "p", "x", "n", "n", "a", "enter") == {
+        "a.txt": frozenset(first.of(NAMES[0]) + third.of(NAMES[0])),
+        "b.bin": NAMES[1],
+    }
+    assert second.of(NAMES[0]) == ()
+    assert chosen("space", "escape") is None
+    assert chosen("q") is None
+
+
+def test_what_is_seen_and_clicked() -> None:
+    app = _App(TEXT, WHOLE)
+
+    async def script(scene: Scene) -> None:
+        await scene.comes_to(NwayScreen)
+        await scene.press("enter")
+        await scene.tells("Take something first")
+        await scene.shows("a.txt · file 1 of 2 · taken: nothing")
+        assert "│parent" in scene.text
+        assert "-1\n+one" in scene.text.replace("│", "")
+        view = scene.app.screen.query_one(NwayView)
+        width = view.size.width // 3
+        await scene.pilot.click(NwayView, offset=(2 * width + 3, 1))  # the head of the first region, second attempt
+        await scene.shows("[✓] taken")
+        await scene.shows("✓ a.txt")
+        assert (view.place, view.version) == (0, NAMES[1])
+        await scene.pilot.click(NwayView, offset=(width + 3, 2))  # a line of it: only the cursor goes there
+        await scene.shows("+one")
+        await scene.shows("taken: 1 hunk")
+
+    play(app, script)
+
+
+def test_columns_that_do_not_fit_are_scrolled_to() -> None:
+    versions = {f"k3f9ab.{n}": Side(MODE, b"version %d\n" % n) for n in range(1, 13)}
+    texts = {name: side.content or b"" for name, side in versions.items()}
+    app = _App(Lineup("a.txt", Side(MODE, b"base\n"), versions, align(b"base\n", texts)))
+
+    async def script(scene: Scene) -> None:
+        await scene.comes_to(NwayScreen)
+        assert "version 12" not in scene.text
+        await scene.press(*["right"] * 11)
+        await scene.shows("version 12")
+        assert "k3f9ab.12" in scene.text
+
+    play(app, script)

@@ -1,0 +1,70 @@
+"""What attempts print, made harmless piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.app import App, ComposeResult
+
+from forkwise.tui.widgets import OutputLog, Plain
+from tests.tui.pilot import Scene, play
+
+PRINTED = [
+    (b"plain\n", "plain\n"),
+    (b"\x1b[1;31mred\x1b[0m\n", "red\n"),
+    (b"\x1b]0;a title\x07text\n", "text\n"),
+    (b"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", "link\n"),
+    (b"10%\r20%\rdone\n", "done\n"),
+    (b"dos\r\n", "dos\n"),
+    (b"caf\xc3\xa9 \xff\n", "café \ufffd\n"),
+    (b"bell\x07 null\x00 tab\tend\n", "bell null tab\tend\n"),
+]
+
+
+@pytest.mark.parametrize(("printed", "shown"), PRINTED)
+def test_it_is_plain_text_however_it_is_cut(printed: bytes, shown: str) -> None:
+    assert Plain().feed(printed) == shown
+    for at in range(len(printed)):
+        plain = Plain()
+        told = plain.feed(printed[:at]) + plain.feed(printed[at:])
+        # What was shown before a carriage return came cannot be taken back.
+        assert told == shown or b"%\r" in printed
+        assert all(c.isprintable() or c in "\n\t" for c in told)
+
+
+@given(st.lists(st.binary(max_size=30), max_size=6))
+def test_no_byte_of_it_drives_the_terminal(pieces: list[bytes]) -> None:
+    plain = Plain()
+    told = "".join(plain.feed(piece) for piece in pieces)
+    assert all(c.isprintable() or c in "\n\t" for c in told)
+
+
+class _App(App[None]):
+    def compose(self) -> ComposeResult:
+        yield OutputLog()
+
+
+def test_it_follows_its_end_until_somebody_scrolls_up(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        log = scene.app.query_one(OutputLog)
+        for number in range(100):
+            log.feed(b"line %d\n" % number)
+        await scene.shows("line 99")
+        log.focus()
+        await scene.press("home")
+        await scene.shows("line 0\n")
+        log.feed(b"line 100\n")
+        await scene.pilot.pause()
+        assert "line 100" not in scene.text
+        await scene.press("end")
+        log.feed(b"line 101\n")
+        await scene.shows("line 101")
+        log.begin()
+        log.feed(b"another\n")
+        await scene.shows("another")
+        assert "line 101" not in scene.text
+
+    play(_App(), script)

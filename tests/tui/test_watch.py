@@ -1,0 +1,439 @@
+"""``forkwise watch`` in a terminal: every key, and what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.widgets import Button
+
+from forkwise import ConflictError, LedgerError
+from forkwise.display.board import Row
+from forkwise.files.path_merge import Clash
+from forkwise.files.store.changes import Conflict
+from forkwise.fork.combine import Combined
+from forkwise.ledger.records import Summary
+from forkwise.testing.report import TestReport
+from forkwise.tui.decide import PreviewScreen
+from forkwise.tui.diff_view import DiffScreen, NwayScreen
+from forkwise.tui.watch import AttemptTable, ForksScreen, WatchApp
+from forkwise.tui.widgets import Question
+from tests.tui.pilot import COMMIT, NotedFork, Scene, play, until, watching
+
+FAILING = TestReport(source="exit code", exit_code=1, failed=1)
+
+
+@pytest.fixture
+def fork() -> NotedFork:
+    return NotedFork()
+
+
+def combined(**told: Any) -> Combined:
+    nothing = {"fork": "k3f9ab", "attempts": ("k3f9ab.1", "k3f9ab.2"), "merged": (), "taken": {}, "conflicts": ()}
+    return Combined(**{**nothing, "tests": None, "commit": None, **told})
+
+
+async def answered(scene: Scene, *keys: str) -> None:
+    """Answer what is asked."""
+    await scene.comes_to(Question)
+    await scene.press(*keys)
+
+
+# What is shown
+
+
+def test_attempts_are_shown_with_their_states(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.shows("best-of k3f9ab  ● running  1:15  2● 1✓ 1✗ 1⊘ 1○")
+        for line in ("✓ succeeded  1", "● running    2", "✗ failed     4", "⊘ cancelled  5", "○ pending    6"):
+            assert line in scene.text
+        for word in ("24/24", "0.92", "$0.21", "0:41", "q quit"):
+            assert word in scene.text
+
+    watching(fork, script)
+
+
+def test_the_winner_and_the_commit(fork: NotedFork) -> None:
+    rows = fork.look().rows
+    fork.rows = [replace(rows[0], has_won=True), *rows[1:]]
+    fork.state, fork.told = "resolved", {"stored": "resolved", "winner": "k3f9ab.1", "commit": 3}
+
+    async def script(scene: Scene) -> None:
+        await scene.shows("★ won")
+        await scene.shows("#1 → commit 3")
+        fork.told |= {"undone": 4}
+        await scene.shows("#1 → commit 3, undone by 4")
+
+    watching(fork, script)
+
+
+def test_output_is_shown_as_it_comes_and_as_one_walks(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        fork.printed["k3f9ab.1"] = b"compil"
+        await scene.shows("compil")
+        fork.printed["k3f9ab.1"] += b"ing\n\x1b[31mred\x1b[0m\n"
+        await scene.shows("compiling\nred")
+        fork.printed["k3f9ab.2"] = b"another\n"
+        await scene.press("down")
+        await scene.shows("another")
+        assert "compiling" not in scene.text
+        await scene.press("down", "down")
+        await scene.shows("codex exec 'a skip list'  exit code 1")
+
+    watching(fork, script)
+
+
+def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fork.look().rows[0].attempt
+    fork.rows = [Row(replace(first, id=f"k3f9ab.{n}"), 0, has_won=False) for n in range(1, 51)]
+    drawn: list[tuple[Any, ...]] = []
+    put = AttemptTable.update_cell
+
+    def update(self: AttemptTable, *what: Any, **how: Any) -> None:
+        drawn.append(what[:2])
+        put(self, *what, **how)
+
+    monkeypatch.setattr(AttemptTable, "update_cell", update)
+
+    async def script(scene: Scene) -> None:
+        assert fork.rows is not None
+        assert scene.watch.table.row_count == 50
+        fork.rows[20] = Row(replace(first, id="k3f9ab.21", files=9), 0, has_won=False)
+        await until(lambda: bool(drawn))
+        looks = fork.looks
+        await until(lambda: fork.looks > looks + 2)
+        assert drawn == [("k3f9ab.21", "files")]
+        fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
+        await scene.shows("1234567  24/24")  # the columns beside it have moved
+
+    watching(fork, script)
+
+
+def test_attempts_inside_attempts(fork: NotedFork) -> None:
+    rows = list(fork.look().rows)
+    inner = Row(replace(rows[0].attempt, id="z9zzzz.1", fork="z9zzzz"), 1, has_won=False)
+
+    async def script(scene: Scene) -> None:
+        await scene.press("down")
+        fork.rows = [rows[0], inner, *rows[1:]]
+        await scene.shows("  z9zzzz.1")
+        assert scene.text.index("z9zzzz.1") < scene.text.index("● running    2")
+        assert scene.watch.table.current == "k3f9ab.2"
+
+    watching(fork, script)
+
+
+def test_waiting_for_a_fork(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = fork.look
+    there = False
+    monkeypatch.setattr(fork, "look", lambda: look() if there else None)
+
+    async def script(scene: Scene) -> None:
+        nonlocal there
+        await scene.shows("waiting for a fork")
+        await scene.press("a", "u", "d", "p", "w", "c")
+        await scene.tells("There is no fork yet.")
+        assert fork.noted == []
+        there = True
+        await scene.shows("best-of k3f9ab")
+
+    play(WatchApp(fork), script)
+
+
+def test_the_diff_of_an_attempt(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        for key in ("d", "enter"):
+            await scene.press(key)
+            await scene.comes_to(DiffScreen)
+            await scene.shows("+        self.rows = {}")
+            await scene.press("escape")
+            await scene.comes_back()
+        assert fork.noted == []
+
+    watching(fork, script)
+
+
+def test_what_is_wrong_is_told(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(attempt: str) -> str:
+        raise LedgerError(f"[{attempt}] has no branch")
+
+    monkeypatch.setattr(fork, "diff", gone)
+
+    async def script(scene: Scene) -> None:
+        await scene.press("d")
+        await scene.tells("[k3f9ab.1] has no branch")
+
+    watching(fork, script)
+
+
+def test_the_winners_diff(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("w")
+        await scene.tells("Nobody has won yet.")
+        fork.told = {"verdict": {"winner": "k3f9ab.2"}}
+        await scene.sees(lambda look: look.fork.verdict is not None)
+        await scene.press("w")
+        await scene.shows("k3f9ab.2: what it changed")
+        await scene.press("escape")
+        await scene.comes_back()
+        fork.told = {"stored": "resolved", "commit": 7}
+        await scene.sees(lambda look: look.fork.commit == 7)
+        await scene.press("w")
+        await scene.shows("diff of commit 7")
+
+    watching(fork, script)
+
+
+def test_another_fork(fork: NotedFork) -> None:
+    other = replace(fork.look().fork, id="m4n5p6", kind="tournament")
+    fork.others = [Summary(fork.look().fork, {"running": 2}, None, "make it fast"), Summary(other, {"failed": 1})]
+
+    async def script(scene: Scene) -> None:
+        await scene.press("space", "f")
+        await scene.comes_to(ForksScreen)
+        await scene.shows("make it fast")
+        await scene.press("escape")
+        await scene.comes_back()
+        await scene.press("f")
+        await scene.comes_to(ForksScreen)
+        await scene.press("down", "enter")
+        await scene.shows("m4n5p6")
+        assert scene.watch.table.marked == []
+
+    watching(fork, script)
+
+
+def test_light_and_dark(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        assert scene.app.current_theme.dark
+        await scene.press("t")
+        assert not scene.app.current_theme.dark
+        await scene.press("t")
+        assert scene.app.current_theme.dark
+
+    watching(fork, script)
+
+
+def test_the_mouse(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.pilot.click("#attempts", offset=(20, 3))
+        assert scene.watch.table.current == "k3f9ab.3"
+        await scene.press("a")
+        await scene.comes_to(Question)
+        await scene.pilot.click("#answer-y")
+        await until(lambda: fork.noted == [("abort",)])
+
+    watching(fork, script)
+
+
+# What is decided
+
+
+def test_pick(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("p")
+        await scene.comes_to(Question)
+        assert "Commit k3f9ab.1 and drop the others?" in scene.text
+        assert "3 of its attempts still run" in scene.text
+        await scene.press("escape")
+        await scene.comes_back()
+        await scene.press("p")
+        await answered(scene, "n")
+        await scene.comes_back()
+        await scene.press("p")
+        await answered(scene, "enter")  # the way back has the focus
+        await scene.comes_back()
+        assert fork.noted == []
+        await scene.press("p")
+        await answered(scene, "y")
+        await scene.tells("Committed as 3: 1 added")
+        assert fork.noted == [("pick", "k3f9ab.1", "refuse", False)]
+
+    watching(fork, script)
+
+
+def test_pick_what_failed(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("down", "down", "down", "p")
+        await scene.comes_to(Question)
+        assert "It failed: exit code 1" in scene.text
+        await scene.press("y")
+        await until(lambda: fork.noted == [("pick", "k3f9ab.4", "refuse", True)])
+
+    watching(fork, script)
+
+
+def test_pick_in_conflict(fork: NotedFork) -> None:
+    conflict = ConflictError("no", conflicts=[Conflict("a.txt", "changed", "by hand")])
+    answers = {"m": "merge", "o": "ours", "t": "theirs", "escape": None}
+    fork.outcomes = [outcome for how in answers.values() for outcome in ([conflict, COMMIT] if how else [conflict])]
+    first = ("pick", "k3f9ab.1", "refuse", False)
+
+    async def script(scene: Scene) -> None:
+        for key, how in answers.items():
+            fork.noted = []
+            await scene.press("p")
+            await answered(scene, "y")
+            await scene.shows("a.txt")
+            await scene.press(key)
+            await scene.comes_back()
+            decided = [first, ("pick", "k3f9ab.1", how, False)] if how else [first]
+            await until(lambda decided=decided: fork.noted == decided and not scene.watch.doing)
+
+    watching(fork, script)
+
+
+def test_combine(fork: NotedFork) -> None:
+    fork.outcomes = [combined(commit=COMMIT)]
+
+    async def script(scene: Scene) -> None:
+        await scene.press("c")
+        await scene.tells("Mark at least two")
+        await scene.press("space", "space", "up", "space", "space")
+        assert scene.watch.table.marked == ["k3f9ab.1", "k3f9ab.3"]
+        await scene.shows("▪  ● running    3")
+        await scene.press("c")
+        await scene.comes_to(Question)
+        assert "Merge what k3f9ab.1, k3f9ab.3 changed" in scene.text
+        await scene.press("y")
+        await scene.tells("Committed as 3")
+        assert fork.noted == [("combine", ("k3f9ab.1", "k3f9ab.3"), False)]
+
+    watching(fork, script)
+
+
+def test_combine_what_fails_its_tests(fork: NotedFork) -> None:
+    fork.outcomes = [combined(tests=FAILING), combined(tests=FAILING, commit=COMMIT)]
+
+    async def script(scene: Scene) -> None:
+        await scene.press("space", "space", "c")
+        await answered(scene, "y")
+        await scene.shows("The tests of the combination do not pass")
+        await scene.press("y")
+        await scene.tells("Committed as 3")
+        assert [noted[-1] for noted in fork.noted] == [False, True]
+
+    watching(fork, script)
+
+
+def test_combine_what_clashes(fork: NotedFork) -> None:
+    clash = Clash("src/store.py", "changed", ("k3f9ab.1", "k3f9ab.2"), "both changed line 3")
+    fork.outcomes = [combined(conflicts=(clash,))]
+
+    async def script(scene: Scene) -> None:
+        await scene.press("space", "space", "c")
+        await answered(scene, "y")
+        await scene.shows("They do not go together")
+        await scene.press("n")
+        await scene.comes_to(NwayScreen)
+
+    watching(fork, script)
+
+
+def test_choose_hunk_by_hunk(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("n")
+        await scene.comes_to(NwayScreen)
+        await scene.press("n", "space", "enter")
+        await scene.comes_to(PreviewScreen)
+        await scene.shows("✓ tests: 24 passed")
+        await scene.press("escape")
+        await scene.comes_to(NwayScreen)
+        assert fork.noted == [("drop",)]
+        await scene.shows("taken: 1 hunk")
+        await scene.press("enter")
+        await scene.comes_to(PreviewScreen)
+        await scene.shows("+        self.rows = {}")
+        await scene.press("enter")
+        await scene.tells("Committed as 3")
+        assert [noted[0] for noted in fork.noted] == ["drop", "commit"]
+        assert "+        self.rows = {}" in fork.noted[1][1]
+
+    watching(fork, script)
+
+
+def test_abort(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        for key in ("a", "escape"):
+            fork.noted = []
+            await scene.press(key)
+            await scene.comes_to(Question)
+            assert "Abort the whole fork" in scene.text
+            await scene.press("y")
+            await scene.tells("Aborted")
+            await until(lambda: fork.noted == [("abort",)] and not scene.watch.doing)
+
+    watching(fork, script)
+
+
+def test_one_attempt_is_ended(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("x")
+        await scene.tells("k3f9ab.1 is over: it succeeded.")
+        await scene.press("down", "x")
+        await scene.comes_to(Question)
+        assert "End k3f9ab.2, with all that it started?" in scene.text
+        await scene.press("escape")
+        await scene.comes_back()
+        await scene.press("x")
+        await answered(scene, "y")
+        await scene.tells("Ended k3f9ab.2; the others go on.")
+        assert fork.noted == [("end", "k3f9ab.2")]
+
+    watching(fork, script)
+
+
+def test_undo(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.press("u")
+        await scene.tells("Nothing was committed")
+        fork.told = {"stored": "resolved", "commit": 7}
+        await scene.shows("→ commit 7")
+        await scene.press("u")
+        await answered(scene, "y")
+        await scene.tells("Undid 7 as 3")
+        assert fork.noted == [("undo", 7)]
+
+    watching(fork, script)
+
+
+def test_what_is_decided_is_not_decided_again(fork: NotedFork) -> None:
+    fork.state, fork.told = "aborted", {"stored": "aborted"}
+
+    async def script(scene: Scene) -> None:
+        for key in ("p", "a", "n"):
+            await scene.press(key)
+        await scene.tells("The fork is aborted; it is decided only once.")
+        assert scene.watch is not None
+        assert fork.noted == []
+
+    watching(fork, script)
+
+
+def test_one_decision_at_a_time(fork: NotedFork) -> None:
+    async def script(scene: Scene) -> None:
+        scene.watch.doing = "picking"
+        await scene.shows("picking …")
+        await scene.press("p", "q")
+        await scene.tells("It is picking; wait for that.")
+        assert scene.app.is_running
+        scene.watch.doing = ""
+        await scene.press("q")
+        await until(lambda: not scene.app.is_running)
+
+    watching(fork, script)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+def test_it_fits_every_terminal(fork: NotedFork, size: tuple[int, int]) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.shows("best-of k3f9ab")
+        assert "1" in scene.text
+        await scene.press("p")
+        await scene.comes_to(Question)
+        for button in scene.screen.query(Button):
+            assert button.region.right <= size[0]
+            assert button.region.bottom <= size[1]
+
+    watching(fork, script, size)
