@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,3 +132,66 @@ def test_exploring(somebody: Callable[..., tuple[int, str, str]], place: Path) -
     code, out, err = somebody("best-of", "2", "-q", "--", "sh", "-c", work)
     assert code == 0, err
     assert (place / "project/a.txt").read_text() == "1\n"
+
+
+KILLED_WITH_BRANCHES = """
+import os, signal, time
+from pathlib import Path
+from forkwise import Workspace
+from forkwise.linux import namespace
+namespace.enter()
+workspace = Workspace(".")
+for number in range(20):  # enough that branches come out of the pool, and that more are in it
+    branch = workspace.branch(f"b{number}", on_success=None, on_error=None)
+    if number % 2:
+        Path(branch.path, "a.txt").write_text("changed")
+    if number % 5 == 0:
+        branch.abort()
+time.sleep(0.2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+KILLED_IN_A_FORK = """
+import os, signal, subprocess, sys, time
+attempts = [sys.executable, "-c", "from forkwise.cli import main; main()", "best-of", "3", "--", "sh", "-c"]
+process = subprocess.Popen([*attempts, "echo > started; sleep 60"], start_new_session=True)
+time.sleep(float(sys.argv[1]))
+os.killpg(process.pid, signal.SIGKILL)
+process.wait()
+"""
+
+
+def _remove_state(place: Path) -> None:
+    assert list((place / "state").iterdir())
+    deadline = time.monotonic() + 10
+    while True:  # the sandboxes of a killed process end a moment after it, and are writing until then
+        done = subprocess.run(as_somebody(["rm", "-rf", str(place / "state")]), capture_output=True, text=True)
+        if done.returncode == 0 or "Directory not empty" not in done.stderr or time.monotonic() > deadline:
+            break
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_owner_can_remove_the_state(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
+    """The kernel makes an overlay's work directory with mode 000; ``rm -rf`` has to work all the same."""
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    assert somebody("branch", "create", "left")[0] == 0
+    assert somebody("branch", "shell", "left", "--", "sh", "-c", "rm a.txt; mkdir d; echo > d/f")[0] == 0
+    assert somebody("best-of", "2", "-q", "--", "sh", "-c", "echo $FORKWISE_ATTEMPT > a.txt")[0] == 0
+    _remove_state(place)
+
+
+def test_the_owner_can_remove_the_state_of_a_killed_process(place: Path) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    assert python(place, KILLED_WITH_BRANCHES).returncode == -signal.SIGKILL
+    _remove_state(place)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.8, 1.5, 3])
+def test_the_owner_can_remove_the_state_of_a_killed_fork(place: Path, seconds: float) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    (place / "state").mkdir()
+    os.chown(place / "state", SOMEBODY, SOMEBODY)
+    done = python(place, KILLED_IN_A_FORK, str(seconds))
+    assert done.returncode == 0, done.stderr
+    if list((place / "state").iterdir()):
+        _remove_state(place)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
+from forkwise.linux.overlay_workdir import make_removable
 from forkwise.linux.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
 
 __all__ = ["Mount", "furnish"]
@@ -98,7 +99,10 @@ class _Furnisher:
         layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
         options = f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}"
         view = f"{wanted.source}/view"
+        workdir_fd = os.open(view, os.O_PATH | os.O_CLOEXEC)
         mount("forkwise", view, "overlay", _NOSUID | _NODEV, options)
+        make_removable(workdir_fd)
+        os.close(workdir_fd)
         self.sources[view] = os.open(view, os.O_PATH | os.O_CLOEXEC)
 
     def _overlay(self, wanted: Mount) -> None:

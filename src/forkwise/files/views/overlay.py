@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store import trash
 from forkwise.files.store.overlayfs import is_of_user
-from forkwise.files.store.view import Detached, Refusal, Site, View
+from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.linux import namespace
-from forkwise.linux.process_id import Owner
+from forkwise.linux.overlay_workdir import make_removable
+from forkwise.linux.process_id import ProcessId
 from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
 from forkwise.linux.trees import open_root, remove_tree
 
@@ -65,25 +66,29 @@ class OverlayView(View):
         os.mkdir(f"{home}/view", 0o700)
         self.dress(home, lowers[0])
 
-    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:
+    def dress(self, home: str, lower: str, ahead: DetachedMount | None = None) -> None:
         if ahead is None:
             dress_like(f"{home}/layer", lower)
         else:
             dress_like(ahead.root, lower)  # not underneath it
             ahead.changed()
 
-    def bring_up_ahead(self, home: str, lower: str) -> Detached | None:
+    def bring_up_ahead(self, home: str, lower: str) -> DetachedMount | None:
         layer, work = f"{home}/layer", f"{home}/view"
         if _AWKWARD.search(lower + home) or max(len(os.fsencode(p)) for p in (lower, layer)) > _LONGEST_WORD:
             return None
         given = dict(option.partition("=")[::2] for option in OPTIONS.split(","))
         options = {"source": "forkwise", "lowerdir": lower, "upperdir": layer, "workdir": work, **given}
         try:
-            return Detached(layer, {name: value or None for name, value in options.items()})
+            mounted = DetachedMount(layer, {name: value or None for name, value in options.items()})
+            workdir_fd = os.open(work, os.O_PATH | os.O_CLOEXEC)
+            make_removable(workdir_fd)
+            os.close(workdir_fd)
+            return mounted
         except OSError:
             return None  # it needs no more than to be mounted when somebody looks
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
         view = f"{home}/view"
         if _is_mounted(home):
             if writable and os.statvfs(view).f_flag & os.ST_RDONLY:
@@ -102,14 +107,14 @@ class OverlayView(View):
                 else "run forkwise doctor",
             ) from error
         if namespace.is_entered():
-            note_private(home, Owner.me())
+            note_private(home, ProcessId.current())
         return view
 
     def seen(self, home: str) -> str | None:
         return f"{home}/view" if _is_mounted(home) else None
 
     def hide(self, home: str) -> bool:
-        is_quiet = all(owner == Owner.me() for owner in private_owners(home))
+        is_quiet = all(owner == ProcessId.current() for owner in private_owners(home))
         if _is_mounted(home):
             try:
                 _stop_writing(f"{home}/view")
@@ -138,7 +143,7 @@ class OverlayView(View):
         # Taking down the last of a mount costs what its caches hold. This descriptor puts that off.
         fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
         umount2(f"{home}/view", MNT_DETACH)
-        trash.later(lambda: os.close(fd))
+        trash.run_later(lambda: os.close(fd))
 
 
 def dress_like(layer: str, parent: str) -> None:
@@ -156,17 +161,17 @@ def dress_like(layer: str, parent: str) -> None:
     os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
 
 
-def note_private(home: str, owner: Owner) -> None:
+def note_private(home: str, owner: ProcessId) -> None:
     """Note that a process has the branch mounted where others do not see it."""
     with open(f"{home}/private", "a") as file:
         file.write(json.dumps(owner.dump()) + "\n")
 
 
-def private_owners(home: str) -> list[Owner]:
+def private_owners(home: str) -> list[ProcessId]:
     """The processes that have the branch mounted out of sight, and still run."""
     try:
         with open(f"{home}/private") as file:
-            owners = [Owner.load(json.loads(line)) for line in file]
+            owners = [ProcessId.load(json.loads(line)) for line in file]
     except FileNotFoundError:
         return []
     return [owner for owner in owners if owner.alive]
@@ -201,6 +206,7 @@ def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
     # The kernel's work directory is also what the view is mounted on: nobody has to see it while the view is up.
     paths = [*lowers, f"{home}/layer", f"{home}/view"]
     fds: list[int] = []
+    workdir_fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
     try:
         if sum(map(len, paths)) > _LONGEST // 4 or _AWKWARD.search("".join(paths)):
             fds = [os.open(p, os.O_PATH | os.O_CLOEXEC) for p in paths]
@@ -208,8 +214,9 @@ def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
         lower = ":".join(paths[:-2])
         data = f"lowerdir={lower},upperdir={paths[-2]},workdir={paths[-1]},{OPTIONS}"
         mount("forkwise", f"{home}/view", "overlay", 0 if writable else MS_RDONLY, data)
+        make_removable(workdir_fd)
     finally:
-        for fd in fds:
+        for fd in (workdir_fd, *fds):
             os.close(fd)
 
 
