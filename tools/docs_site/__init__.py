@@ -1,0 +1,1 @@
+"""Build steps of the documentation site that ``make docs`` adds to mkdocs."""
