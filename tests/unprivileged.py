@@ -66,7 +66,10 @@ def _copy_package(name: str, to: Path) -> None:
     to.mkdir(exist_ok=True)
     spec = importlib.util.find_spec(name)
     assert spec is not None
-    assert spec.origin is not None
+    if spec.origin is None:  # a namespace package
+        for directory in spec.submodule_search_locations or ():
+            shutil.copytree(directory, to / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        return
     origin = Path(spec.origin)
     if origin.name == "__init__.py":
         shutil.copytree(origin.parent, to / name, ignore=shutil.ignore_patterns("__pycache__"))

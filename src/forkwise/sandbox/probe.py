@@ -87,6 +87,20 @@ def pid_namespace() -> str:
     return how
 
 
+def private_proc() -> str:
+    """Mount a /proc that shows only the processes of a new PID namespace, as every sandbox does."""
+    _enter_user_namespace()
+    _unshare(CLONE_NEWNS | CLONE_NEWPID, "unshare(CLONE_NEWNS | CLONE_NEWPID) in a user namespace")
+    _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+    child = os.fork()
+    if child == 0:
+        mounted = _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None)
+        os._exit(ctypes.get_errno() if mounted < 0 else 0)
+    if number := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise OSError(number, os.strerror(number), "mount of /proc in a PID namespace")
+    return "shows the processes of one sandbox only"
+
+
 def network_namespace() -> str:
     """Whether a network namespace can be had that holds nothing but its own loopback."""
     how = _enter(CLONE_NEWNET, "CLONE_NEWNET")
@@ -138,6 +152,7 @@ PROBES: dict[str, Callable[[], str]] = {
     "user namespaces": user_namespace,
     "mount namespaces": mount_namespace,
     "PID namespaces": pid_namespace,
+    "private /proc": private_proc,
     "network namespaces": network_namespace,
     "Landlock": landlock,
     "seccomp": seccomp,

@@ -1,0 +1,190 @@
+"""forkwise under the defaults of Docker: no namespaces, no mounts, Landlock and seccomp filters allowed.
+
+The container is imitated: see ``tests.sandbox.container`` for what is the same and what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.need import need
+from tests.sandbox.container import in_container
+from tests.unprivileged import SOMEBODY, interpreter, project_of_somebody
+
+TOOLS = (
+    *("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions"),
+    *("opentelemetry", "junitparser", "defusedxml", "tomlkit"),
+)
+
+COMMAND_LINE = "from forkwise.cli import main; main()"
+
+LANDLOCK = """
+import json, sys
+from forkwise import BestOfN, Confinement, SandboxRunner, Tests, Workspace
+ws = Workspace(sys.argv[1])
+weaker = Confinement.standard(landlock_instead=True)
+words = ["sh", "-c", "echo two > a.txt; echo outside > " + sys.argv[2]]
+outcome = BestOfN(words, n=2, runner=SandboxRunner(weaker), evaluate=Tests("grep -q two a.txt", confinement=weaker))(ws)
+report = {"failed": [result.reason for result in outcome.all_results], "committed": outcome.committed}
+words = ["sh", "-c", "echo two > a.txt"]
+outcome = BestOfN(words, n=2, runner=SandboxRunner(weaker), evaluate=Tests("grep -q two a.txt", confinement=weaker))(ws)
+report |= {"winner": outcome.committed, "text": (ws.path / "a.txt").read_text()}
+ws.undo()
+report["undone"] = (ws.path / "a.txt").read_text()
+print(json.dumps(report))
+"""
+
+Finished = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Container:
+    """A project of one user, and how that user runs programs on it in a container."""
+
+    user: int
+    home: Path
+    environment: dict[str, str]
+
+    @property
+    def project(self) -> Path:
+        return self.home / "project"
+
+    def python(self, program: str, *words: str, grants: Sequence[str] = ()) -> Finished:
+        """Run a Python program."""
+        python = sys.executable if self.user == 0 else interpreter()
+        command = in_container([python, "-c", program, *words], user=self.user, grants=grants)
+        return subprocess.run(command, env=self.environment, cwd=self.project, capture_output=True, text=True)
+
+    def forkwise(self, *words: str, grants: Sequence[str] = ()) -> Finished:
+        """Run the command line."""
+        done = self.python(COMMAND_LINE, *words, grants=grants)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def doctor(self, grants: Sequence[str] = ()) -> dict[str, Any]:
+        """The findings of ``forkwise doctor`` by name, and the chosen view."""
+        done = self.forkwise("doctor", "--json", grants=grants)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        found = {finding["name"]: finding for finding in [*report["views"], *report["confinement"]]}
+        return {**found, "chosen": report["chosen"]}
+
+
+@pytest.fixture(scope="module", params=[0, SOMEBODY], ids=["root", "user"])
+def container(request: pytest.FixtureRequest) -> Iterator[Container]:
+    """A container with a project of its user in it."""
+    with project_of_somebody(TOOLS) as (home, environment):
+        user: int = request.param
+        if user == 0:
+            for path in (home, home / "project", home / "project/a.txt"):
+                os.chown(path, 0, 0)
+        made = Container(user, home, {**environment, "XDG_STATE_HOME": str(home / "state")})
+        done = made.python("")
+        need(done.returncode == 0, f"a container cannot be imitated: {done.stderr.strip()}")
+        yield made
+
+
+def test_it_is_a_container(container: Container) -> None:
+    done = container.python("print(open('/proc/self/status').read())")
+    status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
+    assert status["CapBnd"] == "00000000a80425fb"  # what Docker prints for its default
+    assert status["CapEff"] == ("00000000a80425fb" if container.user == 0 else "0000000000000000")
+    assert status["Seccomp"] == "2"
+    refused = (
+        "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); c.unshare(0x10000000); print(ctypes.get_errno())"
+    )
+    assert container.python(refused).stdout == "1\n"
+
+
+def test_the_doctor_says_what_is_missing_and_what_to_grant(container: Container) -> None:
+    found = container.doctor()
+    assert found["chosen"] in ("btrfs", "reflink", "copy")
+    assert found["copy"]["works"]
+    assert found["Landlock"]["works"] or "CONFIG_SECURITY_LANDLOCK" in str(found["Landlock"]["remedy"])
+    assert found["seccomp"]["works"]
+    for name in ("overlay", "fuse", "private overlay", "private /proc", "cgroups"):
+        assert not found[name]["works"], name
+        assert found[name]["detail"], name
+        assert found[name]["remedy"], name
+    for kind in ("user", "mount", "PID", "network"):
+        finding = found[f"{kind} namespaces"]
+        assert finding["detail"] == "unshare(CLONE_NEWUSER): Operation not permitted"
+        assert "seccomp=unconfined" in str(finding["remedy"])
+    if container.user == 0:
+        assert "--cap-add SYS_ADMIN" in str(found["overlay"]["remedy"])
+    assert "branches get: the view" in container.forkwise("doctor").stdout
+
+
+def test_files_are_branched_committed_and_undone(container: Container) -> None:
+    made = json.loads(container.forkwise("branch", "create", "b", "--json").stdout)["branch"]
+    assert made["view"] in ("btrfs", "reflink", "copy")
+    write = "import sys; open(sys.argv[1] + '/a.txt', 'w').write('two\\n')"
+    assert container.python(write, made["path"]).returncode == 0
+    assert container.forkwise("branch", "commit", "b").returncode == 0
+    assert (container.project / "a.txt").read_text() == "two\n"
+    assert container.forkwise("undo").returncode == 0
+    assert (container.project / "a.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("words", [("best-of", "2"), ("speculate", "--confinement", "open")], ids=["best-of", "open"])
+def test_commands_are_refused_with_what_is_missing(container: Container, words: tuple[str, ...]) -> None:
+    done = container.forkwise(*words, "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
+    assert done.returncode == 7, done.stderr
+    assert "no namespaces could be made for a sandbox: Operation not permitted" in done.stdout
+    assert "Confinement(landlock_instead=True)" in done.stdout
+    assert (container.project / "a.txt").read_text() == "one\n"
+
+
+def test_a_command_in_a_branch_is_refused_likewise(container: Container) -> None:
+    container.forkwise("branch", "create", "b")
+    done = container.forkwise("branch", "run", "b", "--", "true")
+    assert container.forkwise("branch", "abort", "b").returncode == 0
+    assert done.returncode == 6
+    assert "no namespaces could be made" in done.stderr
+    assert "landlock_instead" in done.stderr
+
+
+def test_landlock_is_enough_where_it_is_accepted(container: Container) -> None:
+    need(bool(container.doctor()["Landlock"]["works"]), "this kernel has no Landlock")
+    outside = container.home / "outside"
+    done = container.python(LANDLOCK, str(container.project), str(outside))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert not report["committed"], report
+    assert not outside.exists()
+    assert report["winner"] is True
+    assert report["text"] == "two\n"
+    assert report["undone"] == "one\n"
+
+
+@pytest.mark.parametrize("grant", ["seccomp", "sys_admin"])
+def test_a_grant_gives_sandboxes_only_with_a_proc_that_is_not_masked(container: Container, grant: str) -> None:
+    found = container.doctor([grant])
+    need(bool(found["user namespaces"]["works"]), "user namespaces are forbidden here")
+    assert found["private overlay"]["works"]
+    assert not found["private /proc"]["works"]
+    assert "systempaths=unconfined" in str(found["private /proc"]["remedy"])
+    words = ("best-of", "2", "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
+    refused = container.forkwise(*words, grants=[grant])
+    assert refused.returncode == 7
+    assert "the sandbox could not be set up at /proc: Operation not permitted; forkwise doctor" in refused.stdout
+    assert container.doctor([grant, "systempaths"])["private /proc"]["works"]
+    allowed = container.forkwise(*words, grants=[grant, "systempaths"])
+    assert allowed.returncode == 0, allowed.stdout
+    assert (container.project / "a.txt").read_text() == "two\n"
+    assert container.forkwise("undo").returncode == 0
+    assert (container.project / "a.txt").read_text() == "one\n"
+
+
+def test_with_sys_admin_root_gets_the_overlay_view(container: Container) -> None:
+    chosen = container.doctor(["sys_admin"])["chosen"]
+    assert (chosen == "overlay") is (container.user == 0)
