@@ -83,7 +83,7 @@ def laid_out(at: str | None, *, quick: bool, say: Callable[[str], None]) -> Iter
         yield Ground(path, quick, say)
     finally:
         say("clearing the ground")
-        trash.wait()
+        trash.wait_until_empty()
         for mount in reversed([m for m in mounts() if m.point.startswith(f"{path}/")]):
             with suppress(OSError):
                 umount2(mount.point, MNT_DETACH)

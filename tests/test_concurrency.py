@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from forkwise.concurrency import before_leaving, in_thread
+from forkwise.concurrency import finish_then_cancel, run_in_thread
 
 
 def test_what_comes_of_it() -> None:
@@ -16,10 +16,10 @@ def test_what_comes_of_it() -> None:
         raise KeyError("told")
 
     async def main() -> None:
-        assert await in_thread(divmod, 7, 2) == (3, 1)
-        assert await in_thread(int, "ff", base=16) == 255
+        assert await run_in_thread(divmod, 7, 2) == (3, 1)
+        assert await run_in_thread(int, "ff", base=16) == 255
         with pytest.raises(KeyError, match="told"):
-            await in_thread(fail)
+            await run_in_thread(fail)
 
     asyncio.run(main())
 
@@ -27,7 +27,7 @@ def test_what_comes_of_it() -> None:
 def test_the_end_of_an_iterator_is_no_end_without_an_answer() -> None:
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await in_thread(next, iter(()))
+            await run_in_thread(next, iter(()))
 
     asyncio.run(main())
 
@@ -37,8 +37,8 @@ def test_context_variables_are_those_of_the_task() -> None:
 
     async def main() -> None:
         variable.set("inside")
-        assert await in_thread(variable.get) == "inside"
-        await in_thread(variable.set, "thread")
+        assert await run_in_thread(variable.get) == "inside"
+        await run_in_thread(variable.set, "thread")
         assert variable.get() == "inside"
 
     asyncio.run(main())
@@ -49,7 +49,7 @@ def test_all_of_many_are_under_way_at_once() -> None:
     meeting = threading.Barrier(many, timeout=60)
 
     async def main() -> None:
-        await asyncio.gather(*(in_thread(meeting.wait) for _ in range(many)))
+        await asyncio.gather(*(run_in_thread(meeting.wait) for _ in range(many)))
 
     asyncio.run(main())
 
@@ -63,7 +63,7 @@ def test_where_no_more_threads_can_be_had_for_a_moment(monkeypatch: pytest.Monke
         start(thread)
 
     async def main() -> None:
-        assert await in_thread(divmod, 7, 2) == (3, 1)
+        assert await run_in_thread(divmod, 7, 2) == (3, 1)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     asyncio.run(main())
@@ -79,13 +79,13 @@ def test_cancelled_the_thread_goes_on_unheard(caplog: pytest.LogCaptureFixture) 
         raise KeyError("nobody asked")
 
     async def main() -> None:
-        job = asyncio.create_task(asyncio.wait_for(in_thread(work), None))
+        job = asyncio.create_task(asyncio.wait_for(run_in_thread(work), None))
         await asyncio.sleep(0)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
             await job
         gate.set()
-        await in_thread(gone.wait)
+        await run_in_thread(gone.wait)
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -98,8 +98,8 @@ def test_a_thread_that_outlives_its_loop() -> None:
     before = set(threading.enumerate())
 
     async def main() -> None:
-        in_thread(gate.wait)
-        in_thread(lambda: [gate.wait(), 1 / 0])
+        run_in_thread(gate.wait)
+        run_in_thread(lambda: [gate.wait(), 1 / 0])
 
     asyncio.run(main())  # waits for neither
     threads = set(threading.enumerate()) - before
@@ -117,7 +117,7 @@ def test_who_is_cancelled_before_leaving_leaves_when_it_is_done() -> None:
         done.set()
 
     async def main() -> None:
-        leaving = asyncio.create_task(_leave(in_thread(work)))
+        leaving = asyncio.create_task(_leave(run_in_thread(work)))
         await asyncio.sleep(0)
         for _ in range(3):  # however often
             leaving.cancel()
@@ -133,12 +133,12 @@ def test_who_is_cancelled_before_leaving_leaves_when_it_is_done() -> None:
 
 def test_who_is_not_cancelled_before_leaving_is_told_what_came_of_it() -> None:
     async def main() -> None:
-        assert await before_leaving(in_thread(divmod, 7, 2)) == (3, 1)
+        assert await finish_then_cancel(run_in_thread(divmod, 7, 2)) == (3, 1)
         with pytest.raises(ZeroDivisionError):
-            await before_leaving(in_thread(divmod, 7, 0))
+            await finish_then_cancel(run_in_thread(divmod, 7, 0))
 
     asyncio.run(main())
 
 
 async def _leave(work: asyncio.Future[None]) -> None:
-    await before_leaving(work)
+    await finish_then_cancel(work)

@@ -50,9 +50,9 @@ def _abort(workspace: Workspace, files: int) -> float:
     with workspace.branch("ballast", on_success=None) as ballast, workspace.branch("change", on_success=None) as branch:
         _write(str(branch.path), str(ballast.path), files)
         taken = timed(branch.abort)
-        trash.wait()
+        trash.wait_until_empty()
         ballast.abort()
-        trash.wait()
+        trash.wait_until_empty()
         return taken
 
 

@@ -51,7 +51,7 @@ def measure_branch(ground: Ground) -> list[Line]:
 def _ours(ground: Ground, root: str, cleanup: ExitStack) -> Contender:
     workspace = ground.workspace(root)
     numbers = count()
-    cleanup.callback(trash.wait)
+    cleanup.callback(trash.wait_until_empty)
 
     def turn() -> float:
         name = f"branch-{next(numbers)}"

@@ -94,7 +94,7 @@ def _commit(workspace: Workspace, files: int, *, durable: bool) -> float:
     branch = workspace.branch("change")
     change(str(branch.path), files)
     taken = timed(lambda: branch.commit(durable=durable))
-    trash.wait()
+    trash.wait_until_empty()
     return taken
 
 

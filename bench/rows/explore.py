@@ -12,7 +12,7 @@ from bench.peers import branchcontext, git
 from bench.rounds import Contender, play, timed
 from forkwise import BestOfN, Speculate, Workspace
 from forkwise.files.store import trash
-from forkwise.sandbox.run import arun
+from forkwise.sandbox.run import arun_in_branch
 
 __all__ = ["measure_explore"]
 
@@ -32,7 +32,7 @@ def _best_of(ground: Ground, workspace: Workspace) -> Line:
 
     def ours() -> float:
         taken = timed(lambda: pattern(workspace))
-        trash.wait()
+        trash.wait_until_empty()
         return taken
 
     ground.say(f"best of {_ATTEMPTS}")
@@ -59,12 +59,12 @@ def _sandboxes(workspace: Workspace) -> float:
         _ = branch.path
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(arun(branch, ["true"], check=True) for branch in branches))
+        await asyncio.gather(*(arun_in_branch(branch, ["true"], check=True) for branch in branches))
 
     taken = timed(lambda: asyncio.run(all_of_them()))
     for branch in branches:
         branch.abort()
-    trash.wait()
+    trash.wait_until_empty()
     return taken
 
 
@@ -91,7 +91,7 @@ def _first_wins(ground: Ground, workspace: Workspace) -> Line:
 
     def ours() -> float:
         taken = timed(lambda: pattern(workspace)) - _WINNER
-        trash.wait()
+        trash.wait_until_empty()
         return taken
 
     ground.say("the first of many wins")

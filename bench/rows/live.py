@@ -56,7 +56,7 @@ def measure_live(ground: Ground) -> list[Line]:
         taken["made"].append(timed(partial(_make, workspace, live)))
         taken["seen"].append(timed(partial(_look_into, live)))
         taken["aborted"].append(timed(partial(_abort, live)))
-        trash.wait()
+        trash.wait_until_empty()
         for what in ("process", "objects"):
             taken[what].append(_memory(root, what) / _BRANCHES)
     made, seen, aborted = (Figure(tuple(taken[name])) for name in ("made", "seen", "aborted"))

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
-    "Answer",
-    "ask",
-    "before_leaving",
-    "block",
-    "call",
-    "in_thread",
-    "is_in_loop",
-    "to_its_end",
-    "waited_for",
+    "CallResult",
+    "call_any",
+    "finish",
+    "finish_then_cancel",
+    "is_loop_running",
+    "run_in_thread",
+    "run_on_shared_loop",
+    "run_sync",
+    "try_call",
 ]
 
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds between attempts to start a thread
 
 
-def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     """Call a function in a new thread, with this task's context variables; the future has what comes of it.
 
     Cancelled, the future is done and the thread goes on, unheard. Nor does the thread keep the program from ending.
@@ -77,7 +77,7 @@ def _start(thread: threading.Thread) -> None:
     thread.start()
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
+async def call_any(function: Callable[..., Any], *args: Any) -> Any:
     """Call what somebody gave, be it ``async``, plain, or plain with something to await in the end.
 
     >>> asyncio.run(call(divmod, 7, 2))
@@ -85,11 +85,11 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     """
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    value = await in_thread(function, *args)
+    value = await run_in_thread(function, *args)
     return await value if inspect.isawaitable(value) else value
 
 
-async def to_its_end(work: asyncio.Future[T]) -> T:
+async def finish(work: asyncio.Future[T]) -> T:
     """Wait for what must not be left halfway. Who is cancelled while waiting waits all the same."""
     while not work.done():
         with suppress(asyncio.CancelledError):
@@ -97,13 +97,13 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
     return work.result()
 
 
-async def before_leaving(work: asyncio.Future[T]) -> T:
+async def finish_then_cancel(work: asyncio.Future[T]) -> T:
     """Wait for what must not be left halfway. Who is cancelled while waiting leaves when it is done."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         with suppress(BaseException):  # whatever becomes of it, being cancelled is what is told
-            await to_its_end(work)
+            await finish(work)
         raise
 
 
@@ -130,7 +130,7 @@ def _not_a_generators_end(error: StopIteration) -> RuntimeError:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """What a function returned, or the ``error`` that it raised."""
 
     value: Any = None
@@ -145,7 +145,7 @@ class Answer:
         raise RuntimeError(f"it raised {type(self.error).__name__}") from self.error
 
 
-async def ask(function: Callable[..., Any], *args: Any) -> Answer:
+async def try_call(function: Callable[..., Any], *args: Any) -> CallResult:
     """Call a function, be it ``async``, plain (in a thread of its own), or plain with something to await in the end.
 
     What is raised here is meant for who asks: being cancelled, and a keyboard's interrupt, which comes where the event
@@ -156,32 +156,32 @@ async def ask(function: Callable[..., Any], *args: Any) -> Answer:
     """
     if inspect.iscoroutinefunction(function):
         return await _awaited(function(*args))
-    answer = await in_thread(_called, function, *args)
+    answer = await run_in_thread(_called, function, *args)
     return await _awaited(answer.value) if inspect.isawaitable(answer.value) else answer
 
 
-def _called(function: Callable[..., Any], *args: Any) -> Answer:
+def _called(function: Callable[..., Any], *args: Any) -> CallResult:
     try:
-        return Answer(function(*args))
+        return CallResult(function(*args))
     except BaseException as error:  # noqa: BLE001 - handed on
-        return Answer(error=error)
+        return CallResult(error=error)
 
 
-async def _awaited(value: Any) -> Answer:
+async def _awaited(value: Any) -> CallResult:
     try:
-        return Answer(await value)
+        return CallResult(await value)
     except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return Answer(error=error)  # it cancelled itself
+        return CallResult(error=error)  # it cancelled itself
     except BaseException as error:  # noqa: BLE001 - handed on
-        return Answer(error=error)
+        return CallResult(error=error)
 
 
-def block(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end. Interrupted, it has ended all that it began when the interrupt is raised.
 
     >>> async def answer() -> int:
@@ -240,12 +240,12 @@ _lock = threading.Lock()
 _shared: tuple[int, asyncio.AbstractEventLoop] | None = None  # of the process that made it
 
 
-def is_in_loop() -> bool:
+def is_loop_running() -> bool:
     """Whether an event loop runs in this thread, so that nothing here may wait."""
     return asyncio._get_running_loop() is not None
 
 
-def waited_for(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop | None = None) -> Any:
+def run_on_shared_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop | None = None) -> Any:
     """What a coroutine gives, by a loop that runs elsewhere: the one given, or that of all plain calls.
 
     Whoever is interrupted while waiting cancels it, and waits until it has cleaned up.

@@ -20,8 +20,8 @@ from forkwise.chat.events import as_json
 from forkwise.chat.forks import Forks
 from forkwise.chat.merges import Merges
 from forkwise.chat.session import Session
-from forkwise.chat.storage import Kept
-from forkwise.fork.control import clear
+from forkwise.chat.storage import StoredChat
+from forkwise.fork.control import clean_up
 from forkwise.fork.fork import Fork
 from tests.chat.scripted_chat import chatting, write_script
 from tests.explore.kill_at_random import apart, content, done, mounts
@@ -30,14 +30,14 @@ MERGE = ("hello", "/fork task", "/merge b")
 
 #: What was being done, and where it was killed: in the first call of a method, or in a later one.
 MOMENTS: dict[str, tuple[tuple[str, ...], type, str, int]] = {
-    "in a turn": (("hello", "write it"), Kept, "save", 5),
+    "in a turn": (("hello", "write it"), StoredChat, "save", 5),
     "forked, and not noted": (("hello", "/fork task"), Forks, "_begin", 1),
     "while branches run": (("hello", "/fork a: task until | b: task", "/merge a"), Forks, "graft", 1),
     "decided, and not committed": (MERGE, Fork, "_commit", 1),
     "merged, and not noted": (MERGE, Merges, "go_on_as", 1),
     "an undo begun": ((*MERGE, "/undo"), Merges, "_take_back", 1),
     "undone, and not noted": ((*MERGE, "/undo"), Merges, "_taken_back", 1),
-    "loaded, and not noted": (("write it", "more of it", "/load"), Kept, "graft", 1),
+    "loaded, and not noted": (("write it", "more of it", "/load"), StoredChat, "graft", 1),
     "overridden, and not noted": ((*MERGE[:2], "/merge vote", "/override a"), Merges, "go_on_as", 2),
 }
 
@@ -96,7 +96,7 @@ def tell(work: Callable[[], dict[str, Any]]) -> None:
 def left(project: Path) -> dict[str, Any]:
     """What is left when dead processes are cleared up."""
     workspace = Workspace(project, durable=False)
-    clear(workspace)
+    clean_up(workspace)
     return {"branches": [branch.branch_path for branch in workspace.branches()], "mounts": mounts(project.parent)}
 
 

@@ -161,8 +161,8 @@ forkwise.cli.main()
 """
     holds = """
 import sys
-from forkwise.files.store.state import locked, site
-with locked(site(sys.argv[1]).state):
+from forkwise.files.store.state import locate, locked
+with locked(locate(sys.argv[1]).state):
     print("held", flush=True)
     sys.stdin.read()
 """

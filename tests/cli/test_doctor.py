@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
-from forkwise.files.store.state import site
+from forkwise.files.store.state import locate
 from forkwise.sandbox import doctor
 from forkwise.sandbox import doctor as confinement
 from forkwise.sandbox import probe as confinement_probe
@@ -26,6 +26,7 @@ MEANS = {
     "user namespaces",
     "mount namespaces",
     "PID namespaces",
+    "private /proc",
     "network namespaces",
     "Landlock",
     "seccomp",
@@ -64,13 +65,13 @@ def test_it_is_read_by_people_too(run: Run, tmp_path: Path, project: Path) -> No
 
 def test_the_probe_leaves_this_process_as_it_was(project: Path) -> None:
     before = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
-    confinement.confinement(site(project))
+    confinement.confinement(locate(project))
     assert before == {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
 
 
 def test_a_probe_that_cannot_run_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could not be run" in confinement.confinement(site(project))[0].detail
+    assert "could not be run" in confinement.confinement(locate(project))[0].detail
 
 
 def test_a_refused_probe_is_a_finding() -> None:

@@ -17,7 +17,7 @@ from click.testing import Result
 from forkwise import Workspace
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.mountinfo import mounts
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from tests.fork.kill_at_point import becomes_so
 from tests.leftovers import processes_about
 
@@ -446,7 +446,7 @@ def test_what_attempts_print_is_told_line_by_line(run: Run, hold: Callable[..., 
 
 
 def test_a_fork_of_another_machine_is_left_to_it(run: Run, ask: Ask, project: Path) -> None:
-    there = Owner(os.getpid(), 1, "another boot", "pid:[1]", "another machine", "far")
+    there = ProcessId(os.getpid(), 1, "another boot", "pid:[1]", "another machine", "far")
     with open_ledger(Workspace(project)) as ledger:
         fork = ledger.begin_fork("run", workspace=str(project), spec={}, owner=there).id
         ledger.start_attempt(ledger.add_attempt(fork, "0", index=0, label="true", branch=f"{fork}-0").id)

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from forkwise import Workspace
 from forkwise.cli import forkwise_command
 from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.store import Saved, export_conversation, import_conversation
+from forkwise.conversation.store import StoredConversation, export_conversation, import_conversation
 from forkwise.ledger.sqlite import open_ledger
 
 
@@ -143,9 +143,9 @@ def test_a_session(file: str, tmp_path: Path) -> None:
 def test_one_that_the_ledger_has(talk: Conversation, tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     with open_ledger(Workspace(tmp_path / "w")) as ledger:
-        saved = Saved(talk, ledger.conversations, id_="k3")
+        saved = StoredConversation(talk, ledger.conversations, id_="k3")
         saved.save()
     assert json.loads(asked("k3", "-C", str(tmp_path / "w"), "--json", "go", "5"))["id"] == 5
     with open_ledger(Workspace(tmp_path / "w")) as ledger:
-        assert Saved.load(ledger.conversations, "k3").conversation.here.id == 5
+        assert StoredConversation.load(ledger.conversations, "k3").conversation.here.id == 5
     assert "no conversation 'zz'" in asked("zz", "-C", str(tmp_path / "w"), code=1)

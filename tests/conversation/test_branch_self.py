@@ -19,10 +19,10 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from forkwise import Workspace
-from forkwise.conversation.branch_self import BranchSelf, Limits, branch_self, read_prompts
+from forkwise.conversation.branch_self import BranchSelf, BranchSelfLimits, branch_self, read_prompts
 from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.conversation.talk import Talk, text_of
 from forkwise.ledger.sqlite import SqliteLedger
 
@@ -244,7 +244,7 @@ async def test_for_programs() -> None:
     made, _ = agent(Mind())
     talk = Talk(made)
     start = await talk.prompt("hello")
-    done = await branch_self(talk, ["one", "two"], recombine_by="concatenate", limits=Limits(max_parallel=1))
+    done = await branch_self(talk, ["one", "two"], recombine_by="concatenate", limits=BranchSelfLimits(max_parallel=1))
     assert [way.text for way in done.ways] == ["answer to one", "answer to two"]
     assert done.recombined.text == "Response 1:\nanswer to one\n\nResponse 2:\nanswer to two"
     assert talk.conversation.here is start
@@ -286,14 +286,14 @@ def test_prompts_in_every_form() -> None:
 async def test_after_a_restart_every_branch_can_be_gone_on_with(tmp_path: Path) -> None:
     made, _ = agent(Mind(go=branching("task 1", "task 2")))
     with SqliteLedger(tmp_path) as ledger:
-        saved = Saved(Conversation(), ledger.conversations)
+        saved = StoredConversation(Conversation(), ledger.conversations)
         await Talk(made, saved=saved).prompt("go")
     with SqliteLedger(tmp_path) as ledger:
-        again = Saved.load(ledger.conversations, saved.id)
+        again = StoredConversation.load(ledger.conversations, saved.id)
         leaf = again.conversation.node(2).replies[1].replies[0]
         assert text_of(leaf) == "answer to task 2"
         assert text_of(await Talk(made, saved=again).prompt("and?", at=leaf)) == "answer to and?"
-        assert len(Saved.load(ledger.conversations, saved.id).conversation) == len(again.conversation)
+        assert len(StoredConversation.load(ledger.conversations, saved.id).conversation) == len(again.conversation)
 
 
 async def test_work_that_never_ends_is_ended() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 
 from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.store import Saved, export_conversation, import_conversation
+from forkwise.conversation.store import StoredConversation, export_conversation, import_conversation
 from forkwise.errors import ConversationError, LedgerError
 from forkwise.ledger.sqlite import SqliteLedger
 
@@ -48,16 +48,16 @@ def test_to_a_file_and_back(talk: Conversation, tmp_path: Path) -> None:
 
 def test_to_the_ledger_and_back(talk: Conversation, tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger:
-        saved = Saved(talk, ledger.conversations, title="a talk")
+        saved = StoredConversation(talk, ledger.conversations, title="a talk")
         saved.save()
-        assert same(Saved.load(ledger.conversations, saved.id).conversation, talk)
+        assert same(StoredConversation.load(ledger.conversations, saved.id).conversation, talk)
         [record] = ledger.conversations.all()
         assert (record.id, record.title, record.here) == (saved.id, "a talk", 4)
 
 
 def test_only_what_is_new_is_written(talk: Conversation, tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger:
-        saved = Saved(talk, ledger.conversations)
+        saved = StoredConversation(talk, ledger.conversations)
         written: list[list[int]] = []
         save = ledger.conversations.save
         ledger.conversations.save = lambda record, rows: (  # type: ignore[method-assign]
@@ -72,7 +72,7 @@ def test_only_what_is_new_is_written(talk: Conversation, tmp_path: Path) -> None
         saved.save()
         saved.save()
         assert written == [[1, 2, 3, 4, 5, 6], [7, 8], [8], []]
-        again = Saved.load(ledger.conversations, saved.id)
+        again = StoredConversation.load(ledger.conversations, saved.id)
         assert same(again.conversation, talk)
         again.save()
         assert written[-1] == []
@@ -84,14 +84,14 @@ def test_ten_thousand_nodes(tmp_path: Path) -> None:
         node = talk.node(number // 3 * 2)
         talk.reply("so", talk.say(f"on {number}", node))
     with SqliteLedger(tmp_path) as ledger:
-        saved = Saved(talk, ledger.conversations)
+        saved = StoredConversation(talk, ledger.conversations)
         saved.save()
-        assert len(Saved.load(ledger.conversations, saved.id).conversation) == 10_000
+        assert len(StoredConversation.load(ledger.conversations, saved.id).conversation) == 10_000
 
 
 def test_one_that_is_not_there(tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger, pytest.raises(LedgerError, match="no conversation 'x'"):
-        Saved.load(ledger.conversations, "x")
+        StoredConversation.load(ledger.conversations, "x")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from forkwise import Workspace
 from forkwise.explore.recipe import Recipe
 from forkwise.explore.resume import resume
 from forkwise.files.store import trash
-from forkwise.fork.control import clear
+from forkwise.fork.control import clean_up
 from forkwise.ledger.sqlite import open_ledger
 
 MARK = "FORKWISE_TEST_MARK"
@@ -46,7 +46,7 @@ def apart(work: Callable[[], object]) -> int:
     code = 1
     try:
         work()
-        trash.wait()
+        trash.wait_until_empty()
         code = 0
     except BaseException as error:  # noqa: BLE001 - told, and this process ends
         print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), file=sys.stderr, flush=True)
@@ -94,8 +94,8 @@ def recover(project: Path, state: Path) -> None:
         if fork.state == "interrupted" or (fork.stored == "resolved" and fork.commit is None):
             outcome = asyncio.run(resume(workspace, fork.id))
             told["winner"] = outcome.winner and outcome.winner.branch_index
-    clear(workspace)
-    trash.wait()
+    clean_up(workspace)
+    trash.wait_until_empty()
     told["branches"] = [branch.branch_path for branch in workspace.branches()]
     told["mounts"] = mounts(state)
     with open_ledger(workspace) as ledger:

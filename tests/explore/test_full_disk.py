@@ -32,7 +32,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace
         assert made.branches() == []
         check_ledger(made)
     finally:
-        trash.wait()
+        trash.wait_until_empty()
         subprocess.run(["umount", str(disk)], check=True)
 
 
@@ -70,7 +70,7 @@ def test_one_that_fills_the_disk(bad: Any, isolate_processes: bool, small: Works
     """Either it can be written down that it failed, or that is raised; the workspace is whole, and usable at once."""
     outcome = unless_full(Speculate([bad], isolate_processes=isolate_processes, timeout=5), small)
     assert outcome is None or (not outcome.committed and outcome.all_results[0].reason)
-    trash.wait()
+    trash.wait_until_empty()
     assert [p.name for p in small.path.iterdir()] == ["a.txt"]
     assert small.branches() == []
     check_ledger(small)

@@ -23,7 +23,7 @@ from forkwise import (
 )
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.logs import read_output
+from forkwise.ledger.logs import read_log
 from tests.leftovers import check_ledger, check_nothing_left
 
 
@@ -75,7 +75,7 @@ def test_all_that_is_known_of_an_attempt(workspace: Workspace) -> None:
         for record in (failed, passed):
             assert record.output_bytes == len("out\nerr\n")
             assert sorted(str(record.tail).split()) == ["err", "out"]
-            assert read_output(ledger.directory, record.id, stream="stderr") == b"err\n"
+            assert read_log(ledger.directory, record.id, stream="stderr") == b"err\n"
             assert record.cpu is not None
             assert record.memory
             assert record.started is not None

@@ -28,7 +28,7 @@ from forkwise import (
     Workspace,
 )
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.logs import read_output
+from forkwise.ledger.logs import read_log
 
 ISOLATED = {"isolate_processes": True}
 
@@ -378,7 +378,7 @@ def test_a_gigabyte_of_output(workspace: Workspace) -> None:
         record = ledger.attempt(attempt)
         assert record.output_bytes == (1 << 30) + len("\nlast?line\n")
         assert record.last_line == "last�line"
-        printed = read_output(ledger.directory, attempt)
+        printed = read_log(ledger.directory, attempt)
     assert len(printed) < 40 << 20
     assert printed.endswith(b"\nlast\xffline\n")
     assert _peak_memory() - before < 200 << 20

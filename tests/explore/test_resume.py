@@ -8,7 +8,7 @@ import pytest
 
 from forkwise import BranchNotFoundError, ForkResolvedError, LedgerError, Speculate, SpeculationOutcome, Workspace
 from forkwise.explore.resume import resume
-from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.control import abort_fork, clean_up
 from forkwise.ledger.sqlite import open_ledger
 from tests.fork.conftest import scene
 from tests.fork.kill_at_point import Scene
@@ -122,7 +122,7 @@ def test_what_was_decided_for_may_be_gone(scene: Scene) -> None:
     scene.workspace.open(f"{fork}-0").abort()
     with pytest.raises(BranchNotFoundError, match="is gone"):
         resumed(scene)
-    assert clear(scene.workspace).unfinished == ()
+    assert clean_up(scene.workspace).unfinished == ()
     assert scene.fork.state == "aborted"
 
 

@@ -28,7 +28,7 @@ __all__ = ["Nested", "OnOverlay", "Scene", "Stage", "Undo", "UndoOnOverlay", "di
 
 def empty(where: Path) -> None:
     """Leave nothing mounted beneath a filesystem that is to go, also where a test failed half way."""
-    trash.wait()
+    trash.wait_until_empty()
     for found in reversed(mounts()):
         if found.point.startswith(f"{where}/"):
             umount2(found.point, MNT_DETACH)
@@ -101,7 +101,7 @@ class Scene:
     def drop(self) -> None:
         for branch in reversed(Workspace(self.root).branches()):
             branch.abort()
-        trash.wait()
+        trash.wait_until_empty()
         for path in (self.root, self.state):
             for entry in os.scandir(path):
                 shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)

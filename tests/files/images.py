@@ -50,7 +50,7 @@ def mounted_tmpfs(where: Path) -> Iterator[None]:
 
 
 def _unmount(where: Path) -> None:
-    trash.wait()  # what is being deleted in there holds it
+    trash.wait_until_empty()  # what is being deleted in there holds it
     try:
         umount2(str(where))
     except OSError:

@@ -34,7 +34,7 @@ from forkwise.files.branch import Parent
 from forkwise.files.combine import Combination, combine
 from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.store import trash
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.views import branchfs
 from forkwise.text.merge3 import ConflictHunk as Hunk
 from tests.files import sample
@@ -749,7 +749,7 @@ def test_branches_of_a_branch(workspace: Workspace) -> None:
 def nothing_left(workspace: Workspace) -> Iterator[None]:
     """A test that must leave no new branch: neither its name nor its files nor, as all tests, its mount."""
     yield
-    trash.wait()
+    trash.wait_until_empty()
     assert {b.name for b in workspace.branches()} <= {"one", "two", "three", "inner"}
     assert "both" not in os.listdir(workspace.state / "branches")
     assert os.listdir(workspace.state / "trash") == []
@@ -842,7 +842,7 @@ class TestRefusals:
 
     def test_what_may_have_been_torn_by_a_restart(self, workspace: Workspace) -> None:
         several = branches(workspace, {"f": "1"}, {"g": "2"})
-        birth = Birth.load(several[0].home)
+        birth = BranchInfo.load(several[0].home)
         birth.boot = "another"
         birth.save(several[0].home)
         with pytest.raises(CommitError, match="restarted"):
@@ -1176,7 +1176,7 @@ class World:
     def __exit__(self, *_: object) -> None:
         for branch in self.workspace.branches():
             branch.abort()
-        trash.wait()
+        trash.wait_until_empty()
         shutil.rmtree(self.room)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forkwise.files.file_tree import AddressedTree
+from forkwise.files.file_tree import FileTree
 
 NAMES = ["a", "b", "c"]
 parts = st.lists(st.sampled_from([*NAMES, "..", "."]), min_size=1, max_size=5).map("/".join)
@@ -26,7 +26,7 @@ entries = st.dictionaries(
 
 
 @contextmanager
-def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path, AddressedTree]]:
+def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path, FileTree]]:
     """A directory, and another with the same names and links in it that is addressed as the first."""
     room = Path(os.path.realpath(tempfile.mkdtemp(dir=room_of_all)))
     where, root = room / "where", room / "deep" / "root"
@@ -35,7 +35,7 @@ def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path
             top.mkdir(parents=True)
             for path, what in made.items():
                 _make(top / path, what, str(where))
-        yield where, AddressedTree(str(root), str(where))
+        yield where, FileTree(str(root), str(where))
     finally:
         shutil.rmtree(room)
 
@@ -116,14 +116,14 @@ def _everything(top: Path) -> dict[str, str]:
 
 
 def test_takes_over_what_another_tree_has(tmp_path: Path) -> None:
-    one, two = AddressedTree(str(tmp_path / "one"), "/w"), AddressedTree(str(tmp_path / "two"), "/w")
+    one, two = FileTree(str(tmp_path / "one"), "/w"), FileTree(str(tmp_path / "two"), "/w")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one.write("d/script", b"#!", 0o755)
     (tmp_path / "one/link").symlink_to("/w/d")
     two.write("gone", b"x")
     for path in ("d", "link", "gone"):
-        two.take(one, path)
+        two.copy_from(one, path)
     assert (tmp_path / "two/d/script").stat().st_mode & 0o777 == 0o755
     assert os.readlink(tmp_path / "two/link") == "/w/d"
     assert [path for path, _ in two.list_entries("")] == ["d", "link"]
@@ -134,7 +134,7 @@ def test_takes_over_what_another_tree_has(tmp_path: Path) -> None:
 
 
 def test_a_path_longer_than_the_kernel_takes(tmp_path: Path) -> None:
-    tree = AddressedTree(str(tmp_path), "/w")
+    tree = FileTree(str(tmp_path), "/w")
     path = "/".join(["n" * 200] * 30) + "/file"
     tree.write(path, b"deep")
     assert tree.read(f"/w/{path}") == b"deep"

@@ -194,7 +194,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(workspace: Workspace) -> No
             (branch.path / "f").write_text(f"{number}\n")
     (workspace.state / "trash" / "left").mkdir()
     (workspace.state / "branches" / ".new-1-1").mkdir()
-    trash.wait()
+    trash.wait_until_empty()
     before = everything(workspace)
     said = workspace.gc(keep=1, dry_run=True)
     assert everything(workspace) == before
@@ -229,7 +229,7 @@ def test_a_mount_in_the_trash_is_not_followed(workspace: Workspace) -> None:
     with mounted_tmpfs(home / "mounted"):
         (home / "mounted" / "precious").write_text("precious\n")
         discard(workspace.place, str(home))
-        trash.wait()
+        trash.wait_until_empty()
         workspace.gc()
         (found,) = (workspace.state / "trash").rglob("precious")
         assert found.read_text() == "precious\n"

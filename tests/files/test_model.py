@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for line in list(self.ground.lines.values()):
             line.branch.abort()
-        trash.wait()
+        trash.wait_until_empty()
         self.stack.close()
 
     # Small things

@@ -20,8 +20,8 @@ import pytest
 from forkwise import ConflictError, Workspace
 from forkwise.files.store import pool as spares
 from forkwise.files.store import trash
-from forkwise.files.store.pool import Spares
-from forkwise.files.store.view import Detached
+from forkwise.files.store.pool import BranchPool
+from forkwise.files.store.view import DetachedMount
 from forkwise.linux.syscalls import filesystem_magic
 from tests.files.snapshot import snapshot
 from tests.files.steps import Steps, in_child
@@ -67,8 +67,8 @@ def overlaid(project: Path, open_workspace: Open) -> Workspace:
     return stocked(open_workspace(project, view="overlay"))
 
 
-def stock_of(workspace: Workspace) -> Spares:
-    stock = workspace.spares(workspace.view_of_children())
+def stock_of(workspace: Workspace) -> BranchPool:
+    stock = workspace.spares(workspace.child_view())
     assert stock is not None
     return stock
 
@@ -77,7 +77,7 @@ def stocked(workspace: Workspace) -> Workspace:
     """The same, with some spares ready."""
     for number in range(4):
         workspace.branch(f"warm-{number}").abort()
-    trash.wait()
+    trash.wait_until_empty()
     need(bool(in_stock(workspace)), "the filesystem's clock is too coarse for spares")
     return workspace
 
@@ -197,12 +197,12 @@ def test_somebody_else_froze_the_branch_first(overlaid: Workspace, open_workspac
 def test_a_child_has_none_of_the_mounts(overlaid: Workspace) -> None:
     """A process that is confined to one branch must not get at others by a descriptor it was born with."""
     branch = overlaid.branch("b")
-    assert Detached.count() > 1
+    assert DetachedMount.count() > 1
 
     def look() -> tuple[int, int, str, str]:
         own = Workspace(overlaid.path).branch("of-the-child")
         read = (branch.path / "f").read_text(), (own.path / "f").read_text()
-        return Detached.count(), descriptors_on_an_overlay(), *read
+        return DetachedMount.count(), descriptors_on_an_overlay(), *read
 
     assert descriptors_on_an_overlay() > 1
     outcome = in_child(look)
@@ -225,13 +225,13 @@ def test_few_mounts_are_kept_for_branches_nobody_looks_at(
 ) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
     gc.collect()
-    monkeypatch.setattr(spares, "_MOUNTS", Detached.count() + 3)
+    monkeypatch.setattr(spares, "_MOUNTS", DetachedMount.count() + 3)
     workspace = open_workspace(project, view="overlay")
     made = []
     for number in range(30):
         made.append(workspace.branch(f"b{number}"))
-        trash.wait()
-    assert Detached.count() <= spares._MOUNTS
+        trash.wait_until_empty()
+    assert DetachedMount.count() <= spares._MOUNTS
     assert {(branch.path / "f").read_text() for branch in made} == {"f\n"}
 
 
@@ -251,7 +251,7 @@ def test_a_coarse_clock_has_no_stock(project: Path, open_workspace: Open, monkey
     workspace = open_workspace(project, view="overlay")
     for number in range(6):
         assert (workspace.branch(f"b{number}").path / "f").read_text() == "f\n"
-    trash.wait()
+    trash.wait_until_empty()
     assert in_stock(workspace) == []
 
 
@@ -289,14 +289,14 @@ def test_a_stock_nobody_draws_from_is_given_up(overlaid: Workspace) -> None:
 def test_it_goes_with_the_workspace(project: Path) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
     gc.collect()
-    before = Detached.count()
+    before = DetachedMount.count()
     workspace = stocked(Workspace(project, view="overlay"))
     branches = workspace.state / "branches"
     del workspace
     gc.collect()
-    trash.wait()
+    trash.wait_until_empty()
     assert os.listdir(branches) == []
-    assert Detached.count() <= before
+    assert DetachedMount.count() <= before
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -275,7 +275,7 @@ def test_many_processes(project: Path, race: Callable[..., list[str]]) -> None:
             except BranchStaleError:
                 branch.abort()
                 ends["stale"] += 1
-        trash.wait()
+        trash.wait_until_empty()
         return " ".join(f"{end}={count}" for end, count in sorted(ends.items()))
 
     outcomes = race([work] * 4, "a", "b", "c", "d")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, BranchError, BranchStaleError, ConflictError, Workspace
-from forkwise.files.selection import Choice, Lineup, choose, line_up
+from forkwise.files.selection import AlignedPath, Choice, align_branches, select
 from forkwise.text.merge3 import Hunk
 
 IN_MEMORY = True
@@ -47,7 +47,7 @@ def pair(workspace: Workspace) -> dict[str, Branch]:
     return {"first": first, "second": second}
 
 
-def everything(found: list[Lineup], name: str) -> dict[str, Choice]:
+def everything(found: list[AlignedPath], name: str) -> dict[str, Choice]:
     """All that one branch changed."""
     return {
         one.path: frozenset(one.alignment.of(name)) if one.alignment else name for one in found if name in one.versions
@@ -65,7 +65,7 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_what_is_lined_up(workspace: Workspace, pair: dict[str, Branch]) -> None:
-    found = {one.path: one for one in line_up(workspace, pair)}
+    found = {one.path: one for one in align_branches(workspace, pair)}
     assert {path: (list(one.versions), one.alignment is not None) for path, one in found.items()} == {
         "a.txt": (["first", "second"], True),
         "b.txt": (["first", "second"], False),
@@ -88,23 +88,23 @@ def test_what_is_lined_up(workspace: Workspace, pair: dict[str, Branch]) -> None
 
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_choosing_all_of_a_branch_is_that_branch(workspace: Workspace, pair: dict[str, Branch], name: str) -> None:
-    made = choose(workspace, pair, "made", everything(line_up(workspace, pair), name))
+    made = select(workspace, pair, "made", everything(align_branches(workspace, pair), name))
     assert tree(made.path) == tree(pair[name].path)
 
 
 def test_choosing_nothing_is_the_parent(workspace: Workspace, pair: dict[str, Branch]) -> None:
-    made = choose(workspace, pair, "made", {"a.txt": frozenset()})
+    made = select(workspace, pair, "made", {"a.txt": frozenset()})
     assert tree(made.path) == tree(workspace.path)
     assert made.diff() == ""
 
 
 def test_some_of_both_is_committed_and_undone(workspace: Workspace, pair: dict[str, Branch]) -> None:
     before = tree(workspace.path)
-    alignment = line_up(workspace, pair)[0].alignment
+    alignment = align_branches(workspace, pair)[0].alignment
     assert alignment is not None
     top, middle, bottom = alignment.regions
     hunks = frozenset([*top.of("second"), *middle.of("second"), *bottom.of("first")])
-    made = choose(workspace, pair, "made", {"a.txt": hunks, "b.txt": "second", "new/n.txt": "first"})
+    made = select(workspace, pair, "made", {"a.txt": hunks, "b.txt": "second", "new/n.txt": "first"})
     made.commit()
     assert (workspace.path / "a.txt").read_text() == "eins\ntwo\ndrei\nfour\n5\n"
     assert (workspace.path / "b.txt").stat().st_mode & 0o777 == 0o755
@@ -127,26 +127,26 @@ def test_what_is_not_there_to_be_chosen(
     workspace: Workspace, pair: dict[str, Branch], choice: dict[str, Choice], told: str
 ) -> None:
     with pytest.raises(BranchError, match=told):
-        choose(workspace, pair, "made", choice)
+        select(workspace, pair, "made", choice)
     assert {branch.name for branch in workspace.branches()} == {"try-1", "try-2"}
 
 
 def test_a_choice_that_overlaps(workspace: Workspace, pair: dict[str, Branch]) -> None:
-    alignment = line_up(workspace, pair)[0].alignment
+    alignment = align_branches(workspace, pair)[0].alignment
     assert alignment is not None
     with pytest.raises(BranchError, match="first and by second of line 1 overlap"):
-        choose(workspace, pair, "made", {"a.txt": frozenset(alignment.regions[0].hunks)})
+        select(workspace, pair, "made", {"a.txt": frozenset(alignment.regions[0].hunks)})
 
 
 def test_what_somebody_else_changed_is_not_overwritten(workspace: Workspace, pair: dict[str, Branch]) -> None:
-    choice = everything(line_up(workspace, pair), "first")
+    choice = everything(align_branches(workspace, pair), "first")
     (workspace.path / "a.txt").write_text("mine\n")
     with pytest.raises(ConflictError):
-        choose(workspace, pair, "made", choice)
+        select(workspace, pair, "made", choice)
 
 
 def test_what_is_changed_after_the_choice_is_seen_by_its_commit(workspace: Workspace, pair: dict[str, Branch]) -> None:
-    made = choose(workspace, pair, "made", everything(line_up(workspace, pair), "first"))
+    made = select(workspace, pair, "made", everything(align_branches(workspace, pair), "first"))
     (workspace.path / "a.txt").write_text("mine\n")
     with pytest.raises(ConflictError):
         made.commit()
@@ -158,7 +158,7 @@ def test_stale_branches_come_first(workspace: Workspace, pair: dict[str, Branch]
     (third.path / "t.txt").write_text("t\n")
     third.commit()
     with pytest.raises(BranchStaleError):
-        line_up(workspace, pair)
+        align_branches(workspace, pair)
 
 
 def test_a_link_put_in_a_directorys_place_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
@@ -172,5 +172,5 @@ def test_a_link_put_in_a_directorys_place_is_not_followed(workspace: Workspace, 
     (second.path / "sub").rmdir()
     (second.path / "sub").symlink_to(outside.parent)
     with pytest.raises(BranchError, match="leads out of"):
-        choose(workspace, {"first": first, "second": second}, "made", {"sub": "second", "sub/deep/c.txt": "first"})
+        select(workspace, {"first": first, "second": second}, "made", {"sub": "second", "sub/deep/c.txt": "first"})
     assert outside.is_dir()

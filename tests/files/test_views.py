@@ -57,10 +57,10 @@ def workspace(view: str, project: Path) -> Callable[[], Workspace]:
 
 
 def _refusal(view: str, project: Path) -> str | None:
-    from forkwise.files.store.state import site
+    from forkwise.files.store.state import locate
     from forkwise.files.views import view_named
 
-    refusal = view_named(view).refusal(site(project, project.parent / "state"))
+    refusal = view_named(view).refusal(locate(project, project.parent / "state"))
     return None if refusal is None else refusal.reason
 
 
@@ -263,7 +263,7 @@ def test_hard_links_made_in_a_branch_stay_links(project: Path, workspace: Callab
     write(branch.path / "one", "same")
     os.link(branch.path / "one", branch.path / "two")
     commit_and_undo(ws, branch)
-    if not ws.view_of_children().whole:
+    if not ws.child_view().whole:
         assert (project / "one").stat().st_ino == (project / "two").stat().st_ino
 
 

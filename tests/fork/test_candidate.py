@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from forkwise.errors import ProcessBranchError
-from forkwise.fork.candidate import Candidate, as_data, error_as_data, judge, read_score, said, shown
+from forkwise.fork.candidate import (
+    Candidate,
+    describe_error,
+    describe_value,
+    error_as_data,
+    judge,
+    read_score,
+    to_json_data,
+)
 from forkwise.fork.runner import Ended
 
 
@@ -103,18 +111,18 @@ class _Mute(Exception):  # noqa: N818
 
 
 def test_what_cannot_be_shown() -> None:
-    assert said(_Mute()) == "_Mute: (its text could not be had)"
-    assert shown(_Mute()) == "something (_Mute)"
+    assert describe_error(_Mute()) == "_Mute: (its text could not be had)"
+    assert describe_value(_Mute()) == "something (_Mute)"
     assert error_as_data(_Mute())["type"] == "_Mute"
 
 
 def test_values_as_data() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    assert as_data((True, 0.5, None, "x")) == [True, 0.5, None, "x"]
-    assert as_data({1: {2}, "k": b"b"}) == {"1 (int)": "{2} (set)", "k": "b'b' (bytes)"}
-    assert as_data(10**30) == f"{10**30} (int)"
-    assert isinstance(as_data(10**5000), str)
-    assert "[[...]] (list)" in str(as_data(circle))
-    assert len(as_data(list(range(1000)))) == 100
-    assert len(as_data("x" * 10**6)) == 100_000
+    assert to_json_data((True, 0.5, None, "x")) == [True, 0.5, None, "x"]
+    assert to_json_data({1: {2}, "k": b"b"}) == {"1 (int)": "{2} (set)", "k": "b'b' (bytes)"}
+    assert to_json_data(10**30) == f"{10**30} (int)"
+    assert isinstance(to_json_data(10**5000), str)
+    assert "[[...]] (list)" in str(to_json_data(circle))
+    assert len(to_json_data(list(range(1000)))) == 100
+    assert len(to_json_data("x" * 10**6)) == 100_000

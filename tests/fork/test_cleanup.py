@@ -9,7 +9,7 @@ import pytest
 
 from forkwise import ConflictError, ForkResolvedError, LedgerError, SpeculationOutcome
 from forkwise.explore.resume import resume
-from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.control import abort_fork, clean_up
 from forkwise.fork.resolve import pick
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.mountinfo import mounts
@@ -92,12 +92,12 @@ def test_an_interrupted_fork_is_left_for_somebody_to_resume(scene: Scene) -> Non
     """With every branch of it: one that changed nothing, and what nobody but the fork knows of, too."""
     fork = scene.drive(scene.recipe(ONE, NOTHING), "ended")
     assert scene.branches == ["0", "1"]
-    cleared = clear(scene.workspace)
+    cleared = clean_up(scene.workspace)
     assert [f.id for f in cleared.unfinished] == [fork]
     assert (cleared.collected.removed, cleared.collected.listed, cleared.aborted) == ((), (), ())
     outcome: SpeculationOutcome = asyncio.run(resume(scene.workspace, fork))
     assert (outcome.committed, scene.ran) == (True, [0, 1])
-    assert clear(scene.workspace).unfinished == ()
+    assert clean_up(scene.workspace).unfinished == ()
 
 
 def test_one_that_was_gone_on_with_is_left_alone(scene: Scene) -> None:
@@ -108,7 +108,7 @@ def test_one_that_was_gone_on_with_is_left_alone(scene: Scene) -> None:
         going = asyncio.ensure_future(resume(scene.workspace, fork))
         while scene.ran != [0, 1, 1]:
             await asyncio.sleep(0.02)
-        assert clear(scene.workspace, force=True).collected.removed == ()
+        assert clean_up(scene.workspace, force=True).collected.removed == ()
         assert scene.branches == ["0", "1"]
         going.cancel()
         await asyncio.wait([going])
@@ -120,9 +120,9 @@ def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
     recipe = scene.recipe(ONE, kind="tree", max_depth=2)
     recipe["expand"] = [["sh", "-c", "echo top > top.txt"]]
     fork = scene.drive(recipe, "ended")
-    planned = clear(scene.workspace, force=True, dry_run=True)
+    planned = clean_up(scene.workspace, force=True, dry_run=True)
     assert (planned.aborted, scene.fork.state) == ((fork,), "interrupted")
-    done = clear(scene.workspace, force=True)
+    done = clean_up(scene.workspace, force=True)
     assert done.aborted == (fork,)
     assert [path.count("/") for path in done.collected.removed] == [3, 2]
     assert planned.collected.removed == done.collected.removed
@@ -133,12 +133,12 @@ def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
 def test_what_was_decided_is_left_until_it_is_committed(scene: Scene) -> None:
     """The others go. What was committed and not written down is written down."""
     fork = scene.drive(scene.recipe(ONE, "exit 1"), "resolved")
-    cleared = clear(scene.workspace)
+    cleared = clean_up(scene.workspace)
     assert [f.id for f in cleared.unfinished] == [fork]
     assert cleared.collected.removed == (f"/main/{fork}-1",)
     assert scene.branches == ["0"]
     scene.workspace.open(f"{fork}-0").commit()
-    assert clear(scene.workspace).unfinished == ()
+    assert clean_up(scene.workspace).unfinished == ()
     assert scene.fork.commit == 1
 
 
@@ -148,19 +148,19 @@ def test_what_tests_and_judges_ran_in_goes(scene: Scene) -> None:
     scene.leave("scratch-0123456789ab")
     scene.leave("scratch-0123456789ab", f"{fork}-0")
     scene.leave("work")
-    cleared = clear(scene.workspace)
+    cleared = clean_up(scene.workspace)
     assert set(cleared.collected.removed) == {"/main/scratch-0123456789ab", f"/main/{fork}-0/scratch-0123456789ab"}
     assert cleared.collected.listed == ("/main/work",)
     abort_fork(scene.workspace, fork)
-    assert clear(scene.workspace, force=True).collected.removed == ("/main/work",)
+    assert clean_up(scene.workspace, force=True).collected.removed == ("/main/work",)
 
 
 def test_what_a_person_keeps_stays(scene: Scene) -> None:
     fork = scene.hold(ONE, NOTHING)
     scene.leave(f"{fork}-combination")
-    assert clear(scene.workspace, force=True).collected.removed == (f"/main/{fork}-combination",)
+    assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-combination",)
     pick(scene.workspace, f"{fork}.1", keep=True)
-    assert clear(scene.workspace, force=True).collected.removed == ()
+    assert clean_up(scene.workspace, force=True).collected.removed == ()
     assert scene.branches == ["1"]
     scene.workspace.open(f"{fork}-1").abort()
 
@@ -170,7 +170,7 @@ def test_a_refused_winner_stays(scene: Scene) -> None:
     (scene.workspace.path / "a.txt").write_text("somebody's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, f"{fork}.1")
-    assert clear(scene.workspace, force=True).collected.removed == (f"/main/{fork}-1",)
+    assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-1",)
     assert scene.branches == ["0"]
     abort_fork(scene.workspace, fork)
 
@@ -179,9 +179,9 @@ def test_the_ledger_forgets_old_forks(scene: Scene) -> None:
     forks = [scene.hold(NOTHING) for _ in range(3)]
     for fork in forks:
         abort_fork(scene.workspace, fork)
-    assert clear(scene.workspace, keep_forks=1, dry_run=True).forgotten == tuple(forks[:2])
-    assert clear(scene.workspace, keep_forks=1).forgotten == tuple(forks[:2])
-    assert clear(scene.workspace, keep_forks=1).forgotten == ()
+    assert clean_up(scene.workspace, keep_forks=1, dry_run=True).forgotten == tuple(forks[:2])
+    assert clean_up(scene.workspace, keep_forks=1).forgotten == tuple(forks[:2])
+    assert clean_up(scene.workspace, keep_forks=1).forgotten == ()
 
 
 def test_nothing_is_left_of_a_killed_process(scene: Scene) -> None:
@@ -192,6 +192,6 @@ def test_nothing_is_left_of_a_killed_process(scene: Scene) -> None:
         process.kill()
     assert becomes_so(lambda: not scene.is_busy())
     assert scene.fork.state == "interrupted"
-    clear(scene.workspace, force=True)
+    clean_up(scene.workspace, force=True)
     assert scene.branches == []
     assert [m.point for m in mounts() if str(scene.workspace.state) in m.point] == []

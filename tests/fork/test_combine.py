@@ -10,7 +10,7 @@ import pytest
 from forkwise import BranchError, BranchNotFoundError, ConflictError, ForkResolvedError, LedgerError, Tests
 from forkwise.explore.resume import judging_tests, resume
 from forkwise.fork.combine import Combined, combine_attempts
-from forkwise.fork.control import abort_fork, clear
+from forkwise.fork.control import abort_fork, clean_up
 from forkwise.fork.resolve import pick
 from forkwise.ledger.sqlite import open_ledger
 from tests.fork.kill_at_point import Scene
@@ -157,7 +157,7 @@ def test_what_is_refused_is_tried_again(scene: Scene, fork: str) -> None:
     with pytest.raises(ConflictError):
         combined(scene, 1, 2, tests=Meanwhile("true"))
     assert (scene.fork.state, scene.fork.commit) == ("resolved", None)
-    assert [f.id for f in clear(scene.workspace).unfinished] == []
+    assert [f.id for f in clean_up(scene.workspace).unfinished] == []
     outcome = asyncio.run(resume(scene.workspace, fork, on_conflict="ours"))
     assert (outcome.winner, outcome.committed) == (None, True)
     assert path.read_text() == "1\n"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forkwise import LedgerError
 from forkwise.ledger import ledger as protocol
 from forkwise.ledger import logs as module
-from forkwise.ledger.logs import Output, follow_output, read_output, remove_output
+from forkwise.ledger.logs import AttemptLog, follow_log, read_log, remove_output
 from tests.ledger.ledger_scenes import Child
 
 NAME = "k3f9ab.1"
@@ -27,9 +27,9 @@ NOTE = b"left out here is all but the first"
 pieces = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=40)), max_size=30)
 
 
-def printed(directory: Path, *said: tuple[str, bytes], cap: int = 1 << 20) -> Output:
+def printed(directory: Path, *said: tuple[str, bytes], cap: int = 1 << 20) -> AttemptLog:
     """An output that took in something and was closed."""
-    with Output(directory, NAME, cap=cap) as output:
+    with AttemptLog(directory, NAME, cap=cap) as output:
         for stream, piece in said:
             output.write(stream, piece)
     return output
@@ -47,8 +47,8 @@ def test_bytes_survive_in_order_and_by_stream(room: Path, said: list[tuple[str, 
     assert output.total == sum(len(piece) for _, piece in said)
     for stream in (None, "stdout", "stderr"):
         expected = b"".join(piece for name, piece in said if stream in (None, name))
-        assert read_output(room, NAME, stream=stream) == expected
-        assert read_output(room, NAME, stream=stream, tail=tail) == expected[max(len(expected) - tail, 0) :]
+        assert read_log(room, NAME, stream=stream) == expected
+        assert read_log(room, NAME, stream=stream, tail=tail) == expected[max(len(expected) - tail, 0) :]
 
 
 def test_the_log_is_plain_text(tmp_path: Path) -> None:
@@ -60,22 +60,22 @@ def test_what_came_is_in_the_file_at_once(tmp_path: Path) -> None:
     """A process that is killed has lost nothing of what it took in, nor whose it was."""
 
     def work() -> None:
-        output = Output(tmp_path, NAME)
+        output = AttemptLog(tmp_path, NAME)
         output.write("stderr", b"on stderr\n")
         output.write("stdout", b"on stdout\n")
         os.kill(os.getpid(), 9)
 
     with pytest.raises(AssertionError):
         Child(work).result()
-    assert read_output(tmp_path, NAME, stream="stderr") == b"on stderr\n"
-    assert read_output(tmp_path, NAME, stream="stdout") == b"on stdout\n"
+    assert read_log(tmp_path, NAME, stream="stderr") == b"on stderr\n"
+    assert read_log(tmp_path, NAME, stream="stdout") == b"on stdout\n"
 
 
 def test_the_middle_of_too_much_is_left_out(tmp_path: Path) -> None:
     numbered = [("stderr" if n % 3 else "stdout", f"{n:07}\n".encode()) for n in range(20_000)]
     output = printed(tmp_path, *numbered, ("stdout", b"the end\n"), cap=100_000)
     assert output.total == 160_008
-    text = read_output(tmp_path, NAME)
+    text = read_log(tmp_path, NAME)
     first, note, last = text.partition(b"\n[forkwise: ")
     assert note
     said, _, last = last.partition(b"]\n")
@@ -85,16 +85,16 @@ def test_the_middle_of_too_much_is_left_out(tmp_path: Path) -> None:
     assert last == everything[-KEPT:]
     assert 30_000 < len(first) <= 100_000
     for stream in ("stdout", "stderr"):
-        lines = [n for n in read_output(tmp_path, NAME, stream=stream).split() if n.isdigit() and len(n) == 7]
+        lines = [n for n in read_log(tmp_path, NAME, stream=stream).split() if n.isdigit() and len(n) == 7]
         assert {n for n in lines if (b"stdout" if int(n) % 3 == 0 else b"stderr") != stream.encode()} == set()
-        assert NOTE in read_output(tmp_path, NAME, stream=stream)
+        assert NOTE in read_log(tmp_path, NAME, stream=stream)
 
 
 def test_a_flood_costs_neither_memory_nor_disk(tmp_path: Path) -> None:
     piece = bytes(1 << 16)
     tracemalloc.start()
     try:
-        with Output(tmp_path, NAME) as output:
+        with AttemptLog(tmp_path, NAME) as output:
             for n in range(3200):  # 200 MiB
                 output.write("stderr" if n % 7 == 0 else "stdout", piece)
             assert len(output.last_line) == 0
@@ -108,18 +108,18 @@ def test_a_flood_costs_neither_memory_nor_disk(tmp_path: Path) -> None:
 
 def test_streams_that_take_turns_byte_by_byte_fill_no_disk_either(tmp_path: Path) -> None:
     printed(tmp_path, *[("stdout", b"o"), ("stderr", b"e")] * 50_000, cap=10_000)
-    beginning = read_output(tmp_path, NAME).partition(b"\n[forkwise: ")[0]
+    beginning = read_log(tmp_path, NAME).partition(b"\n[forkwise: ")[0]
     changes = (tmp_path / f"output/{NAME}.streams").read_bytes().partition(b" forkwise\n")[0]
     assert 9_900 < len(beginning) + len(changes) < 10_100
 
 
 def test_many_threads_write(tmp_path: Path) -> None:
-    with Output(tmp_path, NAME) as output, ThreadPoolExecutor(8) as pool:
+    with AttemptLog(tmp_path, NAME) as output, ThreadPoolExecutor(8) as pool:
         for who in range(8):
             for n in range(50):
                 pool.submit(output.write, "stdout" if who % 2 else "stderr", f"{who} {n:04}\n".encode())
     for stream, rest in (("stdout", 1), ("stderr", 0)):
-        lines = read_output(tmp_path, NAME, stream=stream).decode().splitlines()
+        lines = read_log(tmp_path, NAME, stream=stream).decode().splitlines()
         assert sorted(lines) == sorted(f"{who} {n:04}" for who in range(8) if who % 2 == rest for n in range(50))
 
 
@@ -155,13 +155,13 @@ def test_the_tail_is_text_of_both_streams(tmp_path: Path) -> None:
 def test_an_attempt_that_runs_again_prints_anew(tmp_path: Path) -> None:
     printed(tmp_path, ("stderr", b"before"))
     printed(tmp_path, ("stdout", b"after"))
-    assert read_output(tmp_path, NAME) == read_output(tmp_path, NAME, stream="stdout") == b"after"
+    assert read_log(tmp_path, NAME) == read_log(tmp_path, NAME, stream="stdout") == b"after"
     remove_output(tmp_path, NAME)
-    assert read_output(tmp_path, NAME) == read_output(tmp_path, NAME, stream="stderr") == b""
+    assert read_log(tmp_path, NAME) == read_log(tmp_path, NAME, stream="stderr") == b""
     assert list((tmp_path / "output").iterdir()) == []
 
 
-@pytest.mark.parametrize("deed", [Output, read_output, remove_output])
+@pytest.mark.parametrize("deed", [AttemptLog, read_log, remove_output])
 @pytest.mark.parametrize("name", ["../k3f9ab.1", "k3f9ab", "", "k3f9ab.1/..", "k3f9ab.1\n"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, deed: Callable[..., object], name: str) -> None:
     with pytest.raises(LedgerError, match="not the id of an attempt"):
@@ -178,18 +178,18 @@ def test_examples_do_what_they_say(documented: object, tmp_path: Path, monkeypat
 
 
 def test_output_is_followed_while_it_grows(tmp_path: Path) -> None:
-    assert follow_output(tmp_path, NAME, 0, tail=10) == (0, b"")
-    with Output(tmp_path, NAME) as output:
+    assert follow_log(tmp_path, NAME, 0, tail=10) == (0, b"")
+    with AttemptLog(tmp_path, NAME) as output:
         output.write("stdout", b"one\n")
-        assert follow_output(tmp_path, NAME, 0, tail=10) == (4, b"one\n")
-        assert follow_output(tmp_path, NAME, 4, tail=10) == (4, b"")
+        assert follow_log(tmp_path, NAME, 0, tail=10) == (4, b"one\n")
+        assert follow_log(tmp_path, NAME, 4, tail=10) == (4, b"")
         output.write("stderr", b"two\n")
         output.write("stdout", b"three\n")
-        assert follow_output(tmp_path, NAME, 4, tail=100) == (14, b"two\nthree\n")
-        assert follow_output(tmp_path, NAME, 4, tail=6) == (14, b"three\n")
+        assert follow_log(tmp_path, NAME, 4, tail=100) == (14, b"two\nthree\n")
+        assert follow_log(tmp_path, NAME, 4, tail=6) == (14, b"three\n")
 
 
 def test_output_that_begins_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
     printed(tmp_path, ("stdout", b"a long line of the first run\n"))
     printed(tmp_path, ("stdout", b"again\n"))
-    assert follow_output(tmp_path, NAME, 29, tail=100) == (6, b"again\n")
+    assert follow_log(tmp_path, NAME, 29, tail=100) == (6, b"again\n")

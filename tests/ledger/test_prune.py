@@ -6,7 +6,7 @@ import pytest
 
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.logs import Output, read_output
+from forkwise.ledger.logs import AttemptLog, read_log
 from tests.ledger.ledger_scenes import attempt_in, fork_in
 
 
@@ -14,7 +14,7 @@ def resolved(ledger: Ledger, **options: object) -> str:
     """A fork that is over, with an attempt that printed something."""
     fork = fork_in(ledger, **options).id
     attempt = attempt_in(ledger, fork)
-    with Output(ledger.directory, attempt.id) as output:
+    with AttemptLog(ledger.directory, attempt.id) as output:
         output.write("stderr", b"said\n")
     ledger.resolve(fork, how="pick")
     return fork
@@ -30,7 +30,7 @@ def test_a_forgotten_fork_leaves_nothing(ledger: Ledger) -> None:
     with pytest.raises(LedgerError):
         ledger.fork(gone)
     assert {p.name.partition(".")[0] for p in (ledger.directory / "output").iterdir()} == {kept}
-    assert read_output(ledger.directory, f"{kept}.1") == b"said\n"
+    assert read_log(ledger.directory, f"{kept}.1") == b"said\n"
     assert ledger.prune(keep=0) == [kept]
     fork_in(ledger)
     assert ledger.events()[0].seq > last, "a number that was told once is not told of anything else"
@@ -40,7 +40,7 @@ def test_a_dry_run_forgets_nothing(ledger: Ledger) -> None:
     fork = resolved(ledger)
     assert ledger.prune(keep=0, dry_run=True) == [fork]
     assert [f.id for f in ledger.forks()] == [fork]
-    assert read_output(ledger.directory, f"{fork}.1") == b"said\n"
+    assert read_log(ledger.directory, f"{fork}.1") == b"said\n"
 
 
 def test_what_is_not_over_stays(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from forkwise import LedgerError
 from forkwise.ledger.database import Database
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.sqlite import SqliteLedger
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from tests.ledger.conftest import Open
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
@@ -104,7 +104,7 @@ def test_forks_are_listed_newest_first(ledger: Ledger) -> None:
 def test_forks_are_listed_by_state(ledger: Ledger) -> None:
     ids = {}
     for state in ("running", "interrupted", "open", "resolved", "aborted") * 2:
-        fork = fork_in(ledger, owner=DEAD if state == "interrupted" else Owner.me())
+        fork = fork_in(ledger, owner=DEAD if state == "interrupted" else ProcessId.current())
         ids.setdefault(state, []).insert(0, fork.id)
         if state == "open":
             ledger.await_pick(fork.id)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from tests.ledger.conftest import IMPLEMENTATIONS
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
@@ -22,7 +22,9 @@ Deed = Callable[[Ledger, str, str, int], object]
 
 #: What can be done with a fork, an attempt and a number; much of it makes no sense most of the time.
 DEEDS: dict[str, Deed] = {
-    "begin": lambda ledger, fork, attempt, n: fork_in(ledger, owner=DEAD if n % 2 else Owner.me(), generation=n),
+    "begin": lambda ledger, fork, attempt, n: fork_in(
+        ledger, owner=DEAD if n % 2 else ProcessId.current(), generation=n
+    ),
     "begin inside": lambda ledger, fork, attempt, n: fork_in(ledger, parent=attempt, spec={"n": n}),
     "adopt": lambda ledger, fork, attempt, n: ledger.adopt_fork(fork),
     "add": lambda ledger, fork, attempt, n: attempt_in(ledger, fork, str(n), started=False, round=n % 2),

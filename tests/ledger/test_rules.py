@@ -8,10 +8,10 @@ import pytest
 
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 
-DEAD = Owner(1, 0, "another boot", "pid:[1]")
+DEAD = ProcessId(1, 0, "another boot", "pid:[1]")
 
 
 def test_a_fork_from_its_beginning_to_its_undo(ledger: Ledger) -> None:
@@ -22,7 +22,7 @@ def test_a_fork_from_its_beginning_to_its_undo(ledger: Ledger) -> None:
         {"commands": [["make"]], "when": None},
         "running",
     )
-    assert fork.owner == Owner.me()
+    assert fork.owner == ProcessId.current()
     attempt = ledger.add_attempt(
         fork.id, "0", index=3, label="make it", branch="/main/a", command=("make", "all"), round=2
     )
@@ -175,7 +175,7 @@ def test_a_winner_is_one_of_the_forks_own(ledger: Ledger) -> None:
 
 
 def test_an_open_fork_waits_for_a_pick(ledger: Ledger) -> None:
-    fork = fork_in(ledger, owner=Owner.me())
+    fork = fork_in(ledger, owner=ProcessId.current())
     attempt = attempt_in(ledger, fork.id)
     with pytest.raises(LedgerError, match=f"{attempt.id} not over"):
         ledger.await_pick(fork.id)
@@ -255,7 +255,7 @@ def test_an_interrupted_fork_is_adopted_by_one(ledger: Ledger) -> None:
     assert ledger.adopt_fork(fork.id) is True
     assert ledger.adopt_fork(fork.id) is False
     adopted = ledger.fork(fork.id)
-    assert (adopted.state, adopted.owner) == ("running", Owner.me())
+    assert (adopted.state, adopted.owner) == ("running", ProcessId.current())
     assert [a.state for a in ledger.attempts(fork.id)] == ["failed", "pending", "pending"]
     again = ledger.attempt(running.id)
     assert (again.started, again.files) == (None, None)

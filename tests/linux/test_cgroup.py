@@ -16,8 +16,8 @@ import pytest
 from forkwise.errors import NamespaceError
 from forkwise.linux import cgroup
 from forkwise.linux.cgroup import Cgroup, own_groups, sweep, version_of
-from forkwise.linux.process_id import Owner
-from forkwise.sandbox.limits import Enforcement, Limits, choose
+from forkwise.linux.process_id import ProcessId
+from forkwise.sandbox.limits import Enforcement, Limits, choose_enforcement
 from tests.need import need
 from tests.sandbox.child import burn, do, error_of, fork_until_refused, in_user_namespace, need_user_namespaces
 
@@ -47,7 +47,7 @@ def need_groups() -> None:
 def make(limits: Limits) -> Cgroup:
     """A group for limits that control groups must enforce."""
     need_groups()
-    return Cgroup.make(limits, choose(limits))
+    return Cgroup.make(limits, choose_enforcement(limits))
 
 
 def test_all_directories_of_a_sandbox_have_one_name() -> None:
@@ -65,7 +65,7 @@ def test_controllers_of_both_versions_go_together() -> None:
 
 
 def test_a_group_without_purpose_is_no_directory() -> None:
-    with Cgroup.make(Limits(wall=1), choose(Limits(wall=1))) as group:
+    with Cgroup.make(Limits(wall=1), choose_enforcement(Limits(wall=1))) as group:
         assert group.paths == ()
         assert (group.peak_memory(), group.cpu_seconds(), group.oom_kills()) == (None, None, 0)
         group.kill()
@@ -169,7 +169,7 @@ def multiply() -> None:
 @pytest.mark.parametrize("survivor", [hide, stop, multiply])
 def test_nothing_survives_the_removal(version: int, survivor: Callable[[], None]) -> None:
     need_groups()
-    chosen = choose(Limits(processes=30, cpu=10))
+    chosen = choose_enforcement(Limits(processes=30, cpu=10))
     if version == 2:
         need("" in own_groups() and cgroup._is_ours(own_groups()[""]), "no group of version 2 is ours")
         chosen = {"cpu": "cgroup v2", "processes": chosen["processes"]}
@@ -232,7 +232,7 @@ def test_groups_of_the_dead_are_swept_and_no_others() -> None:
     lifeline, held = os.pipe()
 
     def forget() -> None:
-        group = Cgroup.make(ALL, choose(ALL))
+        group = Cgroup.make(ALL, choose_enforcement(ALL))
         if os.fork() == 0:
             group.add(os.getpid())
             os.kill(os.getppid(), signal.SIGCONT)
@@ -264,7 +264,7 @@ def test_a_group_that_cannot_be_made_is_an_error_and_leaves_none(monkeypatch: py
 
     monkeypatch.setattr(cgroup, "_write", refuse)
     with pytest.raises(NamespaceError, match=r"Permission denied; .*Delegate=yes"):
-        Cgroup.make(ALL, choose(ALL))
+        Cgroup.make(ALL, choose_enforcement(ALL))
     assert made
     assert not os.path.exists(made[0])
 
@@ -287,7 +287,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_tree_that_was_given_to_us_is_used(tree: Path) -> None:
-    assert set(choose(Limits(memory=MB, processes=5, cpu=1)).values()) == {"cgroup v2"}
+    assert set(choose_enforcement(Limits(memory=MB, processes=5, cpu=1)).values()) == {"cgroup v2"}
 
 
 def test_a_tree_with_somebody_else_in_it_is_not(tree: Path) -> None:
@@ -305,10 +305,10 @@ def test_controllers_are_passed_on_after_the_processes_moved_down(tree: Path, mo
 
     monkeypatch.setattr(cgroup, "_write", write)
     limits = Limits(memory=64 * MB, processes=7)
-    with Cgroup.make(limits, choose(limits)) as group:
+    with Cgroup.make(limits, choose_enforcement(limits)) as group:
         (path,) = group.paths
         name = os.path.basename(path)
-        assert cgroup._owner(name) == Owner.me()
+        assert cgroup._owner(name) == ProcessId.current()
         assert written == [
             ("cgroup.subtree_control", "+memory +pids"),
             ("forkwise-supervisor/cgroup.procs", str(os.getppid())),

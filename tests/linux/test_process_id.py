@@ -8,31 +8,31 @@ from dataclasses import replace
 import pytest
 
 from forkwise.linux import process_id as owner
-from forkwise.linux.process_id import Owner, machine_id
+from forkwise.linux.process_id import ProcessId, machine_id
 
 
 def test_this_process_is_known_and_alive() -> None:
-    me = Owner.me()
-    assert Owner.load(me.dump()) == me == Owner.of(os.getpid())
+    me = ProcessId.current()
+    assert ProcessId.load(me.dump()) == me == ProcessId.of(os.getpid())
     assert me.alive
     assert not me.is_elsewhere
-    assert me.told == str(os.getpid())
+    assert me.label == str(os.getpid())
     assert not replace(me, start=me.start + 1).alive, "another had the number before"
 
 
 def test_a_reboot_ends_it_and_another_machine_does_not() -> None:
-    before = replace(Owner.me(), boot="another boot")
+    before = replace(ProcessId.current(), boot="another boot")
     assert (before.alive, before.is_elsewhere) == (False, False)
     there = replace(before, machine="another machine", host="far")
     assert (there.alive, there.is_elsewhere) == (True, True)
-    assert there.told == f"{os.getpid()} on far"
-    container = replace(Owner.me(), machine="another machine")
+    assert there.label == f"{os.getpid()} on far"
+    container = replace(ProcessId.current(), machine="another machine")
     assert not container.is_elsewhere, "the boot is the same: it is a container of this machine"
     assert not replace(container, start=0).alive
 
 
 def test_what_was_written_when_no_machine_was_told() -> None:
-    old = Owner.load(Owner.me().dump()[:4])
+    old = ProcessId.load(ProcessId.current().dump()[:4])
     assert old.alive
     assert not replace(old, boot="another boot").alive
 

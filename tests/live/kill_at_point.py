@@ -17,8 +17,8 @@ from typing import Any
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, MergeStrategy, Workspace, open_ledger
 from forkwise.files.store import trash
-from forkwise.files.undo import go_back
-from forkwise.fork.control import clear
+from forkwise.files.undo import rewind_to
+from forkwise.fork.control import clean_up
 from forkwise.ledger.ledger import Ledger
 from forkwise.live.backends.local import LocalBackend
 from tests.explore.kill_at_random import apart, content, done, mounts
@@ -79,7 +79,7 @@ async def rewinding(project: Path, where: type, name: str, after: bool) -> None:
     for number in range(4):
         backend.write("both.txt", str(number))
     cut(where, name, after=after, times=2)
-    go_back(Workspace(project, durable=False), 1)
+    rewind_to(Workspace(project, durable=False), 1)
 
 
 #: What is done, and before or after what in it the process is killed.
@@ -110,8 +110,8 @@ def go_on(project: Path) -> None:
     except ForkNotFoundError:
         told["said"] = "nothing to go on with"
     told["content"] = content(project)
-    clear(workspace)
-    trash.wait()
+    clean_up(workspace)
+    trash.wait_until_empty()
     told["branches"] = [branch.branch_path for branch in workspace.branches()]
     told["hidden"] = [n for n in os.listdir(workspace.state / "branches") if n.startswith(".aside")]
     told["mounts"] = mounts(workspace.state)

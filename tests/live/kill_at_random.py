@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, Workspace, open_ledger
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.files.store import trash
-from forkwise.fork.control import clear
+from forkwise.fork.control import clean_up
 from tests.explore.kill_at_random import MARK, apart, content, done, marked, mounts
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Brain
@@ -50,7 +50,7 @@ def completed(project: Path) -> dict[str, Any]:
         told: dict[str, Any] = {"id": fork.id, "state": fork.state, "said": {}, "requests": {}}
         known = {record.id for record in ledger.conversations.all()}
         if fork.spec["conversation"] in known:
-            talk = Saved.load(ledger.conversations, fork.spec["conversation"]).conversation
+            talk = StoredConversation.load(ledger.conversations, fork.spec["conversation"]).conversation
             for number, label in enumerate(LABELS):
                 if f"branch-{number}" in talk.labels:
                     told["said"][label] = [str(m.parts) for m in talk.path(talk.labels[f"branch-{number}"])]
@@ -88,8 +88,8 @@ def recover(project: Path, state: Path) -> None:
         last.write_text(before["id"])
         told |= asyncio.run(go_on(project))
     workspace = Workspace(project, durable=False)
-    clear(workspace)
-    trash.wait()
+    clean_up(workspace)
+    trash.wait_until_empty()
     told["branches"] = [branch.branch_path for branch in workspace.branches()]
     told["mounts"] = mounts(state)
     told["content"] = content(project)

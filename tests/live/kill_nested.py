@@ -22,9 +22,9 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import UserPromptPart
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, LiveForkCapability, Workspace, open_ledger
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.files.store import trash
-from forkwise.fork.control import clear
+from forkwise.fork.control import clean_up
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
 from tests.explore.kill_at_random import apart, content, done, mounts
@@ -95,7 +95,7 @@ def talk_of(ledger: Ledger, fork: ForkRecord) -> dict[str, list[str]]:
     """What was said in each branch of a fork, by its label."""
     if fork.spec["conversation"] not in {record.id for record in ledger.conversations.all()}:
         return {}
-    talk = Saved.load(ledger.conversations, fork.spec["conversation"]).conversation
+    talk = StoredConversation.load(ledger.conversations, fork.spec["conversation"]).conversation
     labels = [spec["label"] for spec in fork.spec["specs"]]
     paths = {label: talk.labels.get(f"branch-{number}") for number, label in enumerate(labels)}
     return {label: [str(m.parts) for m in talk.path(node)] for label, node in paths.items() if node is not None}
@@ -144,8 +144,8 @@ def recover(project: Path, state: Path) -> None:
         ]
         told["dropped"] = [name for name in after if stands[name] == "aborted" and before.get(name)]
     workspace = Workspace(project, durable=False)
-    clear(workspace)
-    trash.wait()
+    clean_up(workspace)
+    trash.wait_until_empty()
     told["branches"] = [branch.branch_path for branch in workspace.branches()]
     told["mounts"] = mounts(state)
     told["content"] = content(project)

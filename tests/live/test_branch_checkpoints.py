@@ -22,7 +22,7 @@ from forkwise import (
     rewind,
 )
 from forkwise.conversation.conversation import Conversation
-from forkwise.files.shelf import drop_copy, go_back_to, keep_copy
+from forkwise.files.shelf import drop_copy, restore_copy, save_copy
 from forkwise.live.backends.branch_overlay import FilesOverlay, MemoryOverlay
 from forkwise.live.backends.local import LocalBackend, ReadOnlyBackend
 from forkwise.live.checkpoints import Checkpoint, FileCheckpointStore, mark_files, restore_files
@@ -206,15 +206,15 @@ class TestCopies:
         made = branch.run(["sh", "-c", CHANGES])
         assert made.returncode == 0
         then, delta = seen(branch.path), branch.delta()
-        name = keep_copy(branch)
+        name = save_copy(branch)
         assert branch.run(["sh", "-c", "rm -r dir; echo y > kept/in; echo z > hard; echo a > a.txt"]).returncode == 0
-        other, again = seen(branch.path), keep_copy(branch)
+        other, again = seen(branch.path), save_copy(branch)
         for _ in range(2):
-            go_back_to(branch, name)
+            restore_copy(branch, name)
             assert (seen(branch.path), branch.delta()) == (then, delta)
-            go_back_to(branch, again)
+            restore_copy(branch, again)
             assert seen(branch.path) == other
-        go_back_to(branch, name)
+        restore_copy(branch, name)
         (branch.path / "after").write_text("writable")
         branch.commit()
         assert seen(workspace.path) == then | {"after": seen(workspace.path)["after"]}
@@ -224,38 +224,38 @@ class TestCopies:
         (branch.path / "large").write_bytes(os.urandom(1 << 16))
         os.utime(branch.path / "large", (1, 1))
         (branch.path / "small").write_text("1")
-        one = keep_copy(branch)
+        one = save_copy(branch)
         (branch.path / "small").write_text("2")
-        names = [one, keep_copy(branch)]
+        names = [one, save_copy(branch)]
         # What was changed just now is copied once more, in case it is changed again within a tick of the clock.
         while not _is_shared(branch.home, names[-1], names[-2], "large"):
-            names.append(keep_copy(branch))
+            names.append(save_copy(branch))
         assert not _is_shared(branch.home, one, names[-1], "small")
-        go_back_to(branch, one)
+        restore_copy(branch, one)
         assert (branch.path / "small").read_text() == "1"
         (branch.path / "large").write_bytes(b"changed")  # which no copy is told of
         drop_copy(branch, names[-2])
-        go_back_to(branch, names[-1])
+        restore_copy(branch, names[-1])
         assert (branch.path / "large").stat().st_size == 1 << 16
         assert (branch.path / "small").read_text() == "2"
         branch.abort()
 
     def test_refuse_what_would_pull_the_ground_away(self, workspace: Workspace) -> None:
         branch = workspace.branch("b", None, None)
-        name = keep_copy(branch)
+        name = save_copy(branch)
         inner = branch.branch("inner", None, None)
         with pytest.raises(BranchError, match="branches of its own"):
-            go_back_to(branch, name)
+            restore_copy(branch, name)
         inner.abort()
         with pytest.raises(BranchError, match="no copy"):
-            go_back_to(branch, "none")
+            restore_copy(branch, "none")
         branch.abort()
 
     def test_are_not_kept_of_whole_trees(self, workspace: Workspace) -> None:
         whole = Workspace(workspace.path, view="copy", durable=False)
         branch = whole.branch("b", None, None)
         with pytest.raises(BranchError, match="whole tree"):
-            keep_copy(branch)
+            save_copy(branch)
         overlay = FilesOverlay(LocalBackend(workspace), branch=branch)
         assert mark_files(overlay) is None
         branch.abort()

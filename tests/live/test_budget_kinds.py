@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from forkwise import BranchSpec, Budget, ForkCoordinator, Workspace
-from forkwise.live.budget import Purse
+from forkwise.live.budget import BudgetTracker
 from tests.live.worker import BEFORE, Priced, all_over, last_prompts, last_results, worker
 from tests.modules.brain import Asked, call
 
@@ -145,8 +145,8 @@ async def test_the_limits_of_the_run_around_stay_where_they_are_lower(workspace:
 
 
 def test_what_is_left_is_there_once_for_all_that_run() -> None:
-    fork = Purse(shares=True)
-    done, one, two = (Purse(Budget(usd=2.0, tokens=100, requests=5), above=fork) for _ in range(3))
+    fork = BudgetTracker(shares=True)
+    done, one, two = (BudgetTracker(Budget(usd=2.0, tokens=100, requests=5), above=fork) for _ in range(3))
     with done.closing():
         done.usage.requests = 1
     assert (one.cap.requests, two.cap.requests, one.cap.tokens) == (9, 9, 200)

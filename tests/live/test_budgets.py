@@ -14,7 +14,7 @@ from pydantic_ai.usage import RequestUsage, RunUsage
 
 from forkwise import BranchSpec, Budget, BudgetExceededError, ForkCoordinator, Workspace
 from forkwise.conversation.conversation import Conversation
-from forkwise.live.budget import Purse, RequestEstimate, Spent, estimate_request
+from forkwise.live.budget import BudgetTracker, RequestEstimate, Usage, estimate_request
 from tests.live.worker import BEFORE, Priced, all_over, last_prompts, worker
 from tests.modules.brain import Asked, Brain, call
 
@@ -195,7 +195,7 @@ async def test_what_is_spent_inside_a_branch_is_spent_by_it(workspace: Workspace
 
 
 async def test_a_purse_waits_until_what_is_under_way_is_settled() -> None:
-    purse = Purse(Budget(usd=1.0))
+    purse = BudgetTracker(Budget(usd=1.0))
     big = RequestEstimate(usd=0.9)
     await purse.admit(big)
     second = asyncio.create_task(purse.admit(RequestEstimate(usd=0.8)))
@@ -207,8 +207,8 @@ async def test_a_purse_waits_until_what_is_under_way_is_settled() -> None:
 
 
 async def test_an_empty_purse_lets_nothing_through_and_wakes_who_waits() -> None:
-    fork = Purse(Budget(requests=2), "aggregate_budget_exhausted")
-    branch = Purse(above=fork)
+    fork = BudgetTracker(Budget(requests=2), "aggregate_budget_exhausted")
+    branch = BudgetTracker(above=fork)
     one = RequestEstimate()
     await branch.admit(one)
     await branch.admit(one)
@@ -219,14 +219,14 @@ async def test_an_empty_purse_lets_nothing_through_and_wakes_who_waits() -> None
     with pytest.raises(BudgetExceededError) as caught:
         await third
     assert caught.value.state == "aggregate_budget_exhausted"
-    assert fork.spent == Spent(None, 0, 2)
+    assert fork.spent == Usage(None, 0, 2)
 
 
 def test_a_sum_of_unknown_prices_is_unknown() -> None:
-    purse = Purse()
+    purse = BudgetTracker()
     purse.usage = RunUsage(input_tokens=3, requests=1)
-    assert purse.spent == Spent(None, 3, 1)
-    assert purse.spent + Spent(0.5, 1, 1) == Spent(0.5, 4, 2)
+    assert purse.spent == Usage(None, 3, 1)
+    assert purse.spent + Usage(0.5, 1, 1) == Usage(0.5, 4, 2)
 
 
 def test_an_estimate_is_above_what_comes_and_counts_only_what_is_new() -> None:

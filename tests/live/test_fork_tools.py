@@ -19,7 +19,7 @@ from forkwise import (
     create_fork_toolset,
 )
 from forkwise.live import fork_tools
-from forkwise.live.fork_tools import NOT_ENABLED_MESSAGE, in_charge
+from forkwise.live.fork_tools import NOT_ENABLED_MESSAGE, register_coordinator
 from tests.live.worker import BEFORE, all_over, driver, last_prompts, last_results, worker
 from tests.modules.brain import Asked, Brain, call
 
@@ -31,7 +31,7 @@ TWO = [BranchSpec("a", "write x.txt 1"), BranchSpec("b", "write x.txt 2")]
 def context(coordinator: ForkCoordinator | None, run: str = "test-run") -> RunContext[Any]:
     ctx: RunContext[Any] = RunContext(deps=None, model=TestModel(), usage=RunUsage(), run_id=run)
     if coordinator is not None:
-        in_charge(run, coordinator)
+        register_coordinator(run, coordinator)
     return ctx
 
 

@@ -25,7 +25,7 @@ from forkwise import (
     compute_confidence,
 )
 from forkwise.live.judging.confidence import MERGE_SIGNALS, Evidence, Signal, measure_signals, merge_confidence
-from forkwise.live.judging.judge import MAX_JUDGE_PROMPT_CHARS, build_judge_prompt, heard
+from forkwise.live.judging.judge import MAX_JUDGE_PROMPT_CHARS, ask_judge, build_judge_prompt
 from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, vote
 from forkwise.testing import TestFailure
 from tests.live.fork_scene import outcome, report_of
@@ -56,7 +56,7 @@ class Unsound:
 async def test_a_confidence_that_is_none(confidence: float, workspace: Workspace) -> None:
     with pytest.raises(ValidationError):
         JudgeVerdict(winner_branch_id="a", confidence=confidence, reasoning="")
-    verdict, _ = await heard(Unsound("a", confidence), "goal", REPORT, OUTCOMES)
+    verdict, _ = await ask_judge(Unsound("a", confidence), "goal", REPORT, OUTCOMES)
     assert (verdict.winner_branch_id, verdict.confidence) == ("a", 0.0)
     assert "not from 0 to 1" in verdict.caveats[0]
     coordinator = ForkCoordinator(

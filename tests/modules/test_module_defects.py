@@ -15,7 +15,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ThinkingPart, ToolCallPart
 
 from forkwise import Module, ModuleError, ParseError, Service, pydantic_to_xml, tool, xml_to_pydantic
-from forkwise.modules.request import Arriving
+from forkwise.modules.request import PartialJson
 from tests.modules.brain import Asked, Brain, call, finish
 
 
@@ -430,7 +430,7 @@ def test_defect_13_what_arrives_is_read_once() -> None:
 
     def seconds(length: int) -> float:
         document = json.dumps({"text": 'x"\\' * (length // 3), "number": 1})
-        arriving = Arriving(Long)
+        arriving = PartialJson(Long)
         begun = time.process_time()
         for at in range(0, len(document), 4):
             arriving.feed(document[at : at + 4])

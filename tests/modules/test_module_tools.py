@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from forkwise import ModuleError, Partial, Template
-from forkwise.modules.request import Arriving
+from forkwise.modules.request import PartialJson
 from forkwise.modules.tools import Tool, finish_definition, tool_schema
 
 
@@ -188,7 +188,7 @@ documents = st.builds(
 @given(documents, st.integers(1, 9))
 def test_fields_appear_once_they_are_complete(report: Report, piece: int) -> None:
     text = report.model_dump_json(by_alias=True)
-    arriving = Arriving(Report)
+    arriving = PartialJson(Report)
     seen: list[dict[str, Any]] = []
     for at in range(0, len(text), piece):
         partial = arriving.feed(text[at : at + piece]).model_dump()
@@ -200,6 +200,6 @@ def test_fields_appear_once_they_are_complete(report: Report, piece: int) -> Non
 
 
 def test_what_does_not_fit_is_left_out() -> None:
-    arriving = Arriving(Report)
+    arriving = PartialJson(Report)
     partial = arriving.feed('{"Title": 3, "score": 1.5, "points": {broken}, "extra": {}}')
     assert partial.model_dump() == {"title": None, "points": None, "score": 1.5, "extra": {}}

@@ -92,7 +92,7 @@ class Count:
         self.server = server
 
     def take(self) -> dict[str, Any]:
-        trash.wait()  # of the files floor, which has descriptors open meanwhile
+        trash.wait_until_empty()  # of the files floor, which has descriptors open meanwhile
         groups = sorted(
             f"{base}/{name}"
             for base in cgroup.own_groups().values()

@@ -15,7 +15,7 @@ from forkwise.errors import NamespaceError
 from forkwise.linux import cgroup
 from forkwise.linux.cgroup import Controller, version_of
 from forkwise.sandbox.jail import apply_rlimits
-from forkwise.sandbox.limits import Limits, choose
+from forkwise.sandbox.limits import Limits, choose_enforcement
 from tests.need import need
 from tests.sandbox.child import (
     as_nobody,
@@ -37,13 +37,13 @@ def test_limits_are_above_zero() -> None:
         with pytest.raises(ValueError, match="cpu"):
             Limits(cpu=wrong)
     assert Limits().asked() == []
-    assert choose(Limits()) == {}
+    assert choose_enforcement(Limits()) == {}
 
 
 def test_each_limit_says_what_enforces_it() -> None:
     for controller in CONTROLLERS.values():
         need(version_of(controller) is not None, cgroup.why_not(controller))
-    chosen = choose(ALL)
+    chosen = choose_enforcement(ALL)
     assert (chosen["wall"], chosen["disk"], chosen["file_size"]) == ("supervisor", "supervisor", "rlimit")
     for name, controller in CONTROLLERS.items():
         assert chosen[name] == f"cgroup v{version_of(controller)}"
@@ -58,7 +58,7 @@ def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_groups")
 def test_without_groups_rlimits_enforce_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    chosen = choose(ALL)
+    chosen = choose_enforcement(ALL)
     assert {chosen[name] for name in ("memory", "processes", "cpu", "file_size")} == {"rlimit"}
 
 
@@ -77,8 +77,10 @@ def test_a_limit_that_nothing_enforces_is_an_error_unless_best_effort(
     monkeypatch.setattr(os, "getuid", lambda: uid)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "x86_64")))
     with pytest.raises(NamespaceError, match=f"processes=10 .*{reason}"):
-        choose(Limits(processes=10), user_namespace=user_namespace)
-    assert choose(Limits(processes=10, best_effort=True), user_namespace=user_namespace) == {"processes": None}
+        choose_enforcement(Limits(processes=10), user_namespace=user_namespace)
+    assert choose_enforcement(Limits(processes=10, best_effort=True), user_namespace=user_namespace) == {
+        "processes": None
+    }
 
 
 # rlimits, as a user without privileges
@@ -90,7 +92,7 @@ def unprivileged(limits: Limits, work: Callable[[], object]) -> Callable[[], obj
 
     def attempt() -> object:
         as_nobody()
-        chosen = choose(limits)
+        chosen = choose_enforcement(limits)
         assert set(chosen.values()) == {"rlimit"}, chosen
         in_user_namespace()
         apply_rlimits(asdict(limits), chosen)
@@ -165,7 +167,7 @@ def test_without_a_namespace_the_limit_is_refused_to_a_user_without_groups() -> 
     def attempt() -> str:
         as_nobody()
         with pytest.raises(NamespaceError) as caught:
-            choose(Limits(processes=10), user_namespace=False)
+            choose_enforcement(Limits(processes=10), user_namespace=False)
         return str(caught.value)
 
     assert "processes=10" in do(attempt).answer

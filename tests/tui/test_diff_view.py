@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.app import App
 
-from forkwise.files.selection import Choice, Lineup
+from forkwise.files.selection import AlignedPath, Choice
 from forkwise.text.diff import Side
 from forkwise.text.merge3 import align
 from forkwise.tui.diff_view import NwayScreen, NwayView, accept, changed, counted, is_accepted, lay_out, places, reject
@@ -18,17 +18,17 @@ MODE = 0o100644
 BASE = b"".join(b"%d\n" % n for n in range(1, 13))
 ONE = BASE.replace(b"1\n", b"one\n", 1).replace(b"12\n", b"twelve\n")
 TWO = BASE.replace(b"1\n", b"eins\n", 1).replace(b"6\n", b"six\nand a half\n")
-TEXT = Lineup(
+TEXT = AlignedPath(
     "a.txt",
     Side(MODE, BASE),
     {"k3f9ab.1": Side(MODE, ONE), "k3f9ab.2": Side(MODE, TWO)},
     align(BASE, {"k3f9ab.1": ONE, "k3f9ab.2": TWO}),
 )
-WHOLE = Lineup("b.bin", Side(MODE, b"\0\1"), {"k3f9ab.1": None, "k3f9ab.2": Side(0o120777, b"a.txt")}, None)
+WHOLE = AlignedPath("b.bin", Side(MODE, b"\0\1"), {"k3f9ab.1": None, "k3f9ab.2": Side(0o120777, b"a.txt")}, None)
 NAMES = ("k3f9ab.1", "k3f9ab.2")
 
 
-def rows(lineup: Lineup) -> list[list[str]]:
+def rows(lineup: AlignedPath) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in lay_out(lineup, NAMES)]
 
 
@@ -53,7 +53,7 @@ def test_versions_are_lined_up_and_what_all_share_is_cut_short() -> None:
 def test_a_long_stretch_that_all_share_is_left_out() -> None:
     base = b"".join(b"%d\n" % n for n in range(1, 101))
     changes = {"k3f9ab.1": base.replace(b"1\n", b"one\n", 1).replace(b"100\n", b"hundred\n")}
-    lineup = Lineup("a", Side(MODE, base), {"k3f9ab.1": Side(MODE, changes["k3f9ab.1"])}, align(base, changes))
+    lineup = AlignedPath("a", Side(MODE, base), {"k3f9ab.1": Side(MODE, changes["k3f9ab.1"])}, align(base, changes))
     assert [row.cells[0].text for row in lay_out(lineup, NAMES)] == [
         "@@ 1",
         "1",
@@ -127,7 +127,7 @@ def test_how_much_was_chosen(choice: Mapping[str, Choice], told: str) -> None:
 
 
 class _App(App[None]):
-    def __init__(self, *lineups: Lineup) -> None:
+    def __init__(self, *lineups: AlignedPath) -> None:
         super().__init__()
         self.lineups = lineups
         self.chosen: Any = "not yet"
@@ -195,7 +195,7 @@ def test_what_is_seen_and_clicked() -> None:
 def test_columns_that_do_not_fit_are_scrolled_to() -> None:
     versions = {f"k3f9ab.{n}": Side(MODE, b"version %d\n" % n) for n in range(1, 13)}
     texts = {name: side.content or b"" for name, side in versions.items()}
-    app = _App(Lineup("a.txt", Side(MODE, b"base\n"), versions, align(b"base\n", texts)))
+    app = _App(AlignedPath("a.txt", Side(MODE, b"base\n"), versions, align(b"base\n", texts)))
 
     async def script(scene: Scene) -> None:
         await scene.comes_to(NwayScreen)

@@ -8,10 +8,10 @@ from typing import cast
 from forkwise.conversation.conversation import Conversation
 from forkwise.display.board import Row
 from forkwise.files.branch import Branch
-from forkwise.files.selection import Choice, Lineup
+from forkwise.files.selection import AlignedPath, Choice
 from forkwise.fork.combine import Prepared
 from forkwise.ledger.records import AttemptRecord, AttemptState, ForkRecord
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from forkwise.testing.report import TestReport
 from forkwise.text.diff import FileDiff, Side, unified
 from forkwise.text.merge3 import align
@@ -84,7 +84,7 @@ class ScriptedFork(Watched):
 
     def look(self) -> Look:
         """Always the same."""
-        owner = Owner.me()
+        owner = ProcessId.current()
         fork = ForkRecord(
             id=_FORK, kind="best-of", workspace="/project", spec={}, owner=owner, started=_BEGAN, stored="running"
         )
@@ -99,15 +99,15 @@ class ScriptedFork(Watched):
         """What it changed."""
         return _difference(_VERSIONS[attempt].encode())
 
-    def line_up(self, attempts: Sequence[str]) -> list[Lineup]:
+    def line_up(self, attempts: Sequence[str]) -> list[AlignedPath]:
         """A file that two attempts changed, and one that one of them added."""
         base = Side(_MODE, PARENT.encode())
         texts = {name: text.encode() for name, text in _VERSIONS.items()}
         versions = {name: Side(_MODE, text) for name, text in texts.items()}
         added = {f"{_FORK}.2": Side(_MODE, b"sortedcontainers\n")}
         return [
-            Lineup("requirements.txt", None, added, None),
-            Lineup(_PATH, base, versions, align(PARENT.encode(), texts)),
+            AlignedPath("requirements.txt", None, added, None),
+            AlignedPath(_PATH, base, versions, align(PARENT.encode(), texts)),
         ]
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkwise.chat.events import Listener
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
@@ -28,7 +28,7 @@ async def open_session(
     listener: Listener | None = None,
 ) -> Session:
     """`Session.open`, with all that it imports loaded while the event loop goes on."""
-    await in_thread(import_module, "forkwise.chat.session")
+    await run_in_thread(import_module, "forkwise.chat.session")
     from forkwise.chat.session import Session
 
     return await Session.open(

@@ -39,14 +39,14 @@ __all__ = [
     "TurnBegan",
     "TurnEnded",
     "as_json",
-    "told",
+    "error_text",
 ]
 
 
 _LONGEST = 2000
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What went wrong.
 
     >>> told(ValueError("no such thing"))
@@ -331,7 +331,7 @@ class Feed:
         self._listeners: list[Listener] = []
         self._held: list[Event] | None = None
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Have somebody told of all that happens from now on; gives what ends that."""
         self._listeners.append(listener)
 
@@ -346,7 +346,7 @@ class Feed:
         self._listeners.clear()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def buffered(self) -> Iterator[None]:
         """Keep what is told until the block is over, or has told what comes first."""
         self._held = []
         try:
@@ -361,9 +361,9 @@ class Feed:
     def _let_out(self, *first: Event) -> None:
         held, self._held = self._held or [], None
         for event in (*first, *held):
-            self.tell(event)
+            self.publish(event)
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Tell everybody."""
         if self._held is not None:
             self._held.append(event)

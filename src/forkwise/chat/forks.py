@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forkwise.chat.events import BranchChanged, ForkAdopted, ForkLeft, ForkOpened, ForkResolved, Notice, TurnBegan
-from forkwise.chat.services import Desk
+from forkwise.chat.services import ChatServices
 from forkwise.chat.settings import ForkForm
 from forkwise.chat.storage import FORK, OVER
 from forkwise.conversation.node import Node
@@ -45,7 +45,7 @@ class Forks:
     """The fork that is open, if one is: ``coordinator`` is then what runs it, ``by`` who made it. ``decided`` ran the
     last one, whose other branches may be there still, for somebody who decides otherwise."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ChatServices) -> None:
         self._desk = desk
         self._known: ForkCoordinator | None = None
         self.decided: ForkCoordinator | None = None
@@ -122,7 +122,7 @@ class Forks:
             BranchSpec(row.label, row.steer, row.model, row.budget_usd, row.instructions or None) for row in form.rows
         ]
         history = desk.kept.conversation.path(here)
-        with desk.feed.held():  # a branch may speak before all of them are there
+        with desk.feed.buffered():  # a branch may speak before all of them are there
             handle = await coordinator.fork(
                 specs, parent_history=history, strategy=strategy, aggregate_budget_usd=form.budget_usd
             )
@@ -143,7 +143,7 @@ class Forks:
         if coordinator is None or coordinator.is_resolved or coordinator is self.coordinator:
             return
         self._begin(coordinator, at, "agent")
-        self._desk.feed.tell(ForkOpened(coordinator.fork_id or "", self.labels, "agent"))
+        self._desk.feed.publish(ForkOpened(coordinator.fork_id or "", self.labels, "agent"))
         self._follow_all()
 
     def agent_decided(self) -> str | None:
@@ -158,13 +158,13 @@ class Forks:
             self.over(known.fork_id or "", "abort", "agent")
             return None
         labels = {name: runtime.spec.label for name, runtime in known.branches.items()}
-        self._desk.feed.tell(resolved(result, labels, "combine" if result.combined_branches else "pick", "agent"))
+        self._desk.feed.publish(resolved(result, labels, "combine" if result.combined_branches else "pick", "agent"))
         return result.fork_id
 
     def turn_ended(self) -> None:
         """A turn of the agent is over: a fork that it left open is to be decided here."""
         if self.is_open and self.by == "agent":
-            self._desk.feed.tell(ForkAdopted(self.current.fork_id or "", self.labels, "agent"))
+            self._desk.feed.publish(ForkAdopted(self.current.fork_id or "", self.labels, "agent"))
         elif self._known is not None and self.by == "agent":
             self.agent_decided()
 
@@ -173,7 +173,7 @@ class Forks:
         desk = self._desk
         coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
         coordinator.model, coordinator.usage_limits = desk.model, desk.limits
-        with desk.feed.held():
+        with desk.feed.buffered():
             await coordinator.resume(fork)
             if coordinator.merge_result is not None:
                 self._known = None
@@ -204,7 +204,7 @@ class Forks:
         self.graft(runtime)
         self._desk.kept.save()
         self._tell(runtime)
-        self._desk.feed.tell(self._desk.costs.now())
+        self._desk.feed.publish(self._desk.costs.now())
         left = "\n".join(runtime.steering)
         if left and runtime.status.state == "done" and self.is_open:
             runtime.steering.clear()  # it was told too late: it is told now
@@ -215,7 +215,7 @@ class Forks:
         stands = BranchChanged(fork, label, runtime.id, status.state, status.current_turn, status.error)
         if self._told.get(runtime.id) != stands:
             self._told[runtime.id] = stands
-            self._desk.feed.tell(stands)
+            self._desk.feed.publish(stands)
 
     async def followed(self) -> None:
         """Wait until all that is over was told."""
@@ -243,13 +243,13 @@ class Forks:
         runtime = self.find(label)
         if runtime.is_running:
             self.current.steer_branch(runtime.id, message)
-            self._desk.feed.tell(Notice(f"told {runtime.spec.label}: it hears that with its next request"))
+            self._desk.feed.publish(Notice(f"told {runtime.spec.label}: it hears that with its next request"))
             return
         await self._go_on(runtime, message)
 
     async def _go_on(self, runtime: BranchRuntime, message: str) -> None:
         await self.current.run_on_branch(runtime.id, message)
-        self._desk.feed.tell(TurnBegan(message, runtime.spec.label))
+        self._desk.feed.publish(TurnBegan(message, runtime.spec.label))
         self.follow(runtime)
 
     def addressed(self, text: str) -> tuple[str, str]:
@@ -282,7 +282,7 @@ class Forks:
         kept = self._desk.kept
         kept.mark(OVER, fork, kept.marked(FORK, fork) or kept.here)
         kept.save()
-        self._desk.feed.tell(ForkResolved(fork, how, by=by))
+        self._desk.feed.publish(ForkResolved(fork, how, by=by))
 
     async def leave(self) -> None:
         """Keep the open fork for the next chat, and let nothing of it run."""
@@ -296,7 +296,7 @@ class Forks:
         with suppress(ValueError):
             await asyncio.wait(list(self._following.values()))
         if handle is not None:
-            self._desk.feed.tell(ForkLeft(handle.fork_id, labels))
+            self._desk.feed.publish(ForkLeft(handle.fork_id, labels))
 
     def forget(self) -> None:
         """The fork is decided."""

@@ -43,7 +43,7 @@ from forkwise.live.values import PendingApprovalRequest
 
 __all__ = [
     "Approvals",
-    "Showing",
+    "ChatHooks",
     "branch_name",
 ]
 
@@ -143,14 +143,14 @@ class Approvals:
             branch.pending_approval = request
         answer: bool | None = None
         try:
-            self._feed.tell(asked)
+            self._feed.publish(asked)
             answer = await request.response.get()
             return answer
         finally:
             if branch is not None:
                 branch.pending_approval = None
             del self._open[asked.id]
-            self._feed.tell(ApprovalAnswered(asked.id, answer))
+            self._feed.publish(ApprovalAnswered(asked.id, answer))
 
 
 def branch_name(branch: BranchRuntime | None) -> str | None:
@@ -165,7 +165,7 @@ _LONGEST = 20_000  # characters of a result that are shown
 
 
 @dataclass
-class Showing(AbstractCapability[Any]):
+class ChatHooks(AbstractCapability[Any]):
     """Tells a feed. ``open_model`` is how models are had by name; ``returned`` hears of tools of the conversation
     itself, by name, once they have given their result."""
 
@@ -202,17 +202,17 @@ class Showing(AbstractCapability[Any]):
         match event:
             case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
                 if text:
-                    self.feed.tell(TextDelta(text) if branch is None else BranchText(branch, text))
+                    self.feed.publish(TextDelta(text) if branch is None else BranchText(branch, text))
             case (
                 PartStartEvent(part=ThinkingPart(content=text))
                 | PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text)))
             ):
                 if text:
-                    self.feed.tell(ThoughtDelta(text, branch))
+                    self.feed.publish(ThoughtDelta(text, branch))
             case FunctionToolCallEvent(part=call):
-                self.feed.tell(ToolCalled(call.tool_call_id, call.tool_name, call.args_as_json_str(), branch))
+                self.feed.publish(ToolCalled(call.tool_call_id, call.tool_name, call.args_as_json_str(), branch))
             case FunctionToolResultEvent(part=part):
-                self.feed.tell(_returned(part, branch))
+                self.feed.publish(_returned(part, branch))
                 if branch is None:
                     self.returned(part.tool_name or "")
 

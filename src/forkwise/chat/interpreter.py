@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import forkwise
-from forkwise.chat import render as telling
-from forkwise.chat.events import Copied, Failed, Notice, Shown, told
+from forkwise.chat import render
+from forkwise.chat.events import Copied, Failed, Notice, Shown, error_text
 from forkwise.chat.settings import Settings, form_of
 from forkwise.chat.slash_commands import Line, UsageError, help_text, parse
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.conversation.talk import WAYS
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Interpreter:
             async with self._alone:
                 await self._do(line)
         except Exception as error:  # noqa: BLE001 - whatever went wrong is told, and the chat goes on
-            self._tell(Failed(told(error)))
+            self._tell(Failed(error_text(error)))
 
     def _goes_beside(self, line: Line, when: When) -> bool:
         """Whether a line is done while something else is."""
@@ -180,7 +180,7 @@ class Interpreter:
         await doing(line)
 
     def _tell(self, event: Copied | Failed | Notice | Shown) -> None:
-        self._session.desk.feed.tell(event)
+        self._session.desk.feed.publish(event)
 
     # Forks
 
@@ -192,14 +192,14 @@ class Interpreter:
     async def _do_fork_diff(self, line: Line) -> None:
         session = self._session
         if not line.rest:
-            report = await in_thread(session.choices.diff)
-            self._tell(Shown("files that branches changed", telling.touched(report)))
+            report = await run_in_thread(session.choices.diff)
+            self._tell(Shown("files that branches changed", render.touched(report)))
             return
         if await session.choices.open_diff(line.rest):
             self._tell(Notice(f"opened {line.rest} in a diff tool"))
             return
-        report = await in_thread(session.choices.diff, [line.rest])
-        self._tell(Shown(line.rest, telling.differences(report)))
+        report = await run_in_thread(session.choices.diff, [line.rest])
+        self._tell(Shown(line.rest, render.differences(report)))
 
     async def _do_fork_branches(self, line: Line) -> None:
         self._session.change(*count_change(self._session.settings, line.words))
@@ -211,14 +211,14 @@ class Interpreter:
         self._session.change(*model_change(self._session.settings, line.words))
 
     async def _do_branches(self, line: Line) -> None:
-        self._tell(Shown("branches", telling.branches(self._session.branches())))
+        self._tell(Shown("branches", render.branches(self._session.branches())))
 
     async def _do_merge(self, line: Line) -> None:
         session = self._session
         if session.fork is None:
             raise RuntimeError("no fork is open: /fork makes one")
         if not line.rest:
-            self._tell(Shown("branches", telling.branches(session.branches())))
+            self._tell(Shown("branches", render.branches(session.branches())))
             self._tell(Notice("/merge LABEL keeps one, /merge combine:A,B several, /merge auto what a judge says"))
         elif line.rest == "judge":
             await session.judge()
@@ -245,7 +245,7 @@ class Interpreter:
         if not chosen:
             raise ValueError(f"no branch that is over changed {line.rest or 'anything'}")
         labels = {view.id: view.label for view in self._session.branches()}
-        self._tell(Shown(line.rest or "all files", telling.lined_up(chosen, labels)))
+        self._tell(Shown(line.rest or "all files", render.lined_up(chosen, labels)))
 
     # Places
 
@@ -253,10 +253,10 @@ class Interpreter:
         if line.rest:
             await self._session.load(line.rest)
         else:
-            self._tell(Shown("checkpoints", telling.checkpoints(await self._session.checkpoints())))
+            self._tell(Shown("checkpoints", render.checkpoints(await self._session.checkpoints())))
 
     async def _do_tree(self, line: Line) -> None:
-        self._tell(Shown("conversation", telling.tree(self._session.conversation)))
+        self._tell(Shown("conversation", render.tree(self._session.conversation)))
 
     async def _do_go(self, line: Line) -> None:
         if not line.rest:
@@ -283,14 +283,14 @@ class Interpreter:
         self._session.deny(line.rest or None)
 
     async def _do_cost(self, line: Line) -> None:
-        self._tell(Shown("cost", telling.cost(self._session.cost, self._session.branches())))
+        self._tell(Shown("cost", render.cost(self._session.cost, self._session.branches())))
 
     async def _do_tokens(self, line: Line) -> None:
-        self._tell(Shown("tokens", telling.tokens(self._session.cost, self._session.branches())))
+        self._tell(Shown("tokens", render.tokens(self._session.cost, self._session.branches())))
 
     async def _do_model(self, line: Line) -> None:
         if line.rest:
-            await in_thread(self._session.desk.models.open, line.rest)
+            await run_in_thread(self._session.desk.models.open, line.rest)
             self._session.use_model(line.rest)
         else:
             self._tell(Shown("model", self._session.model_name))

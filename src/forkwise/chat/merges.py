@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from forkwise.chat.events import Judged, MergeUndone, Moved, Notice, told
+from forkwise.chat.events import Judged, MergeUndone, Moved, Notice, error_text
 from forkwise.chat.forks import Forks, resolved
-from forkwise.chat.services import Desk, is_own
+from forkwise.chat.services import ChatServices, is_own
 from forkwise.chat.storage import FORK, MERGED, OVER, UNDOING
-from forkwise.concurrency import before_leaving, in_thread, to_its_end
+from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.conversation.node import Node
 from forkwise.errors import BranchingError, CommitError
-from forkwise.files.selection import Choice, Lineup
+from forkwise.files.selection import AlignedPath, Choice
 from forkwise.files.store.changes import Commit
 from forkwise.fork.combine import Prepared, commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.evaluation import Tests
@@ -22,7 +22,7 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.diff.diff_report import BranchDiffReport
 from forkwise.live.diff.mirror import EditorDetector
 from forkwise.live.judging.verdict import ResolveOutcome
-from forkwise.live.resume import recall_merge
+from forkwise.live.resume import load_merge_result
 from forkwise.live.values import MergeResult, MergeStrategy
 
 __all__ = [
@@ -37,7 +37,7 @@ _Kind = Literal["auto", "auto_with_fallback", "vote"]
 class Merges:
     """How the forks of a chat end."""
 
-    def __init__(self, desk: Desk, forks: Forks) -> None:
+    def __init__(self, desk: ChatServices, forks: Forks) -> None:
         self._desk = desk
         self._forks = forks
 
@@ -53,7 +53,7 @@ class Merges:
         outcome = await coordinator.resolve(MergeStrategy(kind=kind, judge_model=name))
         verdict = outcome.verdict
         label = None if verdict is None else coordinator.branches[verdict.winner_branch_id].spec.label
-        desk.feed.tell(
+        desk.feed.publish(
             Judged(
                 fork=coordinator.fork_id or "",
                 winner=label,
@@ -90,7 +90,7 @@ class Merges:
         self._forks.graft_all()
         self.go_on_as(result)
         self._forks.forget()
-        self._desk.feed.tell(resolved(result, labels, how))
+        self._desk.feed.publish(resolved(result, labels, how))
 
     async def override(self, label: str) -> MergeResult:
         """Take another branch than the one that judges chose: what that put into the files is undone, and the
@@ -110,7 +110,7 @@ class Merges:
                 kept.save()
             raise
         self.go_on_as(result)
-        self._desk.feed.tell(resolved(result, labels, "override"))
+        self._desk.feed.publish(resolved(result, labels, "override"))
         return result
 
     def go_on_as(self, result: MergeResult) -> Node:
@@ -125,9 +125,9 @@ class Merges:
 
     def find_lost(self, fork: str) -> bool:
         """Whether a fork was merged and the conversation did not hear of it, such as because of a kill; it does now."""
-        result = recall_merge(self._desk.kept.ledger, self._desk.workspace, fork)
+        result = load_merge_result(self._desk.kept.ledger, self._desk.workspace, fork)
         if result is not None:
-            self._desk.feed.tell(Moved(self.go_on_as(result).id, "merged"))
+            self._desk.feed.publish(Moved(self.go_on_as(result).id, "merged"))
         return result is not None
 
     def forget_undone(self) -> None:
@@ -161,12 +161,12 @@ class Merges:
         kept = self._desk.kept
         kept.mark(UNDOING, fork, self._before(fork))
         kept.save()
-        await to_its_end(asyncio.ensure_future(self._carry_out_undo(fork, commit)))
+        await finish(asyncio.ensure_future(self._carry_out_undo(fork, commit)))
         return fork
 
     async def _carry_out_undo(self, fork: str, commit: Commit | None) -> None:
         try:
-            await in_thread(self._take_back, commit)
+            await run_in_thread(self._take_back, commit)
         except BranchingError:
             self._desk.kept.unmark(UNDOING, fork)
             self._desk.kept.save()
@@ -202,7 +202,7 @@ class Merges:
         kept.mark(OVER, fork, here)
         kept.save()
         undone = str(commit.id) if commit is not None and commit.paths else None
-        self._desk.feed.tell(MergeUndone(fork, undone, here.id))
+        self._desk.feed.publish(MergeUndone(fork, undone, here.id))
 
     async def finish_undo(self, fork: str) -> None:
         """Bring an undo to its end that a kill cut short."""
@@ -210,9 +210,11 @@ class Merges:
         try:
             await self._carry_out_undo(fork, commit)
         except BranchingError as error:
-            self._desk.feed.tell(Notice(f"the undo of fork {fork} was interrupted and is not done: {told(error)}"))
+            self._desk.feed.publish(
+                Notice(f"the undo of fork {fork} was interrupted and is not done: {error_text(error)}")
+            )
             return
-        self._desk.feed.tell(Notice(f"the undo of fork {fork}, which was interrupted, is done now"))
+        self._desk.feed.publish(Notice(f"the undo of fork {fork}, which was interrupted, is done now"))
 
     def _commit(self, fork: str) -> Commit | None:
         number = self._desk.kept.ledger.fork(fork).commit
@@ -230,7 +232,7 @@ class Merges:
 class Choices:
     """What can be chosen from the branches of the open fork."""
 
-    def __init__(self, desk: Desk, forks: Forks, merges: Merges) -> None:
+    def __init__(self, desk: ChatServices, forks: Forks, merges: Merges) -> None:
         self._desk = desk
         self._forks = forks
         self._merges = merges
@@ -252,13 +254,13 @@ class Choices:
         if not shown:
             raise ValueError(f"no branch changed {path}")
         parent = mirror.parent_path(path)
-        for process in await in_thread(EditorDetector.invoke, kind, parent if parent.exists() else None, shown):
-            self._tools.append(in_thread(process.wait))
+        for process in await run_in_thread(EditorDetector.invoke, kind, parent if parent.exists() else None, shown):
+            self._tools.append(run_in_thread(process.wait))
         return True
 
-    async def line_up(self) -> list[Lineup]:
+    async def line_up(self) -> list[AlignedPath]:
         """What the branches that are over changed, lined up; versions are called by the ids of branches."""
-        return await in_thread(line_up_attempts, self._desk.workspace, self._fork)
+        return await run_in_thread(line_up_attempts, self._desk.workspace, self._fork)
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:
         """Make a branch of what was chosen, and test it; nothing is decided by that."""
@@ -268,7 +270,7 @@ class Choices:
 
     async def drop(self, prepared: Prepared) -> None:
         """Give up what was prepared."""
-        await before_leaving(in_thread(prepared.branch.abort))
+        await finish_then_cancel(run_in_thread(prepared.branch.abort))
 
     async def commit(self, prepared: Prepared) -> None:
         """Decide the fork for what was prepared, and go on with what those branches said whose work is in it. What
@@ -277,9 +279,11 @@ class Choices:
         for runtime in coordinator.branches.values():
             if runtime.is_running:
                 await coordinator.terminate_branch(runtime.id)
-        await before_leaving(in_thread(partial(commit_choice, prepared, policy=MergeStrategy().conflict_policy)))
+        await finish_then_cancel(
+            run_in_thread(partial(commit_choice, prepared, policy=MergeStrategy().conflict_policy))
+        )
         await coordinator.aclose()
-        result = recall_merge(self._desk.kept.ledger, self._desk.workspace, prepared.fork)
+        result = load_merge_result(self._desk.kept.ledger, self._desk.workspace, prepared.fork)
         if result is None:
             raise CommitError(f"fork {prepared.fork} was decided, but not committed")
         await self._merges.settle(result, "choice")

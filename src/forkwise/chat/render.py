@@ -9,7 +9,7 @@ from forkwise.chat.forks import BranchView
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.walker import transcript, ways
-from forkwise.files.selection import Lineup
+from forkwise.files.selection import AlignedPath
 from forkwise.live.checkpoints import Checkpoint
 from forkwise.live.diff.diff_report import BranchDiffReport
 
@@ -49,7 +49,7 @@ def differences(report: BranchDiffReport) -> str:
     return "\n".join(pieces) or "no branch changed that"
 
 
-def lined_up(lineups: Sequence[Lineup], labels: Mapping[str, str]) -> str:
+def lined_up(lineups: Sequence[AlignedPath], labels: Mapping[str, str]) -> str:
     """The hunks of files, each with the branches that made it."""
     lines = []
     for lineup in lineups:

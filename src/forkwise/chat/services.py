@@ -16,10 +16,10 @@ from pydantic_ai.models import Model
 from pydantic_ai.usage import UsageLimits
 
 from forkwise.chat.events import CostChanged, Feed
-from forkwise.chat.hooks import Approvals, Showing
+from forkwise.chat.hooks import Approvals, ChatHooks
 from forkwise.chat.script import load_script
 from forkwise.chat.settings import MOST_BRANCHES, Settings, load_settings
-from forkwise.chat.storage import Kept
+from forkwise.chat.storage import StoredChat
 from forkwise.conversation.conversation import Conversation
 from forkwise.errors import BranchingError
 from forkwise.files.workspace import Workspace
@@ -33,10 +33,10 @@ from forkwise.modules.models import model_named
 __all__ = [
     "ChatModelError",
     "ChatModels",
+    "ChatServices",
     "Costs",
-    "Desk",
     "is_own",
-    "open_desk",
+    "open_services",
 ]
 
 
@@ -132,12 +132,12 @@ _TOOLLESS = "You are a helpful assistant. Answer briefly."
 
 
 @dataclass(eq=False)
-class Desk:
+class ChatServices:
     """What a chat has. ``model_name`` is which model answers; ``settings`` what the next fork is made with. How many
     requests a turn makes is not limited: a person looks on, and can end it."""
 
     workspace: Workspace
-    kept: Kept
+    kept: StoredChat
     feed: Feed
     models: ChatModels
     settings: Settings
@@ -145,7 +145,7 @@ class Desk:
     limits: UsageLimits = field(default_factory=lambda: UsageLimits(request_limit=None))
     approvals: Approvals = field(init=False)
     costs: Costs = field(init=False)
-    showing: Showing = field(init=False)
+    showing: ChatHooks = field(init=False)
     forking: LiveForkCapability = field(init=False)
     deps: DeepAgentDeps = field(init=False)
     agent: Agent[DeepAgentDeps, Any] = field(init=False)
@@ -153,7 +153,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.approvals = Approvals(self.feed)
         self.costs = Costs(self.kept.conversation)
-        self.showing = Showing(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
+        self.showing = ChatHooks(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
         store = FileCheckpointStore(self.workspace.state / "chats" / f"{self.kept.id}.checkpoints")
         self.forking = LiveForkCapability(
             max_branches=MOST_BRANCHES, workspace=self.workspace, test_command=self.settings.test
@@ -185,9 +185,9 @@ class Desk:
         self.model_name = name
 
 
-def open_desk(
+def open_services(
     directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
-) -> Desk:
+) -> ChatServices:
     """All that a chat in a directory needs; raises ChatModelError, SettingsError, ConversationError."""
     workspace = Workspace(directory)
     settings = load_settings(workspace.path)
@@ -201,9 +201,9 @@ def open_desk(
         )
     models = ChatModels(Path.cwd())
     models.open(name)
-    kept = Kept.open(workspace, conversation, is_new=is_new)
+    kept = StoredChat.open(workspace, conversation, is_new=is_new)
     try:
-        return Desk(workspace, kept, feed, models, settings, name)
+        return ChatServices(workspace, kept, feed, models, settings, name)
     except BaseException:
         kept.close()
         raise

@@ -34,19 +34,19 @@ from forkwise.chat.events import (
     Ready,
     SettingsChanged,
     TurnEnded,
-    told,
+    error_text,
 )
 from forkwise.chat.forks import BranchView, Forks
 from forkwise.chat.interpreter import BLOCKED, Interpreter, When
 from forkwise.chat.merges import Choices, Merges
-from forkwise.chat.services import Desk, open_desk
+from forkwise.chat.services import ChatServices, open_services
 from forkwise.chat.settings import BranchRow, ForkForm, Settings, blank_form, save_settings
-from forkwise.chat.storage import FORK, LOADING, MERGED, OVER, UNDOING, Kept
-from forkwise.chat.turns import Moves, Turns
-from forkwise.concurrency import in_thread
+from forkwise.chat.storage import FORK, LOADING, MERGED, OVER, UNDOING, StoredChat
+from forkwise.chat.turns import Navigation, Turns
+from forkwise.concurrency import run_in_thread
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.errors import BranchingError, ForkNotFoundError, LedgerError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import Prepared
@@ -98,7 +98,7 @@ def said(messages: Iterable[ModelMessage]) -> list[Said]:
     return found
 
 
-async def recover(desk: Desk, forks: Forks, merges: Merges, moves: Moves) -> None:
+async def recover(desk: ChatServices, forks: Forks, merges: Merges, moves: Navigation) -> None:
     """Finish what was begun, take over what is open, and tell of it."""
     kept = desk.kept
     for label in list(kept.conversation.labels):
@@ -113,10 +113,10 @@ async def recover(desk: Desk, forks: Forks, merges: Merges, moves: Moves) -> Non
             try:
                 await _settle(desk, forks, merges, fork)
             except (BranchingError, RuntimeError, OSError) as error:
-                desk.feed.tell(Failed(f"fork {fork} cannot be gone on with: {told(error)}"))
+                desk.feed.publish(Failed(f"fork {fork} cannot be gone on with: {error_text(error)}"))
 
 
-async def _settle(desk: Desk, forks: Forks, merges: Merges, fork: str) -> None:
+async def _settle(desk: ChatServices, forks: Forks, merges: Merges, fork: str) -> None:
     """See what became of a fork of which the conversation does not know it."""
     kept = desk.kept
     try:
@@ -127,23 +127,23 @@ async def _settle(desk: Desk, forks: Forks, merges: Merges, fork: str) -> None:
         return
     if record.stored == "resolved" and record.commit is not None:
         if merges.find_lost(fork):
-            desk.feed.tell(
+            desk.feed.publish(
                 Notice(f"fork {fork} was merged when the chat was cut short; the conversation goes on there")
             )
             return
     elif record.id in {one.id for one in unfinished(kept.ledger)} and not forks.is_open:
         await forks.resume(record.id)
         if kept.ledger.fork(fork).is_over and merges.find_lost(fork):
-            desk.feed.tell(Notice(f"fork {fork} was decided when the chat was cut short; it is merged now"))
+            desk.feed.publish(Notice(f"fork {fork} was decided when the chat was cut short; it is merged now"))
         return
     elif not record.is_over:
-        desk.feed.tell(Notice(f"fork {fork} of this conversation is {record.state}, and is left as it is"))
+        desk.feed.publish(Notice(f"fork {fork} of this conversation is {record.state}, and is left as it is"))
         return
     kept.mark(OVER, fork, kept.marked(FORK, fork) or kept.here)
     kept.save()
 
 
-def _claim(kept: Kept) -> None:
+def _claim(kept: StoredChat) -> None:
     """Find a fork that was made here by a process that was killed before it could write that down."""
     known = {
         label.removeprefix(FORK)
@@ -158,11 +158,11 @@ def _claim(kept: Kept) -> None:
             kept.save()
 
 
-def _parent_parts(kept: Kept, record: ForkRecord) -> list[object] | None:
+def _parent_parts(kept: StoredChat, record: ForkRecord) -> list[object] | None:
     """What was said before a fork; None where that was not written down."""
     try:
         plan = ForkPlan.from_json(record.spec, record.id)
-        talk = Saved.load(kept.ledger.conversations, plan.conversation).conversation
+        talk = StoredConversation.load(kept.ledger.conversations, plan.conversation).conversation
     except LedgerError:
         return None
     return [message.parts for message in talk.path()]
@@ -171,12 +171,12 @@ def _parent_parts(kept: Kept, record: ForkRecord) -> list[object] | None:
 class Session:
     """A chat. ``async with await Session.open(directory, model="local") as session: …``"""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ChatServices) -> None:
         self.desk = desk
         self._turns = Turns(desk)
         self._forks = Forks(desk)
         self._merges = Merges(desk, self._forks)
-        self._moves = Moves(desk)
+        self._moves = Navigation(desk)
         self.choices = Choices(desk, self._forks, self._merges)
         self._interpreter = Interpreter(self)
         self._alone = asyncio.Lock()
@@ -202,12 +202,12 @@ class Session:
         """
         feed = Feed()
         if listener is not None:
-            feed.listen(listener)
-        desk = await in_thread(open_desk, directory, model, conversation, is_new, tuple(ask), feed)
+            feed.subscribe(listener)
+        desk = await run_in_thread(open_services, directory, model, conversation, is_new, tuple(ask), feed)
         try:
             session = cls(desk)
             if desk.kept.was_held:
-                feed.tell(Notice("another chat has the last conversation of this workspace: this is a new one"))
+                feed.publish(Notice("another chat has the last conversation of this workspace: this is a new one"))
             await session._start()
         except BaseException:
             desk.kept.close()
@@ -218,7 +218,7 @@ class Session:
         kept = self.desk.kept
         kept.save()
         here = kept.here
-        self.desk.feed.tell(
+        self.desk.feed.publish(
             Ready(kept.id, str(self.desk.workspace.path), self.desk.model_name, kept.is_new, here.depth)
         )
         await recover(self.desk, self._forks, self._merges, self._moves)
@@ -240,7 +240,7 @@ class Session:
             await self._forks.leave()
         self.desk.kept.save()
         await self.desk.models.aclose()
-        self.desk.feed.tell(Ended())
+        self.desk.feed.publish(Ended())
         self.desk.feed.close()
         self.desk.kept.close()
 
@@ -258,7 +258,7 @@ class Session:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Have somebody told of all that happens from now on; gives what ends that."""
-        return self.desk.feed.listen(listener)
+        return self.desk.feed.subscribe(listener)
 
     # What there is
 
@@ -493,7 +493,7 @@ class Session:
     def use_model(self, name: str) -> None:
         """Have another model answer; ChatModelError where it cannot be had."""
         self.desk.use_model(name)
-        self.desk.feed.tell(SettingsChanged(f"model = {name}"))
+        self.desk.feed.publish(SettingsChanged(f"model = {name}"))
 
     def change(self, told: str, changes: Mapping[str, object]) -> None:
         """Change settings and write them down; ValueError where they make no sense."""
@@ -501,7 +501,7 @@ class Session:
             changed = replace(self.settings, **changes)  # type: ignore[arg-type]
             save_settings(self.workspace.path, changed)
             self.desk.settings = changed
-        self.desk.feed.tell(SettingsChanged(told))
+        self.desk.feed.publish(SettingsChanged(told))
 
 
 ALREADY = {

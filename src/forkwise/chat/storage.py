@@ -17,13 +17,13 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.errors import ConversationError
 from forkwise.files.workspace import Workspace
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.sqlite import open_ledger
 
-__all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "Kept"]
+__all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "StoredChat"]
 
 _PREFIX = "chat-"
 
@@ -32,11 +32,13 @@ _PREFIX = "chat-"
 FORK, MERGED, OVER, UNDOING, LOADING = "fork:", "merged:", "over:", "undoing:", "loading:"
 
 
-class Kept:
+class StoredChat:
     """A conversation that is saved, and a lock on it. ``is_new`` says whether it begins now, ``was_held`` that it does
     because another process has the last one."""
 
-    def __init__(self, ledger: Ledger, saved: Saved, lock: _Lock, *, is_new: bool, was_held: bool = False) -> None:
+    def __init__(
+        self, ledger: Ledger, saved: StoredConversation, lock: _Lock, *, is_new: bool, was_held: bool = False
+    ) -> None:
         self.ledger = ledger
         self.saved = saved
         self.is_new = is_new
@@ -44,7 +46,7 @@ class Kept:
         self._lock = lock
 
     @classmethod
-    def open(cls, workspace: Workspace, name: str | None = None, *, is_new: bool = False) -> Kept:
+    def open(cls, workspace: Workspace, name: str | None = None, *, is_new: bool = False) -> StoredChat:
         """The conversation of that name, or the one that was used last, or a new one where there is none, where that is
         asked for, or where another process has it. ConversationError for one that was named and is held elsewhere."""
         ledger = open_ledger(workspace)
@@ -55,7 +57,7 @@ class Kept:
             raise
 
     @classmethod
-    def _open(cls, ledger: Ledger, room: Path, name: str | None, *, is_new: bool) -> Kept:
+    def _open(cls, ledger: Ledger, room: Path, name: str | None, *, is_new: bool) -> StoredChat:
         room.mkdir(mode=0o700, parents=True, exist_ok=True)
         if name is not None:
             full = name if name.startswith(_PREFIX) else f"{_PREFIX}{name}"
@@ -65,14 +67,14 @@ class Kept:
                 raise ConversationError(
                     f"conversation {full} is held by another chat: end that one, or begin a new one"
                 )
-            return cls(ledger, Saved.load(ledger.conversations, full), lock, is_new=False)
+            return cls(ledger, StoredConversation.load(ledger.conversations, full), lock, is_new=False)
         known = [record.id for record in ledger.conversations.all() if record.id.startswith(_PREFIX)]
         if known and not is_new and (lock := _held(room, known[0])) is not None:
-            return cls(ledger, Saved.load(ledger.conversations, known[0]), lock, is_new=False)
+            return cls(ledger, StoredConversation.load(ledger.conversations, known[0]), lock, is_new=False)
         made = f"{_PREFIX}{secrets.token_hex(4)}"
         lock = _held(room, made)
         assert lock is not None
-        saved = Saved(Conversation(), ledger.conversations, id_=made, title="chat")
+        saved = StoredConversation(Conversation(), ledger.conversations, id_=made, title="chat")
         return cls(ledger, saved, lock, is_new=True, was_held=bool(known) and not is_new)
 
     @property

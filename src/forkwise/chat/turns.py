@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
-from forkwise.chat.events import Moved, Notice, TurnBegan, TurnEnded, told
-from forkwise.chat.services import Desk
+from forkwise.chat.events import Moved, Notice, TurnBegan, TurnEnded, error_text
+from forkwise.chat.services import ChatServices
 from forkwise.chat.storage import LOADING, MERGED
-from forkwise.concurrency import to_its_end
+from forkwise.concurrency import finish
 from forkwise.conversation.flows import leaves
 from forkwise.conversation.node import Node
 from forkwise.conversation.talk import WAYS, Answer, Recombination, Talk, Turn, recombine, text_of
@@ -20,7 +20,7 @@ from forkwise.errors import BranchingError, ConversationError
 from forkwise.live.checkpoints import Checkpoint, CheckpointStore, rewind
 
 __all__ = [
-    "Moves",
+    "Navigation",
     "Turns",
 ]
 
@@ -28,7 +28,7 @@ __all__ = [
 class Turns:
     """The turns of a chat, one at a time."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ChatServices) -> None:
         self._desk = desk
         self._task: asyncio.Task[TurnEnded] | None = None
         self._turn: Turn | None = None
@@ -56,7 +56,7 @@ class Turns:
         """Say something, and wait for the end of the answer. Who is cancelled while waiting ends the turn."""
         if self._task is not None:
             raise RuntimeError("a turn is under way")
-        self._desk.feed.tell(TurnBegan(text))
+        self._desk.feed.publish(TurnBegan(text))
         self._task = asyncio.create_task(self._run(text))
         try:
             while not self._task.done():
@@ -72,8 +72,8 @@ class Turns:
                 ended = self._task.result()
         finally:
             self._task = None
-        self._desk.feed.tell(ended)
-        self._desk.feed.tell(self._desk.costs.now())
+        self._desk.feed.publish(ended)
+        self._desk.feed.publish(self._desk.costs.now())
         return ended
 
     async def _run(self, text: str) -> TurnEnded:
@@ -87,7 +87,7 @@ class Turns:
         except asyncio.CancelledError:
             state = "interrupted"
         except Exception as failure:  # noqa: BLE001 - whatever a provider raises ends the turn, and not the chat
-            state, error = "failed", told(failure)
+            state, error = "failed", error_text(failure)
         finally:
             self._turn = None
             here = kept.settle(turn.node)
@@ -124,10 +124,10 @@ def _said(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     return messages[:-1] if isinstance(last, ModelResponse) and not last.parts else messages
 
 
-class Moves:
+class Navigation:
     """Ways about in the conversation of a chat."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ChatServices) -> None:
         self._desk = desk
 
     def go(self, name: str) -> Node:
@@ -135,7 +135,7 @@ class Moves:
         kept = self._desk.kept
         here = kept.settle(kept.find(name))
         kept.save()
-        self._desk.feed.tell(Moved(here.id, "go"))
+        self._desk.feed.publish(Moved(here.id, "go"))
         return here
 
     def label(self, name: str, node: Node) -> None:
@@ -162,7 +162,7 @@ class Moves:
         made = await recombine(how, answers, None if how == "concatenate" else self._desk.model)
         kept.conversation.here = combined(kept.conversation, nodes, made.text)
         kept.save()
-        self._desk.feed.tell(Moved(kept.here.id, "combine"))
+        self._desk.feed.publish(Moved(kept.here.id, "combine"))
         return kept.here
 
     # Checkpoints
@@ -188,7 +188,7 @@ class Moves:
             raise LookupError(f"there is no checkpoint {name!r}; /load lists them")
         kept.mark(LOADING, found.id, kept.here)
         kept.save()
-        await to_its_end(asyncio.ensure_future(self._carry_out(found)))
+        await finish(asyncio.ensure_future(self._carry_out(found)))
         return found
 
     async def _carry_out(self, checkpoint: Checkpoint) -> None:
@@ -203,7 +203,7 @@ class Moves:
         here = kept.settle(kept.graft(checkpoint.messages, kept.conversation.root))
         kept.unmark(LOADING, checkpoint.id)
         kept.save()
-        self._desk.feed.tell(Moved(here.id, f"load {checkpoint.label}"))
+        self._desk.feed.publish(Moved(here.id, f"load {checkpoint.label}"))
 
     async def finish_load(self, name: str) -> None:
         """Bring to its end what a kill cut short."""
@@ -213,10 +213,12 @@ class Moves:
                 try:
                     await self._carry_out(found)
                 except BranchingError as error:
-                    text = f"going back to checkpoint {found.label} was interrupted and is not done: {told(error)}"
-                    self._desk.feed.tell(Notice(text))
+                    text = (
+                        f"going back to checkpoint {found.label} was interrupted and is not done: {error_text(error)}"
+                    )
+                    self._desk.feed.publish(Notice(text))
                     return
-                self._desk.feed.tell(Notice(f"went back to checkpoint {found.label}, which had been interrupted"))
+                self._desk.feed.publish(Notice(f"went back to checkpoint {found.label}, which had been interrupted"))
                 return
         self._desk.kept.unmark(LOADING, name)
         self._desk.kept.save()

@@ -18,25 +18,25 @@ from typing import Any
 import click
 
 from forkwise.cli.app import Exit, Stopped
-from forkwise.cli.options import Asked
+from forkwise.cli.options import ExploreOptions
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record
 from forkwise.display.output import command_line, commit_record, totals
 from forkwise.errors import BranchingError
-from forkwise.explore.pattern import SpeculationOutcome, Witness
+from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
-from forkwise.ledger.ledger import Reading
+from forkwise.ledger.ledger import LedgerReader
 from forkwise.testing.report import TestReport
 
 __all__ = [
     "Exploring",
     "GitCommit",
     "Repository",
-    "attend",
     "explore",
+    "run_and_report",
 ]
 
 
@@ -176,25 +176,27 @@ def _text(said: bytes) -> str:
 
 
 #: What explores, once it has somebody to tell of it.
-Exploring = Callable[[Witness], Coroutine[Any, Any, SpeculationOutcome]]
+Exploring = Callable[[Observer], Coroutine[Any, Any, SpeculationOutcome]]
 
 _LINES = 20  # of what an attempt printed last
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def explore(recipe: Recipe, asked: Asked) -> int:
+def explore(recipe: Recipe, asked: ExploreOptions) -> int:
     """Carry a recipe out in the workspace that was asked for, and show what comes of it; gives the exit code."""
     enter_to_create(asked.directory, None)
     workspace = Workspace(asked.directory)
     repository = None if asked.git is None else Repository(workspace.path, asked.git or None)
     _check(recipe, asked, workspace)
     pattern = recipe.pattern(workspace)
-    return attend(lambda witness: pattern.run(workspace, witness=witness), workspace, asked, repository)
+    return run_and_report(lambda witness: pattern.run(workspace, witness=witness), workspace, asked, repository)
 
 
-def attend(exploring: Exploring, workspace: Workspace, asked: Asked, repository: Repository | None = None) -> int:
+def run_and_report(
+    exploring: Exploring, workspace: Workspace, asked: ExploreOptions, repository: Repository | None = None
+) -> int:
     """Show an exploration while it runs, and what comes of it; gives the exit code."""
-    with open_ledger(workspace) as ledger, _Onlooker(ledger, asked) as onlooker:
+    with open_ledger(workspace) as ledger, _Progress(ledger, asked) as onlooker:
         outcome = _run(exploring, onlooker)
         failure: click.ClickException | OSError | None = None
         git: GitCommit | None = None
@@ -209,7 +211,7 @@ def attend(exploring: Exploring, workspace: Workspace, asked: Asked, repository:
     return Exit.NOBODY_WON if outcome.winner is None and outcome.commit is None else Exit.OK
 
 
-def _check(recipe: Recipe, asked: Asked, workspace: Workspace) -> None:
+def _check(recipe: Recipe, asked: ExploreOptions, workspace: Workspace) -> None:
     """Find out before anything is run what would make it be run for nothing."""
     tests = recipe.test()
     if tests is not None and tests.find(workspace.path) is None:
@@ -218,10 +220,10 @@ def _check(recipe: Recipe, asked: Asked, workspace: Workspace) -> None:
         raise click.UsageError(f"--output-patch {asked.patch}: there is no directory {asked.patch.parent}")
 
 
-class _Onlooker:
+class _Progress:
     """Shows an exploration while it runs, and holds on to what only the winner's branch knows: its diff."""
 
-    def __init__(self, ledger: Reading, asked: Asked) -> None:
+    def __init__(self, ledger: LedgerReader, asked: ExploreOptions) -> None:
         self.ledger = ledger
         self.board: Board | None = None
         self.fork: str | None = None
@@ -230,19 +232,19 @@ class _Onlooker:
         self._quiet = asked.quiet
         self._shown = ExitStack()
 
-    def __enter__(self) -> _Onlooker:
+    def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._shown.close()
 
-    def begun(self, fork: str) -> None:
+    def fork_started(self, fork: str) -> None:
         """Begin to show a fork."""
         self.fork = fork
         self.board = Board(self.ledger, fork, self.output, quiet=self._quiet)
         self._shown.enter_context(self.board)
 
-    def winning(self, branch: Branch) -> None:
+    def winner_found(self, branch: Branch) -> None:
         """Hold on to what won."""
         self.diff = branch.diff()
 
@@ -263,7 +265,7 @@ class _Onlooker:
             self.board.summary()
 
 
-def _run(exploring: Exploring, onlooker: _Onlooker) -> SpeculationOutcome:
+def _run(exploring: Exploring, onlooker: _Progress) -> SpeculationOutcome:
     """Explore until there is an outcome, or until a signal comes: then all that runs is ended, and all branches go."""
     stopped: list[signal.Signals] = []
     try:
@@ -279,7 +281,7 @@ def _run(exploring: Exploring, onlooker: _Onlooker) -> SpeculationOutcome:
     return outcome
 
 
-async def _attend(explore: Exploring, onlooker: _Onlooker, stopped: list[signal.Signals]) -> SpeculationOutcome:
+async def _attend(explore: Exploring, onlooker: _Progress, stopped: list[signal.Signals]) -> SpeculationOutcome:
     loop = asyncio.get_running_loop()
     exploring = asyncio.ensure_future(explore(onlooker))
     looking = asyncio.ensure_future(onlooker.look())
@@ -304,13 +306,13 @@ async def _attend(explore: Exploring, onlooker: _Onlooker, stopped: list[signal.
             loop.remove_signal_handler(number)
 
 
-def _write_patch(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker) -> None:
+def _write_patch(outcome: SpeculationOutcome, asked: ExploreOptions, onlooker: _Progress) -> None:
     if asked.patch is not None and outcome.winner is not None:
         asked.patch.write_bytes(onlooker.diff.encode("utf-8", "surrogateescape"))
 
 
 def _commit_to_git(
-    outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, repository: Repository | None
+    outcome: SpeculationOutcome, asked: ExploreOptions, onlooker: _Progress, repository: Repository | None
 ) -> GitCommit | None:
     if repository is None or outcome.commit is None:
         return None
@@ -332,7 +334,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _tell(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: GitCommit | None) -> None:
+def _tell(outcome: SpeculationOutcome, asked: ExploreOptions, onlooker: _Progress, git: GitCommit | None) -> None:
     """Say what came of it: to a program on one line, to a person with the diff and what to do next."""
     if asked.output.as_json:
         asked.output.stream({"outcome": _record(outcome, asked, onlooker, git)})
@@ -350,7 +352,7 @@ def _tell(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: G
         asked.output.line(f"The diff is in {asked.patch}.")
 
 
-def _tell_why(onlooker: _Onlooker) -> None:
+def _tell_why(onlooker: _Progress) -> None:
     """Show what the only attempt had to say: its failing tests, or the end of what it printed."""
     assert onlooker.board is not None
     attempt = onlooker.board.rows()[0].attempt
@@ -360,7 +362,7 @@ def _tell_why(onlooker: _Onlooker) -> None:
         onlooker.output.line(line)
 
 
-def _tell_commit(outcome: SpeculationOutcome, asked: Asked) -> None:
+def _tell_commit(outcome: SpeculationOutcome, asked: ExploreOptions) -> None:
     output, commit, winner = asked.output, outcome.commit, outcome.winner
     if commit is None:
         if winner is None:
@@ -382,7 +384,9 @@ def _tell_commit(outcome: SpeculationOutcome, asked: Asked) -> None:
         output.line(f"The others are kept: {command_line(asked.directory, 'branch', 'ls')}")
 
 
-def _record(outcome: SpeculationOutcome, asked: Asked, onlooker: _Onlooker, git: GitCommit | None) -> dict[str, Any]:
+def _record(
+    outcome: SpeculationOutcome, asked: ExploreOptions, onlooker: _Progress, git: GitCommit | None
+) -> dict[str, Any]:
     """An outcome as JSON holds it."""
     board = onlooker.board
     assert board is not None

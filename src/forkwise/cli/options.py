@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import OnConflict
     from forkwise.sandbox.confinement import Network
 
-__all__ = ["Asked", "ExploringVerb", "exploring", "shell_line"]
+__all__ = ["ExploreOptions", "ExploringVerb", "explore_options", "shell_line"]
 
 _SEVERAL = ("speculate", "tree", "beam")
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -47,7 +47,7 @@ class ExploringVerb(Verb):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ExploreOptions:
     """What somebody asked an exploring verb for."""
 
     words: tuple[str, ...] = ()
@@ -235,13 +235,13 @@ _OPTIONS = (
 )
 
 
-def exploring(function: Callable[..., int]) -> Callable[..., int]:
+def explore_options(function: Callable[..., int]) -> Callable[..., int]:
     """Give a verb the common options, and hand it what was said in them as one value."""
 
     @functools.wraps(function)
     def packed(**given: Any) -> int:
-        common = {field.name: given.pop(field.name) for field in fields(Asked)}
-        return function(Asked(**common), **given)
+        common = {field.name: given.pop(field.name) for field in fields(ExploreOptions)}
+        return function(ExploreOptions(**common), **given)
 
     words = click.argument("words", metavar="[PROMPT | -- COMMAND...]", nargs=-1)
     verb: Callable[..., int] = packed

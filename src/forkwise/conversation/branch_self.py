@@ -19,7 +19,7 @@ from typing import Any, cast
 from pydantic_ai import FunctionToolset, ModelRetry, RunContext
 from pydantic_ai.models import Model
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.conversation.adopt import adopted
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
@@ -42,10 +42,10 @@ from forkwise.fork.agent_workspace import agent_workspace
 
 __all__ = [
     "BranchSelf",
+    "BranchSelfLimits",
     "Branched",
     "Files",
     "FilesOf",
-    "Limits",
     "Way",
     "branch_self",
     "read_prompts",
@@ -74,7 +74,7 @@ class Files:
         if self._parent is not None:
             for number in range(self._number):
                 name = f"self-{secrets.token_hex(3)}-{number + 1}"
-                self._branches.append(await in_thread(self._parent.branch, name, None, None))
+                self._branches.append(await run_in_thread(self._parent.branch, name, None, None))
         return self
 
     async def __aexit__(
@@ -82,7 +82,7 @@ class Files:
     ) -> None:
         for branch in self._branches:
             if not self._kept and branch.status not in ("committed", "aborted"):
-                await in_thread(branch.abort)
+                await run_in_thread(branch.abort)
 
     def options(self, number: int) -> dict[str, Any]:
         """What a branch's run of the agent is given."""
@@ -97,13 +97,13 @@ class Files:
         if keep:
             self._kept = True
             for number in done:
-                await in_thread(self._branches[number].keep)
+                await run_in_thread(self._branches[number].keep)
             return f"Files: kept in the branches {', '.join(self._branches[n].branch_path for n in done)}."
         try:
             if chosen is not None:
-                commit = await in_thread(self._branches[chosen].commit)
+                commit = await run_in_thread(self._branches[chosen].commit)
                 return f"Files: those of branch {chosen + 1} were committed ({len(commit.paths)} paths)."
-            return await in_thread(self._together, [self._branches[number] for number in done])
+            return await run_in_thread(self._together, [self._branches[number] for number in done])
         except BranchingError as error:
             return f"Files: nothing was committed: {error}"
 
@@ -151,7 +151,7 @@ class Branched:
 
 
 @dataclass(slots=True)
-class Limits:
+class BranchSelfLimits:
     """How far branching may go: how deep, how many branches in all and at once, and how many seconds each may take. How
     often one asks its model is bounded by the agent's own usage limits."""
 
@@ -171,7 +171,7 @@ async def branch_self(
     parallel: bool = True,
     recombine_by: Recombination = "none",
     judge: Model | str | None = None,
-    limits: Limits | None = None,
+    limits: BranchSelfLimits | None = None,
     files: FilesOf = None,
     depth: int = 0,
 ) -> Branched:
@@ -180,7 +180,7 @@ async def branch_self(
     ``allow_work`` lets a branch use tools until it is done, and else it speaks once. ``recombine_by`` says how the
     answers become one; ``judge`` is the model that is asked for that, by default the agent's.
     """
-    limits = limits or Limits()
+    limits = limits or BranchSelfLimits()
     start = talk.conversation.here if at is None else at
     slots = asyncio.Semaphore(limits.max_parallel if parallel else 1)
     limits.made += len(prompts)
@@ -206,7 +206,7 @@ async def branch_self(
 
 
 async def _go(
-    talk: Talk, prompt: str, node: Node, allow_work: bool, limits: Limits, depth: int, options: dict[str, Any]
+    talk: Talk, prompt: str, node: Node, allow_work: bool, limits: BranchSelfLimits, depth: int, options: dict[str, Any]
 ) -> Way:
     """One branch; it fails by itself."""
     try:
@@ -245,7 +245,7 @@ class BranchSelf(FunctionToolset[Any]):
         workspace: FilesOf = None,
     ) -> None:
         super().__init__()
-        self.limits = Limits(max_depth, max_branches, max_parallel, timeout)
+        self.limits = BranchSelfLimits(max_depth, max_branches, max_parallel, timeout)
         self.conversation: Conversation | None = None
         self._judge = judge
         self._workspace = workspace

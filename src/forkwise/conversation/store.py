@@ -18,12 +18,12 @@ from forkwise.conversation.node import Node
 from forkwise.errors import ConversationError
 from forkwise.ledger.database import ConversationRecord, Conversations, MessageRow
 
-__all__ = ["Saved", "export_conversation", "import_conversation"]
+__all__ = ["StoredConversation", "export_conversation", "import_conversation"]
 
 _FORMAT = 1
 
 
-class Saved:
+class StoredConversation:
     """A conversation and its place in a ledger. ``save`` writes what is new since the last time.
 
     >>> import tempfile
@@ -59,7 +59,7 @@ class Saved:
         self._settled = {n.id: len(n.results) for n in talk if n.results}
 
     @classmethod
-    def load(cls, place: Conversations, id_: str) -> Saved:
+    def load(cls, place: Conversations, id_: str) -> StoredConversation:
         """A conversation as it was saved last."""
         record, rows = place.load(id_)
         messages = _parsed("[" + ",".join(row.message for row in rows) + "]")

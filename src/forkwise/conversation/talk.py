@@ -17,7 +17,7 @@ from pydantic_ai.models import Model
 from forkwise.conversation.adopt import Adoption, spoken
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node, is_answer
-from forkwise.conversation.store import Saved
+from forkwise.conversation.store import StoredConversation
 from forkwise.errors import ConversationError
 
 __all__ = [
@@ -54,7 +54,7 @@ class Talk:
         agent: Agent[Any, Any],
         conversation: Conversation | None = None,
         *,
-        saved: Saved | None = None,
+        saved: StoredConversation | None = None,
         **options: Any,
     ) -> None:
         self.agent = agent

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.display.output import Output, grid, printable
-from forkwise.ledger.logs import follow_output
+from forkwise.ledger.logs import follow_log
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from forkwise.ledger.ledger import Reading
+    from forkwise.ledger.ledger import LedgerReader
     from forkwise.ledger.records import AttemptRecord, Event, ForkRecord
 
 __all__ = [
     "PACE",
     "Board",
+    "LogFollower",
     "Plain",
     "Row",
-    "Voice",
     "attempt_record",
     "event_record",
     "rows_of",
@@ -69,7 +69,7 @@ class Plain:
         return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
-class Voice:
+class LogFollower:
     """One attempt as it is heard: each line once, when it is whole; what is cut short at the end, when that is told."""
 
     def __init__(self, directory: Path, attempt: str) -> None:
@@ -81,7 +81,7 @@ class Voice:
 
     def lines(self, *, is_over: bool = False) -> Iterator[str]:
         """The lines since the last look, without those that show nothing."""
-        self._heard, piece = follow_output(self._directory, self._attempt, self._heard, tail=_ALL)
+        self._heard, piece = follow_log(self._directory, self._attempt, self._heard, tail=_ALL)
         *whole, self._rest = (self._rest + self._plain.feed(piece)).split("\n")
         if is_over:
             whole, self._rest = [*whole, self._rest], ""
@@ -128,14 +128,14 @@ class Board:
     """
 
     def __init__(
-        self, ledger: Reading, fork: str, output: Output, *, quiet: bool = False, spoken: Path | None = None
+        self, ledger: LedgerReader, fork: str, output: Output, *, quiet: bool = False, spoken: Path | None = None
     ) -> None:
         self._ledger = ledger
         self._fork = ledger.fork(fork).id
         self._output = output
         self._quiet = quiet
         self._spoken = spoken
-        self._voices: dict[str, Voice] = {}
+        self._voices: dict[str, LogFollower] = {}
         self._seen = 0
         self._forks = {self._fork}
         self._live: Live | None = None
@@ -231,7 +231,7 @@ class Board:
         if self._spoken is None or event.attempt is None:
             return
         if event.kind == "started":
-            self._voices[event.attempt] = Voice(self._spoken, event.attempt)
+            self._voices[event.attempt] = LogFollower(self._spoken, event.attempt)
         elif event.kind in ("ended", "interrupted") and event.attempt in self._voices:
             self._speak(event.attempt, is_over=True)
             del self._voices[event.attempt]
@@ -273,7 +273,7 @@ def _tells(column: str, cells: set[str]) -> bool:
     return len(cells - {""}) > (column == "score")
 
 
-def rows_of(ledger: Reading, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
+def rows_of(ledger: LedgerReader, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
     """The attempts of a fork, those made inside another right after it."""
     for attempt in ledger.attempts(fork.id):
         yield Row(attempt, depth, attempt.id == fork.winner)

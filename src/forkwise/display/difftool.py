@@ -18,7 +18,7 @@ import click
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.versions import changed_files
-from forkwise.fork.stored_fork import Remains, branch_of
+from forkwise.fork.stored_fork import StoredFork, branch_of
 from forkwise.live.diff.mirror import EditorDetector, EditorKind, ForkMaterializer, directory_of, git_difftool
 from forkwise.live.values import FileChange
 
@@ -46,7 +46,7 @@ def sides_of(ledger: Ledger, workspace: Workspace, first: str, second: str | Non
     except BranchNotFoundError:
         if second is not None or "." in first or first not in {fork.id for fork in ledger.forks()}:
             raise
-    fork = Remains(ledger, workspace, first)
+    fork = StoredFork(ledger, workspace, first)
     labels = [attempt.label for attempt in fork.attempts]
     found = {}
     for attempt in fork.attempts:

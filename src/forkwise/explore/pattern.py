@@ -15,19 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypedDict
 
-from forkwise.concurrency import ask, block, in_thread
+from forkwise.concurrency import run_in_thread, run_sync, try_call
 from forkwise.errors import ForkwiseWarning
 from forkwise.files.branch import Branch
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
-from forkwise.fork.candidate import Candidate, Command, Task, said
+from forkwise.fork.candidate import Candidate, Command, Task, describe_error
 from forkwise.fork.evaluation import Evaluate, evaluator
-from forkwise.fork.fork import Fork, Settings, parent_of
+from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
 from forkwise.testing.report import TestReport
 
 __all__ = [
+    "Observer",
     "Options",
     "Pattern",
     "Place",
@@ -35,17 +36,16 @@ __all__ = [
     "SpeculationOutcome",
     "SpeculationResult",
     "Subjects",
-    "Witness",
     "best",
     "copies",
     "expanded",
+    "preserve_cwd",
     "several",
-    "standing",
 ]
 
 
 @contextmanager
-def standing(state: str) -> Iterator[None]:
+def preserve_cwd(state: str) -> Iterator[None]:
     """Have the program stand where it stood, if it would else stand in a branch beneath ``state`` or nowhere."""
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -120,13 +120,13 @@ class SpeculationOutcome:
         return cls(won, list(results.values()), commit is not None, commit, fork)
 
 
-class Witness(Protocol):
+class Observer(Protocol):
     """Somebody who looks on at an exploration, and decides nothing."""
 
-    def begun(self, fork: str) -> None:
+    def fork_started(self, fork: str) -> None:
         """Called once, on the event loop, with the name of the first fork."""
 
-    def winning(self, branch: Branch) -> None:
+    def winner_found(self, branch: Branch) -> None:
         """Called in a thread with the winner's branch, as it is about to be committed or to be held for a pick."""
 
 
@@ -134,7 +134,7 @@ class Search:
     """The forks of one exploration, as an async context manager. ``how`` and ``detail`` say, for the ledger, how the
     winner was found."""
 
-    def __init__(self, fork: Fork, witness: Witness | None = None) -> None:
+    def __init__(self, fork: Fork, witness: Observer | None = None) -> None:
         self.fork = fork
         self._witness = witness
         self.how = "best score"
@@ -184,7 +184,7 @@ class Search:
         outermost = None if favourite is None else await self._fold(favourite)
         if outermost is not None:
             await self._show(outermost)
-        await self.fork.hold(outermost, self.how)
+        await self.fork.await_pick(outermost, self.how)
 
     async def abort(self, reason: str) -> None:
         """Drop all of it."""
@@ -194,7 +194,7 @@ class Search:
 
     async def _show(self, winner: Attempt) -> None:
         if self._witness is not None:
-            await in_thread(self._witness.winning, winner.place)
+            await run_in_thread(self._witness.winner_found, winner.place)
 
     async def _fold(self, winner: Attempt) -> Attempt:
         """Commit a winner up to the attempt of the first fork in which it was made; gives that."""
@@ -215,10 +215,10 @@ class Search:
 async def expanded(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate]:
     """The candidates of the next level. What raises, or gives something else, is warned of and ends the line there."""
     try:
-        path = await in_thread(lambda: attempt.place.path)
-        return [Candidate.of(one) for one in (await ask(expand, path, depth)).get() or ()]
+        path = await run_in_thread(lambda: attempt.place.path)
+        return [Candidate.of(one) for one in (await try_call(expand, path, depth)).get() or ()]
     except Exception as error:  # noqa: BLE001 - what was found before stands
-        warnings.warn(f"{attempt.id} could not be expanded: {said(error)}", ForkwiseWarning, stacklevel=2)
+        warnings.warn(f"{attempt.id} could not be expanded: {describe_error(error)}", ForkwiseWarning, stacklevel=2)
         return []
 
 
@@ -274,7 +274,7 @@ class Pattern(ABC):
             raise ValueError(f"a timeout is a number of seconds above 0, not {timeout}")
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"at least one attempt has to run at a time, not {max_parallel}")
-        self.settings = Settings(
+        self.settings = ForkSettings(
             runner or (SandboxRunner() if isolate_processes else InProcessRunner()),
             None if evaluate is None else evaluator(evaluate),
             timeout,
@@ -288,18 +288,18 @@ class Pattern(ABC):
 
     def __call__(self, workspace: Place, *, resume: str | None = None) -> SpeculationOutcome:
         """Explore, and wait until that is over."""
-        return block(lambda: self.run(workspace, resume=resume))
+        return run_sync(lambda: self.run(workspace, resume=resume))
 
     async def run(
-        self, workspace: Place, *, resume: str | None = None, witness: Witness | None = None
+        self, workspace: Place, *, resume: str | None = None, witness: Observer | None = None
     ) -> SpeculationOutcome:
         """Explore. ``resume`` names a fork to go on with, whose process was killed; ``witness`` is told of it."""
-        parent = await in_thread(parent_of, workspace)
-        with span("fork", kind=self._kind), standing(parent.place.state):
+        parent = await run_in_thread(parent_of, workspace)
+        with span("fork", kind=self._kind), preserve_cwd(parent.place.state):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
             async with Search(fork, witness) as search:
                 if witness is not None:
-                    witness.begun(fork.id)
+                    witness.fork_started(fork.id)
                 winner = await self.explore(search)
                 commit = await self._conclude(search, winner)
                 return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id)

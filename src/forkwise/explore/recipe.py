@@ -27,7 +27,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
 from forkwise.fork.runner import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
-from forkwise.sandbox.run import arun
+from forkwise.sandbox.run import arun_in_branch
 
 __all__ = [
     "Allowance",
@@ -58,7 +58,7 @@ class CommandJudge:
 
     async def __call__(self, first: Path, second: Path) -> int:
         async with scratch(self._parent) as ground:
-            done = await arun(
+            done = await arun_in_branch(
                 ground,
                 [*self._argv, str(first), str(second)],
                 confinement=replace(self._confinement, readable=(*self._confinement.readable, str(first), str(second))),

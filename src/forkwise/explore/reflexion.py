@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.concurrency import ask, in_thread
+from forkwise.concurrency import run_in_thread, try_call
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
-from forkwise.fork.candidate import Candidate, Command, Task, said
+from forkwise.fork.candidate import Candidate, Command, Task, describe_error
 from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Reflexion"]
@@ -59,7 +59,7 @@ class Reflexion(Pattern):
         if self._critique is None or attempt.branch is None:
             return feedback_of(attempt)
         try:
-            path = await in_thread(lambda: attempt.place.path)
-            return str((await ask(self._critique, path)).get())
+            path = await run_in_thread(lambda: attempt.place.path)
+            return str((await try_call(self._critique, path)).get())
         except Exception as error:  # noqa: BLE001 - a critic that fails does not end the search
-            return f"{feedback_of(attempt)}\n\n(there is no critique: {said(error)})"
+            return f"{feedback_of(attempt)}\n\n(there is no critique: {describe_error(error)})"

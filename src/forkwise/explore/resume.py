@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import ForkResolvedError, LedgerError
-from forkwise.explore.pattern import SpeculationOutcome, SpeculationResult, Witness
+from forkwise.explore.pattern import Observer, SpeculationOutcome, SpeculationResult
 from forkwise.explore.recipe import Recipe
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Tests
-from forkwise.fork.resolve import complete
-from forkwise.fork.stored_fork import Remains
-from forkwise.ledger.ledger import Reading
+from forkwise.fork.resolve import commit_resolved
+from forkwise.fork.stored_fork import StoredFork
+from forkwise.ledger.ledger import LedgerReader
 from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
@@ -27,7 +27,7 @@ async def resume(
     fork: str,
     *,
     on_conflict: OnConflict | None = None,
-    witness: Witness | None = None,
+    witness: Observer | None = None,
 ) -> SpeculationOutcome:
     """Go on with a fork that was interrupted: attempts that were over are not run again, the others start afresh.
 
@@ -35,22 +35,22 @@ async def resume(
     instead of what the fork was begun with. Raises ForkResolvedError where there is nothing to go on with, LedgerError
     for a fork that a program made: that has what it takes, and calls its pattern with ``resume``.
     """
-    where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
+    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
-        remains = Remains(ledger, where, fork)
-        remains.must_be_outermost()
+        remains = StoredFork(ledger, where, fork)
+        remains.require_outermost()
         record = remains.record
         if record.stored == "resolved":
-            landed = await in_thread(
-                complete, ledger, where, record.id, on_conflict=on_conflict or "refuse", keep=_keeps(record)
+            landed = await run_in_thread(
+                commit_resolved, ledger, where, record.id, on_conflict=on_conflict or "refuse", keep=_keeps(record)
             )
             if witness is not None:
-                witness.begun(record.id)
+                witness.fork_started(record.id)
             return _recorded(ledger, record, landed.commit)
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
-        await in_thread(_drop_what_is_over, remains)
+        await run_in_thread(_drop_what_is_over, remains)
         origin = remains.origin
     if on_conflict is not None:
         recipe = replace(recipe, on_conflict=on_conflict)
@@ -80,7 +80,7 @@ def _keeps(fork: ForkRecord) -> bool:
     return bool((fork.resolution or {}).get("keep", fork.spec.get("keep", False)))
 
 
-def _drop_what_is_over(fork: Remains) -> None:
+def _drop_what_is_over(fork: StoredFork) -> None:
     """Drop what forks inside the attempts left that were decided, and not brought to their end: they are made anew."""
     for inner in fork.inside():
         if inner.record.is_over:
@@ -89,7 +89,7 @@ def _drop_what_is_over(fork: Remains) -> None:
             _drop_what_is_over(inner)
 
 
-def _recorded(ledger: Reading, fork: ForkRecord, commit: Commit) -> SpeculationOutcome:
+def _recorded(ledger: LedgerReader, fork: ForkRecord, commit: Commit) -> SpeculationOutcome:
     """The outcome of a fork that was decided by a process that is no more."""
     results = {attempt.id: _result(attempt) for attempt in ledger.attempts(fork.id)}
     winner = None if fork.winner is None else results[fork.winner]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.concurrency import ask, in_thread
+from forkwise.concurrency import run_in_thread, try_call
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, copies
 from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import said, shown
+from forkwise.fork.candidate import describe_error, describe_value
 from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Judge", "Tournament"]
@@ -61,12 +61,12 @@ class Tournament(Pattern):
     async def _play(self, first: Attempt, second: Attempt) -> tuple[Attempt, dict[str, Any]]:
         doubt = None
         try:
-            paths = await in_thread(lambda: (first.place.path, second.place.path))
-            choice = (await ask(self._judge, *paths)).get()
+            paths = await run_in_thread(lambda: (first.place.path, second.place.path))
+            choice = (await try_call(self._judge, *paths)).get()
             if choice not in (0, 1):
-                doubt = f"the judge said {shown(choice)}"
+                doubt = f"the judge said {describe_value(choice)}"
         except Exception as error:  # noqa: BLE001 - one match without a judge does not end the tournament
-            doubt = said(error)
+            doubt = describe_error(error)
         if doubt is not None:
             choice = int(second.scores > first.scores)
         winner = second if choice else first

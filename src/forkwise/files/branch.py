@@ -17,19 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import forkwise  # for what floors above this one do with a branch: it loads them when asked
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, MountError
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Commit, Delta, OnConflict
 from forkwise.files.store.journal import sync_filesystem
-from forkwise.files.store.pool import Spare, Spares
-from forkwise.files.store.record import TakenBack
+from forkwise.files.store.pool import BranchPool, PooledHome
+from forkwise.files.store.record import RolledBack
 from forkwise.files.store.scan import Scan, scan_layer
-from forkwise.files.store.state import Lock, Place, locked
+from forkwise.files.store.state import Lock, StateDir, locked
 from forkwise.files.store.transaction import recover
-from forkwise.files.store.trash import discard, held_back
+from forkwise.files.store.trash import deferred, discard
 from forkwise.files.store.view import View
-from forkwise.linux.process_id import Owner, boot_id
+from forkwise.linux.process_id import ProcessId, boot_id
 
 if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
@@ -59,7 +58,7 @@ class Parent(ABC):
     """Something with branches. ``target`` is the directory their commits change, ``lowers`` what they see beneath
     their own layer, nearest first."""
 
-    place: Place
+    place: StateDir
     target: str
 
     @property
@@ -78,19 +77,19 @@ class Parent(ABC):
         """What a branch of this one sees, nearest first."""
 
     @abstractmethod
-    def view_of_children(self) -> View:
+    def child_view(self) -> View:
         """The view that a branch made now gets."""
 
     @abstractmethod
-    def fork_begins(self) -> None:
+    def before_fork(self) -> None:
         """Called under the lock, before a branch is made from this."""
 
     @abstractmethod
-    def commit_begins(self) -> None:
+    def before_commit(self) -> None:
         """Called under the lock, before something is committed into this."""
 
     @abstractmethod
-    def child_gone(self) -> None:
+    def after_child_removed(self) -> None:
         """Called under the lock, after a branch was committed or aborted."""
 
     @property
@@ -100,9 +99,9 @@ class Parent(ABC):
 
     def resting(self) -> int | None:
         """The number of the last commit into this, while none is under way into it or into what it was made from."""
-        return self.place.resting()
+        return self.place.settled_head()
 
-    def settle(self) -> None:
+    def recover(self) -> None:
         """Take back such a commit. Called under the exclusive lock."""
         if self.place.is_interrupted:
             recover(self.place, self.target)
@@ -116,14 +115,14 @@ class Parent(ABC):
 
         check_name(name)
         check_outcomes(on_success, on_error)
-        view = self.view_of_children()
+        view = self.child_view()
         stock = self.spares(view)
         with locked(self.place.state, shared=True) as lock:
             head = self.resting()
             spare = None if head is None else self._make(name, view, lock, head, stock)
         if head is None:
             with locked(self.place.state) as lock:
-                self.settle()
+                self.recover()
                 spare = self._make(name, view, lock, self.place.head, stock)
         if stock is not None:
             stock.refill()
@@ -140,9 +139,9 @@ class Parent(ABC):
                 continue  # gone since the names were read
         return found
 
-    def _make(self, name: str, view: View, lock: Lock, head: int, stock: Spares | None) -> Spare | None:
+    def _make(self, name: str, view: View, lock: Lock, head: int, stock: BranchPool | None) -> PooledHome | None:
         """Make a branch's home; gives what it was made of, where that was in stock."""
-        self.fork_begins()
+        self.before_fork()
         spare = None if stock is None else stock.take()
         if spare is not None:
             try:
@@ -157,7 +156,7 @@ class Parent(ABC):
             forked = lock.now()
             view.make(home, self.lowers)
             made = lock.now() if view.whole else forked
-            Birth(view.name, head, forked, made, time.time(), boot_id(), Owner.me()).save_first(home)
+            BranchInfo(view.name, head, forked, made, time.time(), boot_id(), ProcessId.current()).create(home)
         except BaseException:
             self._drop(home, view)
             raise
@@ -181,12 +180,12 @@ class Parent(ABC):
                 view.release(home)
             discard(self.place, home)
 
-    def spares(self, view: View) -> Spares | None:
+    def spares(self, view: View) -> BranchPool | None:
         """Homes that are kept ready; None where there are none of the kind."""
         return None
 
 
-def _new_home(place: Place) -> str:
+def _new_home(place: StateDir) -> str:
     home = place.home(f".new-{os.getpid()}-{next(_serial)}")
     try:
         os.mkdir(home, 0o700)
@@ -243,12 +242,12 @@ class Branch(Parent):
         view: View,
         on_success: OnSuccess = None,
         on_error: OnError = None,
-        spare: Spare | None = None,
+        spare: PooledHome | None = None,
     ) -> None:
         self.parent = parent
         self.name = name
         self.home = parent.place.home(name)
-        self.place = Place(self.home, parent.place.state)
+        self.place = StateDir(self.home, parent.place.state)
         self.target = f"{self.home}/layer"
         self.view_kind = view
         self._on_success = on_success
@@ -263,7 +262,7 @@ class Branch(Parent):
         """A handle on a branch that exists, whichever process made it."""
         from forkwise.files.views import view_named  # noqa: PLC0415
 
-        return cls(parent, name, view_named(Birth.load(parent.place.home(name)).view))
+        return cls(parent, name, view_named(BranchInfo.load(parent.place.home(name)).view))
 
     def __repr__(self) -> str:
         return f"<Branch {self.branch_path} of {self.workspace.path} ({self.view})>"
@@ -299,12 +298,12 @@ class Branch(Parent):
                 try:
                     is_writable = bool(untouched) and os.stat(self.home).st_mtime_ns == untouched
                     if not is_writable:
-                        self.settle()
+                        self.recover()
                         is_writable = not self.is_frozen
                         ahead = None
                     seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable, ahead=ahead)
                 except (FileNotFoundError, MountError):
-                    Birth.load(self.home)  # says so, where the branch is gone
+                    BranchInfo.load(self.home)  # says so, where the branch is gone
                     raise
         return Path(seen)
 
@@ -319,25 +318,25 @@ class Branch(Parent):
         committed first), ``committed`` or ``aborted``."""
         if self._ended:
             return self._ended
-        if Birth.load(self.home).generation != self.parent.place.head:
+        if BranchInfo.load(self.home).generation != self.parent.place.head:
             return "stale"
         return "frozen" if self.is_frozen else "open"
 
     @property
     def created(self) -> datetime:
         """When it was made."""
-        return datetime.fromtimestamp(Birth.load(self.home).created, UTC)
+        return datetime.fromtimestamp(BranchInfo.load(self.home).created, UTC)
 
     @property
     def owner_alive(self) -> bool:
         """Whether the process that made it still runs."""
-        owner = Birth.load(self.home).owner
+        owner = BranchInfo.load(self.home).owner
         return owner is not None and owner.alive
 
     @property
     def kept(self) -> bool:
         """Whether it was told to outlive its process."""
-        return Birth.load(self.home).kept
+        return BranchInfo.load(self.home).kept
 
     @property
     def lowers(self) -> list[str]:
@@ -368,13 +367,13 @@ class Branch(Parent):
         """Read the layer against the parent. Called under the lock."""
         self.view_kind.flush(self.home)
         base = self.view_kind.base(self.home)
-        taken_back = TakenBack.load(self.parent.place)
+        taken_back = RolledBack.load(self.parent.place)
         if base is None:
             return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files, taken_back)
         from forkwise.files.store.scan import scan_tree  # noqa: PLC0415
 
-        made = Birth.load(self.home).made
-        scan = scan_tree(self.target, self.parent.lowers, base, made, TakenBack.load(self.place))
+        made = BranchInfo.load(self.home).made
+        scan = scan_tree(self.target, self.parent.lowers, base, made, RolledBack.load(self.place))
         scan.taken_back = taken_back
         return scan
 
@@ -399,26 +398,32 @@ class Branch(Parent):
 
     def run(self, argv: Sequence[str], **options: Any) -> Finished:
         """Run a command in it, confined, with the branch at the workspace's own path; see forkwise.sandbox.run."""
-        return forkwise.run_in_branch(self, argv, **options)
+        from forkwise.sandbox.run import run_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
+
+        return run_in_branch(self, argv, **options)
 
     async def arun(self, argv: Sequence[str], **options: Any) -> Finished:
         """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
-        return await forkwise.arun_in_branch(self, argv, **options)
+        from forkwise.sandbox.run import arun_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
+
+        return await arun_in_branch(self, argv, **options)
 
     def shell(self, argv: Sequence[str] = (), **options: Any) -> int:
         """Put a person into it: their shell, or a command, on this terminal. Gives the exit code."""
-        return forkwise.shell_in_branch(self, argv, **options)
+        from forkwise.sandbox.run import shell_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
+
+        return shell_in_branch(self, argv, **options)
 
     def abort(self) -> None:
         """Drop the branch and all branches made from it. Quick, however much was changed."""
         self._must_be_open()
         self._ahead = None
         try:
-            with held_back(), locked(self.place.state):
-                self.settle()
-                Birth.load(self.home)
+            with deferred(), locked(self.place.state):
+                self.recover()
+                BranchInfo.load(self.home)
                 self.remove()
-                self.parent.child_gone()
+                self.parent.after_child_removed()
         except OSError as error:
             raise AbortError(f"{self.branch_path} could not be aborted: {error}", branch=self.name) from error
         self._ended = "aborted"
@@ -449,7 +454,7 @@ class Branch(Parent):
                 raise BranchError(f"{self.branch_path} has branches of its own; they come first", branch=self.name)
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.home}/frozen")
-            self.child_gone()
+            self.after_child_removed()
 
     def keep(self) -> Branch:
         """Let it outlive this process and a loss of power: ``gc`` leaves it alone, the end of a ``with`` block too."""
@@ -464,7 +469,7 @@ class Branch(Parent):
             self.view_kind.hide(self.home)
 
     def _sync(self, lock: Lock, *, keep: bool = False) -> None:
-        birth = Birth.load(self.home)
+        birth = BranchInfo.load(self.home)
         birth.synced = lock.now()
         birth.kept = birth.kept or keep
         sync_filesystem(self.target)
@@ -493,24 +498,24 @@ class Branch(Parent):
     def resting(self) -> int | None:
         return None if self.parent.resting() is None else super().resting()
 
-    def settle(self) -> None:
-        self.parent.settle()  # which may be what brings this branch's own home back
-        super().settle()
+    def recover(self) -> None:
+        self.parent.recover()  # which may be what brings this branch's own home back
+        super().recover()
 
-    def view_of_children(self) -> View:
+    def child_view(self) -> View:
         return self.view_kind
 
-    def fork_begins(self) -> None:
+    def before_fork(self) -> None:
         self._must_be_open()
-        Birth.load(self.home)
+        BranchInfo.load(self.home)
         if not self.is_frozen:
             self.view_kind.freeze(self.home, self.parent.lowers)
 
-    def commit_begins(self) -> None:
+    def before_commit(self) -> None:
         # Changing a layer underneath its mount is undefined, so it is taken down; the next look mounts it anew.
         self.view_kind.hide(self.home)
 
-    def child_gone(self) -> None:
+    def after_child_removed(self) -> None:
         if not self.is_frozen:
             self.view_kind.thaw(self.home, self.parent.lowers)
 
@@ -527,8 +532,8 @@ class Branch(Parent):
     def _lock(self) -> Iterator[Lock]:
         self._must_be_open()
         with locked(self.place.state) as lock:
-            self.settle()
-            Birth.load(self.home)
+            self.recover()
+            BranchInfo.load(self.home)
             yield lock
 
     def _must_be_open(self) -> None:

@@ -13,8 +13,8 @@ from forkwise.errors import BranchError, BranchStaleError, ConflictError, Forkwi
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.commit import check_trust
 from forkwise.files.mounted import MountedWorkspace
-from forkwise.files.path_merge import Agreed, Clash, Looks, Version, agree
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.path_merge import Clash, MergedPath, Metadata, Version, merge_path
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.overlayfs import mark_origins
@@ -54,8 +54,8 @@ def scan_sibling(branch: Branch) -> Scan:
     Raises BranchStaleError for one that has to be rebased first, ConflictError for one that clashes with what somebody
     else changed in the parent.
     """
-    branch.settle()
-    birth = Birth.load(branch.home)
+    branch.recover()
+    birth = BranchInfo.load(branch.home)
     if birth.generation != branch.parent.place.head:
         raise BranchStaleError(
             f"{branch.branch_path} is stale and cannot be combined: {branch.parent.branch_path} was committed to since "
@@ -126,7 +126,7 @@ class Combining:
         self.taken: dict[str, str] = {}
         self.clashes: list[Clash] = []
         self.replaced: list[str] = []
-        self._directories: list[tuple[str, Looks, int]] = []
+        self._directories: list[tuple[str, Metadata, int]] = []
         self._links: dict[tuple[int, int], str] = {}
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class Combining:
         # Last, because every name put into a directory changes its times, and its mode may forbid that.
         for path, looks, mtime in self._directories:
             with self._directory(path) as fd:
-                looks.give(fd)
+                looks.apply_to(fd)
                 found = os.fstat(fd)
                 if found.st_mtime_ns != mtime:
                     os.utime(f"/proc/self/fd/{fd}", ns=(found.st_atime_ns, mtime))
@@ -155,12 +155,12 @@ class Combining:
         base = self._base(path)
         versions = [side.version(base) for side in sides]
         if preferred := self.prefer.get(path):
-            outcome: Agreed | Clash = Agreed(preferred.version(base))
+            outcome: MergedPath | Clash = MergedPath(preferred.version(base))
         else:
-            outcome = agree(base, self._counting(base, sides, versions))
+            outcome = merge_path(base, self._counting(base, sides, versions))
         if isinstance(outcome, Clash):
             self.clashes.append(outcome)
-            outcome = Agreed(next(v for v in versions if v.branch == outcome.branches[0]))
+            outcome = MergedPath(next(v for v in versions if v.branch == outcome.branches[0]))
         if outcome.source.type != "directory":
             self._put(base, outcome)
             return []
@@ -204,7 +204,7 @@ class Combining:
 
     # What is written
 
-    def _put(self, base: Version, outcome: Agreed) -> None:
+    def _put(self, base: Version, outcome: MergedPath) -> None:
         source = outcome.source
         if source.root == self.view:
             return
@@ -218,9 +218,9 @@ class Combining:
                 self._copy(source, source.found, there, name, outcome)
         if outcome.looks is not None:
             with base.opened() as fd:
-                outcome.looks.give(fd)
+                outcome.looks.apply_to(fd)
 
-    def _copy(self, source: Version, found: os.stat_result, there: int, name: str, outcome: Agreed) -> None:
+    def _copy(self, source: Version, found: os.stat_result, there: int, name: str, outcome: MergedPath) -> None:
         """A copy of a file or symlink; names of one file stay names of one file, unless only one of them is merged."""
         link = (source.root, found.st_ino)
         if found.st_nlink > 1 and not outcome.is_merged:
@@ -234,7 +234,7 @@ class Combining:
         with _opened(source.root, directory) as here:
             copy_entry(here, name, there, name)
 
-    def _put_directory(self, base: Version, outcome: Agreed, versions: Sequence[Version]) -> None:
+    def _put_directory(self, base: Version, outcome: MergedPath, versions: Sequence[Version]) -> None:
         source = outcome.source
         looks = outcome.looks or source.looks
         if base.type != "directory" or looks != base.looks:
@@ -251,7 +251,7 @@ class Combining:
             with base.opened() as fd:
                 os.chmod(f"/proc/self/fd/{fd}", base.looks.mode | 0o700)  # until it is filled
 
-    def _note(self, base: Version, outcome: Agreed) -> None:
+    def _note(self, base: Version, outcome: MergedPath) -> None:
         """Remember where a path came from, and what went with it."""
         shown, source = base.path or ".", outcome.source
         if outcome.is_merged:
@@ -395,7 +395,7 @@ def _combine(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[st
 def _begin(branch: Branch, scans: Sequence[Scan]) -> None:
     """Have a commit refuse all that is going to be written, in case this process is killed before all of it is."""
     paths = {e.path for scan in scans for e in scan.entries} | {t.path or "." for scan in scans for t in scan.touched}
-    birth = Birth.load(branch.home)
+    birth = BranchInfo.load(branch.home)
     birth.unmerged = [Conflict(path, "unmerged", "the combination was interrupted") for path in sorted(paths)]
     birth.rebased = sys.maxsize
     birth.save(branch.home)
@@ -407,7 +407,7 @@ def _finish(branch: Branch, combining: Combining, lock: Lock) -> None:
         # A file that was put in the place of the parent's began as that: should somebody delete it there, it is seen.
         branch.view_kind.hide(branch.home)
         mark_origins(branch.target, combining.replaced)
-    birth = Birth.load(branch.home)
+    birth = BranchInfo.load(branch.home)
     birth.unmerged = [Conflict(p, "unmerged", c.detail) for c in combining.clashes for p in combining.paths_of(c)]
     birth.rebased = lock.now()
     birth.save(branch.home)

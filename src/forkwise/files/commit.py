@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Commit, Conflict, OnConflict
 from forkwise.files.store.commit_plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
 from forkwise.files.store.overlayfs import (
@@ -20,12 +20,12 @@ from forkwise.files.store.overlayfs import (
     unmark,
     unmark_origins,
 )
-from forkwise.files.store.pool import undisturbed
+from forkwise.files.store.pool import pool_paused
 from forkwise.files.store.record import ROOM, Record
 from forkwise.files.store.scan import Entry, Scan
-from forkwise.files.store.state import Place, locked
+from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import Transaction, as_commit_error
-from forkwise.files.store.trash import discard, held_back
+from forkwise.files.store.trash import deferred, discard
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
 
@@ -46,9 +46,9 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
     if on_conflict not in _CHOICES:
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
     failed = f"{branch.branch_path} was not committed"
-    with undisturbed(), held_back(), as_commit_error(failed), locked(branch.place.state):
-        branch.settle()
-        birth = Birth.load(branch.home)
+    with pool_paused(), deferred(), as_commit_error(failed), locked(branch.place.state):
+        branch.recover()
+        birth = BranchInfo.load(branch.home)
         _check_turn(branch, birth)
         is_still = _still(branch)
         try:
@@ -58,7 +58,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             _check_mounts(branch, scan)
             decision = _Decision(branch, birth, scan, on_conflict)
             is_still = branch.view_kind.hide(branch.home) and is_still
-            branch.parent.commit_begins()
+            branch.parent.before_commit()
         except BaseException:
             if not branch.is_frozen:
                 branch.view_kind.thaw(branch.home, branch.parent.lowers)
@@ -87,18 +87,18 @@ def _tidy(branch: Branch, record: Record) -> None:
     copies = f"{branch.parent.place.history(record.number)}/home/copies"
     if os.path.isdir(copies):
         discard(branch.parent.place, copies)  # nobody goes back in a branch that is committed
-    branch.parent.child_gone()
+    branch.parent.after_child_removed()
     forget_old(branch.parent.place)
 
 
-def forget_old(place: Place) -> None:
+def forget_old(place: StateDir) -> None:
     """Drop the content kept for undo by the commit that has just become too old."""
     old = place.history(place.head - KEPT)
     if os.path.isdir(old):
         discard(place, old)
 
 
-def _check_turn(branch: Branch, birth: Birth) -> None:
+def _check_turn(branch: Branch, birth: BranchInfo) -> None:
     if names := branch.place.names():
         raise BranchError(
             f"{branch.branch_path} has branches of its own that are still open: {', '.join(names)}; "
@@ -124,7 +124,7 @@ def _still(branch: Branch) -> bool:
     return True
 
 
-def check_trust(branch: Branch, birth: Birth, scan: Scan) -> None:
+def check_trust(branch: Branch, birth: BranchInfo, scan: Scan) -> None:
     """A layer is written without syncs: after the machine went down, what was not synced may be torn."""
     if birth.boot == boot_id():
         return
@@ -153,7 +153,7 @@ def _check_mounts(branch: Branch, scan: Scan) -> None:
 class _Decision:
     """What is done about each conflict."""
 
-    def __init__(self, branch: Branch, birth: Birth, scan: Scan, on_conflict: OnConflict) -> None:
+    def __init__(self, branch: Branch, birth: BranchInfo, scan: Scan, on_conflict: OnConflict) -> None:
         self.scan = scan
         self.dropped: set[str] = set()
         self.merged: dict[str, bytes] = {}
@@ -173,7 +173,12 @@ class _Decision:
             self._merge(branch, birth, found, entries, on_conflict)
 
     def _merge(
-        self, branch: Branch, birth: Birth, found: list[Conflict], entries: dict[str, Entry], on_conflict: OnConflict
+        self,
+        branch: Branch,
+        birth: BranchInfo,
+        found: list[Conflict],
+        entries: dict[str, Entry],
+        on_conflict: OnConflict,
     ) -> None:
         from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - few commits need it
         from forkwise.files.versions import Versions  # noqa: PLC0415
@@ -195,7 +200,7 @@ class _Decision:
             )
 
 
-def _carry_out(branch: Branch, birth: Birth, decision: _Decision, *, moves: bool, durable: bool) -> Record:
+def _carry_out(branch: Branch, birth: BranchInfo, decision: _Decision, *, moves: bool, durable: bool) -> Record:
     parent, scan = branch.parent, decision.scan
     room = f"{branch.home}/{ROOM}"
     with Transaction(parent.place, parent.target, branch.branch_path, room=room) as transaction:

@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 
 from forkwise.linux.trees import copy_entry, join, open_beneath, open_directory, open_root, remove_tree
 
-__all__ = ["AddressedTree"]
+__all__ = ["FileTree"]
 
 _LINKS = 40  # as many as the kernel follows
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class AddressedTree:
+class FileTree:
     """The files of the directory ``root``, which are spoken of as lying at ``where``.
 
     Paths are absolute, or relative to ``where``. One that leads outside, by itself or through a link, is a
@@ -200,7 +200,7 @@ class AddressedTree:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             remove_tree(directory, name)
 
-    def take(self, other: AddressedTree, path: str) -> None:
+    def copy_from(self, other: FileTree, path: str) -> None:
         """Have at a path, which has no link in it, what another tree has there: content, mode and all, or nothing."""
         above, _, name = path.rpartition("/")
         self._make(above, path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store import trash
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import locked
 from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.syscalls import MNT_DETACH, umount2
@@ -40,7 +40,7 @@ def collect(
     for who knows that better than can be told from the branch."""
     place = workspace.place
     with locked(place.state):
-        workspace.settle()
+        workspace.recover()
         removed: list[str] = []
         listed: list[str] = []
         freed = _size(f"{place.state}/trash")
@@ -55,7 +55,7 @@ def collect(
             freed += _size(f"{branch.home}/layer")
             if not dry_run:
                 branch.remove()
-                branch.parent.child_gone()
+                branch.parent.after_child_removed()
         trials = list(_trials(place.state))
         leftovers = [*_unfinished(workspace), *trials]
         old = [n for n in range(place.head - keep, 0, -1) if os.path.isdir(place.history(n))]
@@ -68,7 +68,7 @@ def collect(
             for path in [*leftovers, *(place.history(n) for n in old)]:
                 trash.discard(place, path)
     if not dry_run:
-        trash.wait()
+        trash.wait_until_empty()
         trash.empty(place.state)
     return Collected(tuple(removed), tuple(listed), freed)
 
@@ -76,7 +76,7 @@ def collect(
 def _is_wanted(branch: Branch, told: bool | None, removed: Collection[str]) -> bool:
     """Whether somebody still has it, or a branch made from it."""
     if told is None:
-        birth = Birth.load(branch.home)
+        birth = BranchInfo.load(branch.home)
         told = birth.kept or (birth.owner is not None and birth.owner.alive)
     return told or any(f"{branch.branch_path}/{name}" not in removed for name in branch.place.names())
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError, MountError
 from forkwise.files.branch import Branch, OnError, OnSuccess, Status, check_name, check_outcomes
 from forkwise.files.store.changes import Commit, OnConflict
-from forkwise.files.store.state import Place, site
+from forkwise.files.store.state import StateDir, locate
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
 
@@ -43,7 +43,7 @@ def find_driver(path: str) -> tuple[str, Callable[[], Driver]] | None:
         return "branchfs", lambda: branchfs.BranchFS(mount)
     held = daxfs.find_mount(path)
     if held is not None:
-        return "daxfs", lambda: daxfs.DaxFS(held, f"{site(held).state}/daxfs")
+        return "daxfs", lambda: daxfs.DaxFS(held, f"{locate(held).state}/daxfs")
     return None
 
 
@@ -134,7 +134,7 @@ class MountedBranch(Branch):
         self.name = name
         self.known_as = known_as
         self.home = self._driver.path(known_as)
-        self.place = Place(self.home, self.home)
+        self.place = StateDir(self.home, self.home)
         self.target = self.home
         self._on_success = on_success
         self._on_error = on_error

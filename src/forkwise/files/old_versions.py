@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError
 from forkwise.files.branch import Parent
-from forkwise.files.file_tree import AddressedTree
+from forkwise.files.file_tree import FileTree
 from forkwise.files.store.journal import Run, Step
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
-from forkwise.files.store.state import Place, locked
+from forkwise.files.store.state import StateDir, locked
 from forkwise.text.diff import LIMIT, FileDiff, Side, unified
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
 
 __all__ = [
+    "active_commits",
     "chains_since",
     "commit_diff",
-    "find_ancestor",
+    "find_merge_base",
     "mode_at_fork",
     "slot_of",
-    "standing",
     "step_on",
 ]
 
@@ -34,9 +34,9 @@ __all__ = [
 _GIT_PATIENCE = 10.0
 
 
-def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
+def find_merge_base(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
     """What a parent had at ``path`` at the commit ``generation`` and the filesystem's time ``forked``, if known."""
-    records = standing(parent.place, generation)
+    records = active_commits(parent.place, generation)
     if records is None:
         return None  # the oldest that is left would do no better: what came before it is not in both
     for record in records:
@@ -48,14 +48,14 @@ def find_ancestor(parent: Parent, path: str, generation: int, forked: int) -> by
     return None
 
 
-def standing(place: Place, generation: int) -> list[Record] | None:
+def active_commits(place: StateDir, generation: int) -> list[Record] | None:
     """The commits into a place after ``generation`` that were not taken back, in their order; None where one of them
     was collected. A commit and its undo cancel out; what an undo of an undo brought back counts as the first."""
     chains = chains_since(place, generation)
     return None if chains is None else [chain[0] for chain in chains if len(chain) % 2]
 
 
-def chains_since(place: Place, generation: int) -> list[list[Record]] | None:
+def chains_since(place: StateDir, generation: int) -> list[list[Record]] | None:
     """The commits into a place after ``generation``, each with the undo of it, the undo of that, and so on."""
     chains: dict[int, list[Record]] = {}
     firsts: dict[int, int] = {}
@@ -83,7 +83,7 @@ def step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
 
 def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
     """The mode a file had at the commit ``generation``, if a commit changed the file since."""
-    for record in standing(parent.place, generation) or ():
+    for record in active_commits(parent.place, generation) or ():
         step = step_on(record, path)
         if step is not None and step[1].code != "put":
             try:
@@ -159,11 +159,11 @@ def commit_diff(workspace: Workspace, number: int) -> str:
     +new
     """
     with locked(workspace.place.state):
-        records = standing(workspace.place, number - 1)
+        records = active_commits(workspace.place, number - 1)
         if not records or records[0].number != number:
             raise CommitError(f"commit {number} does not stand any more: it was undone, or collected")
         first, *later = records
-        tree = AddressedTree(workspace.target, workspace.target)
+        tree = FileTree(workspace.target, workspace.target)
         changes = [
             FileDiff(path, _before(workspace, [first], path), _before(workspace, later, path, tree))
             for path in sorted({*first.added, *first.changed, *first.deleted})
@@ -171,9 +171,7 @@ def commit_diff(workspace: Workspace, number: int) -> str:
     return unified(changes)
 
 
-def _before(
-    workspace: Workspace, records: Sequence[Record], path: str, now: AddressedTree | None = None
-) -> Side | None:
+def _before(workspace: Workspace, records: Sequence[Record], path: str, now: FileTree | None = None) -> Side | None:
     """What a path was before the first of some commits that changed it; where none did, what it is ``now``."""
     for record in records:
         if (step := step_on(record, path)) is not None:
@@ -184,10 +182,10 @@ def _before(
 def _kept_content(path: str) -> Side | None:
     """What lies in a slot, where nobody but forkwise writes."""
     directory, _, name = path.rpartition("/")
-    return _found(AddressedTree(directory, directory), name) if os.path.isdir(directory) else None
+    return _found(FileTree(directory, directory), name) if os.path.isdir(directory) else None
 
 
-def _found(tree: AddressedTree, path: str) -> Side | None:
+def _found(tree: FileTree, path: str) -> Side | None:
     entry = tree.entry(path)
     if entry is None or not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)):
         return None

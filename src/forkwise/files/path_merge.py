@@ -16,10 +16,9 @@ from forkwise.files.store.changes import EntryType, entry_type
 from forkwise.files.store.scan import user_attributes
 from forkwise.linux.trees import open_beneath
 from forkwise.text.diff import LIMIT
-from forkwise.text.merge3 import ConflictHunk as Hunk
-from forkwise.text.merge3 import is_text, merge
+from forkwise.text.merge3 import ConflictHunk, is_text, merge
 
-__all__ = ["Agreed", "Clash", "ClashKind", "Looks", "Version", "agree"]
+__all__ = ["Clash", "ClashKind", "MergedPath", "Metadata", "Version", "merge_path"]
 
 ClashKind = Literal[
     "content", "binary", "large", "target", "type", "deleted and changed", "added differently", "metadata"
@@ -51,14 +50,14 @@ class Clash:
     kind: ClashKind
     branches: tuple[str, ...]
     detail: str
-    hunks: tuple[Hunk, ...] = ()
+    hunks: tuple[ConflictHunk, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class Metadata:
     """What an entry is beside its type and content: mode, owner, and the attributes a user gave it."""
 
     mode: int
@@ -67,14 +66,14 @@ class Looks:
     attributes: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, fd: int) -> Looks:
+    def of(cls, fd: int) -> Metadata:
         """Those of an open entry; a descriptor of O_PATH will do."""
         found = os.fstat(fd)
         return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, user_attributes(_again(fd)))
 
-    def give(self, fd: int) -> None:
+    def apply_to(self, fd: int) -> None:
         """Make them those of an open entry."""
-        path, now = _again(fd), Looks.of(fd)
+        path, now = _again(fd), Metadata.of(fd)
         for attribute in now.attributes.keys() - self.attributes.keys():
             os.removexattr(path, attribute)
         for attribute, value in self.attributes.items():
@@ -107,9 +106,9 @@ class Version(NamedTuple):
             os.close(fd)
 
     @property
-    def looks(self) -> Looks:
+    def looks(self) -> Metadata:
         with self.opened() as fd:
-            return Looks.of(fd)
+            return Metadata.of(fd)
 
     @property
     def content(self) -> bytes:
@@ -149,32 +148,32 @@ class Version(NamedTuple):
         return self.type != "symlink" or self.target == other.target
 
 
-class Agreed(NamedTuple):
+class MergedPath(NamedTuple):
     """What a path becomes: what ``source`` has, but with ``content`` or ``looks`` where those are merged."""
 
     source: Version
     content: bytes | None = None
-    looks: Looks | None = None
+    looks: Metadata | None = None
 
     @property
     def is_merged(self) -> bool:
         return self.content is not None or self.looks is not None
 
 
-def agree(base: Version, versions: Sequence[Version]) -> Agreed | Clash:
+def merge_path(base: Version, versions: Sequence[Version]) -> MergedPath | Clash:
     """What versions of one path come to, all taken together, or how they clash.
 
     ``base`` is what all of them began as. A single version is taken as it is, and not even opened.
     """
     first = versions[0]
     if len(versions) == 1:
-        return Agreed(first)
+        return MergedPath(first)
     types = {v.type for v in versions}
     if len(types) > 1:
         kind: ClashKind = "deleted and changed" if None in types else "type" if base.found else "added differently"
         return _clash(kind, versions, ", ".join(f"{v.branch} has {_NOUNS[v.type]} there" for v in versions))
     if first.type is None:
-        return Agreed(first)
+        return MergedPath(first)
     began = base if base.type == first.type else None
     if first.type == "file":
         alike = _agree_on_content(began, versions)
@@ -188,12 +187,12 @@ def agree(base: Version, versions: Sequence[Version]) -> Agreed | Clash:
     if looks is None:
         return _clash("metadata", versions, f"{_names(versions)} gave it different modes, owners or attributes")
     if isinstance(alike, bytes):
-        return Agreed(first, alike, looks)
+        return MergedPath(first, alike, looks)
     as_it_is = next((v for v in alike if v.looks == looks), None)
-    return Agreed(as_it_is) if as_it_is else Agreed(alike[0], None, looks)
+    return MergedPath(as_it_is) if as_it_is else MergedPath(alike[0], None, looks)
 
 
-def _clash(kind: ClashKind, versions: Sequence[Version], detail: str, hunks: tuple[Hunk, ...] = ()) -> Clash:
+def _clash(kind: ClashKind, versions: Sequence[Version], detail: str, hunks: tuple[ConflictHunk, ...] = ()) -> Clash:
     return Clash(versions[0].path or ".", kind, tuple(v.branch for v in versions), detail, hunks)
 
 
@@ -241,7 +240,7 @@ def _agree_on_target(base: Version | None, versions: Sequence[Version]) -> Seque
     return [v for v in versions if v.target in different] or versions
 
 
-def _agree_on_looks(base: Looks | None, several: Sequence[Looks]) -> Looks | None:
+def _agree_on_looks(base: Metadata | None, several: Sequence[Metadata]) -> Metadata | None:
     """Mode, owner, group and every attribute by itself; None where one of them was changed in different ways."""
     began = base.attributes if base else {}
     names = sorted({*began, *(name for looks in several for name in looks.attributes)})
@@ -255,7 +254,7 @@ def _agree_on_looks(base: Looks | None, several: Sequence[Looks]) -> Looks | Non
     if any(len(d) > 1 for d in different):
         return None
     mode, uid, gid, *values = (d[0] if d else old for d, (old, _) in zip(different, fields, strict=True))
-    return Looks(mode, uid, gid, {n: v for n, v in zip(names, values, strict=True) if v is not None})
+    return Metadata(mode, uid, gid, {n: v for n, v in zip(names, values, strict=True) if v is not None})
 
 
 def _different(base: T | None, values: Sequence[T]) -> list[T]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.branch import Parent
-from forkwise.files.old_versions import chains_since, find_ancestor, mode_at_fork, standing
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
-from forkwise.files.store.journal import Meta, facts, set_metas
+from forkwise.files.store.journal import Meta, directory_facts, set_metas
 from forkwise.files.store.overlayfs import Lower, mark_origins, unmark_origins
 from forkwise.files.store.record import Record
 from forkwise.files.store.scan import Entry, Scan, Touched
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def merge_conflicts(
-    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, birth: Birth
+    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, birth: BranchInfo
 ) -> tuple[dict[str, bytes], list[Conflict]]:
     """The merged content of every path that could be merged, and the conflicts that could not."""
     merged: dict[str, bytes] = {}
@@ -54,11 +54,11 @@ def merge_conflicts(
     return merged, left
 
 
-def _merge(entry: Entry, versions: Versions, parent: Parent, birth: Birth) -> bytes | str:
+def _merge(entry: Entry, versions: Versions, parent: Parent, birth: BranchInfo) -> bytes | str:
     new, old = entry.new, entry.old
     if new is None or old is None or not (stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode)):
         return "only the text of files can be merged"
-    base = find_ancestor(parent, entry.path, birth.generation, birth.forked)
+    base = find_merge_base(parent, entry.path, birth.generation, birth.forked)
     if base is None:
         return "what it was when the branch was made is not known"
     ours, theirs = versions.new(entry), versions.old(entry)
@@ -83,8 +83,8 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
     """Bring a branch onto its parent's present state; without ``merge`` whatever both changed is left to decide."""
     parent = branch.parent
     with locked(branch.place.state) as lock:
-        branch.settle()
-        birth = Birth.load(branch.home)
+        branch.recover()
+        birth = BranchInfo.load(branch.home)
         if names := branch.place.names():
             raise BranchError(
                 f"{branch.branch_path} has branches of its own: {', '.join(names)}; they come first", branch=branch.name
@@ -101,7 +101,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
                 for some in (found, old)
             )
             if branch.commits_into_layer:
-                found = _of_commits(found, standing(parent.place, birth.generation))
+                found = _of_commits(found, active_commits(parent.place, birth.generation))
             else:
                 found = _not_brought_back(found, parent, birth)
             found, settled = _settle_directories(found, scan, parent, birth.generation)
@@ -128,7 +128,7 @@ def _of_commits(found: list[Conflict], records: list[Record] | None) -> list[Con
     return [c for c in found if c.path in metas or _is_about(c.path, paths)]
 
 
-def _not_brought_back(found: list[Conflict], parent: Parent, birth: Birth) -> list[Conflict]:
+def _not_brought_back(found: list[Conflict], parent: Parent, birth: BranchInfo) -> list[Conflict]:
     """The conflicts without those with what a commit changed since the fork and its undo brought back: that is as it
     was, if nobody else changed it."""
     chains = (chains_since(parent.place, birth.generation) or []) if found else []
@@ -180,16 +180,16 @@ def _settle_directories(
     parent changed get the parent's. What they were when the branch was forked is in the records of the commits since.
     """
     clashing = {c.path for c in found if c.kind == "metadata"}
-    records = standing(parent.place, generation) or []
+    records = active_commits(parent.place, generation) or []
     settled = []
     for touched in scan.touched:
         metas = [m for r in records for m in r.metas if m.path == touched.path]
-        theirs = facts(touched.old)[:3], _hex(touched.old_attributes)
+        theirs = directory_facts(touched.old)[:3], _hex(touched.old_attributes)
         if (touched.path or ".") not in clashing or not metas or metas[-1].after[:3] != theirs[0]:
             continue  # somebody else changed it, and nobody knows how
         attributes = [m.attributes_before for m in metas if m.attributes_before is not None]
         base = metas[0].before[:3], attributes[0] if attributes else theirs[1]
-        if base == (facts(touched.new)[:3], _hex(touched.new_attributes)):
+        if base == (directory_facts(touched.new)[:3], _hex(touched.new_attributes)):
             clashing.discard(touched.path or ".")
             settled.append(_meta(touched, reverse=True))
         elif base == theirs:
@@ -210,7 +210,7 @@ def _meta(touched: Touched, *, reverse: bool = False) -> Meta:
 
 
 def _rework(
-    branch: Branch, birth: Birth, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+    branch: Branch, birth: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
 ) -> None:
     """Change a layer where it lies. Whoever is killed leaves conflicts that can be decided, or be found once more."""
     layer = branch.target
@@ -253,7 +253,7 @@ def _replace(layer: str, path: str, result: _Merged) -> None:
 
 
 def _replay(
-    branch: Branch, birth: Birth, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+    branch: Branch, birth: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
 ) -> None:
     """A whole tree is made anew from the parent and given the branch's changes; one exchange puts it in place."""
     view, parent = branch.view_kind, branch.parent

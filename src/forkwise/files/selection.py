@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from forkwise.errors import BranchError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.combine import scan_sibling, siblings
-from forkwise.files.file_tree import AddressedTree
+from forkwise.files.file_tree import FileTree
 from forkwise.files.store.state import locked
 from forkwise.files.versions import Versions, file_diffs
 from forkwise.linux.trees import open_directory, open_root
 from forkwise.text.diff import FileDiff, Side, is_text
 from forkwise.text.merge3 import Alignment, Hunk, align
 
-__all__ = ["Choice", "Lineup", "choose", "line_up"]
+__all__ = ["AlignedPath", "Choice", "align_branches", "select"]
 
 #: What is chosen at a path: the name of the branch whose version it is to be, or some hunks of any of them.
 Choice = str | frozenset[Hunk]
 
 
 @dataclass(frozen=True, slots=True)
-class Lineup:
+class AlignedPath:
     """One path as the parent has it and as each branch that changed it does; None is where there is nothing.
 
     Where all of them are texts, and alike in all else, there is an ``alignment``: hunks can be chosen from it. Else one
@@ -39,7 +39,7 @@ class Lineup:
     alignment: Alignment | None
 
 
-def line_up(parent: Parent, branches: Mapping[str, Branch]) -> list[Lineup]:
+def align_branches(parent: Parent, branches: Mapping[str, Branch]) -> list[AlignedPath]:
     """What several branches of one parent changed, sorted by path; each branch is called as it is named here.
     Directories are not part of it: they come and go with what is in them.
 
@@ -73,7 +73,7 @@ def line_up(parent: Parent, branches: Mapping[str, Branch]) -> list[Lineup]:
     return [_lineup(path, found) for path, found in sorted(changed.items())]
 
 
-def choose(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Mapping[str, Choice]) -> Branch:
+def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Mapping[str, Choice]) -> Branch:
     """Make a branch ``name`` of ``parent`` that holds what was chosen, by path, of what several branches of it changed.
     Those stay as they are; a path that is not in the choice stays as the parent has it.
 
@@ -85,7 +85,7 @@ def choose(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
     try:
         there = _tree(made)
         # Lined up only now: what somebody else changes in the parent from here on is found by the new branch's commit.
-        lineups = {lineup.path: lineup for lineup in line_up(parent, branches)}
+        lineups = {lineup.path: lineup for lineup in align_branches(parent, branches)}
         for path, chosen in sorted(choice.items()):
             _write(there, branches, path, lineups.get(path), chosen)
         _drop_directories(
@@ -99,25 +99,25 @@ def choose(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
     return made
 
 
-def _lineup(path: str, found: Mapping[str, FileDiff]) -> Lineup:
+def _lineup(path: str, found: Mapping[str, FileDiff]) -> AlignedPath:
     base = next(iter(found.values())).old
     versions = {name: change.new for name, change in found.items()}
     texts = {name: side.content for name, side in versions.items() if side is not None and side.content is not None}
     if base is None or base.content is None or len(texts) < len(versions):
-        return Lineup(path, base, versions, None)
+        return AlignedPath(path, base, versions, None)
     modes = {base.mode, *(side.mode for side in versions.values() if side is not None)}
     is_alike = len(modes) == 1 and stat.S_ISREG(base.mode) and all(map(is_text, [base.content, *texts.values()]))
-    return Lineup(path, base, versions, align(base.content, texts) if is_alike else None)
+    return AlignedPath(path, base, versions, align(base.content, texts) if is_alike else None)
 
 
 def _write(
-    there: AddressedTree, branches: Mapping[str, Branch], path: str, lineup: Lineup | None, chosen: Choice
+    there: FileTree, branches: Mapping[str, Branch], path: str, lineup: AlignedPath | None, chosen: Choice
 ) -> None:
     if isinstance(chosen, str):
         if lineup is None or chosen not in lineup.versions:
             raise ValueError(f"{chosen} did not change {path}")
         if lineup.versions[chosen] is not None:
-            there.take(_tree(branches[chosen]), path)
+            there.copy_from(_tree(branches[chosen]), path)
         else:
             with suppress(FileNotFoundError, NotADirectoryError):  # it went with what was put in its directory's place
                 there.remove(path)
@@ -127,7 +127,7 @@ def _write(
         there.write(path, lineup.alignment.apply(chosen))
 
 
-def _drop_directories(there: AddressedTree, branches: Iterable[Branch], taken: set[str]) -> None:
+def _drop_directories(there: FileTree, branches: Iterable[Branch], taken: set[str]) -> None:
     """Have the directories go that a branch removed, where all that was in them was chosen to go."""
     gone = {c.path for branch in branches for c in branch.delta() if c.kind == "deleted" and c.type == "directory"}
     root = open_root(there.root)
@@ -149,5 +149,5 @@ def _rmdir(root: int, path: str) -> None:
         os.close(fd)
 
 
-def _tree(branch: Branch) -> AddressedTree:
-    return AddressedTree(os.fspath(branch.path), os.fspath(branch.workspace.path))
+def _tree(branch: Branch) -> FileTree:
+    return FileTree(os.fspath(branch.path), os.fspath(branch.workspace.path))

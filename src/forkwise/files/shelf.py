@@ -15,25 +15,25 @@ from dataclasses import dataclass
 
 from forkwise.errors import BranchError, BranchNotFoundError, MountError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import locked
-from forkwise.files.store.trash import discard, wait
+from forkwise.files.store.trash import discard, wait_until_empty
 from forkwise.files.store.view import View
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.linux.trees import Identity, Older, copy_layer, open_root
 
 __all__ = [
-    "Aside",
+    "ShelvedBranch",
     "drop_copy",
-    "go_back_to",
     "is_duplicable",
-    "keep_copy",
-    "set_aside",
+    "restore_copy",
+    "save_copy",
+    "shelve",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class Aside:
+class ShelvedBranch:
     """A branch that was set aside: what it was made from, its name, and where it lies."""
 
     parent: Parent
@@ -41,11 +41,11 @@ class Aside:
     home: str
     view: View
 
-    def bring_back(self) -> Branch:
+    def unshelve(self) -> Branch:
         """Make it a branch again, as it was. Its parent may have been committed to since: see ``Branch.rebase``."""
         with locked(self.parent.place.state):
-            self.parent.settle()
-            self.parent.fork_begins()
+            self.parent.recover()
+            self.parent.before_fork()
             try:
                 os.rename(self.home, self.parent.place.home(self.name))
             except FileNotFoundError:
@@ -53,7 +53,7 @@ class Aside:
         _here.discard(self)
         return Branch.open(self.parent, self.name)
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """Drop it for good; what is gone already is gone."""
         _here.discard(self)
         with suppress(FileNotFoundError, MountError), locked(self.parent.place.state):
@@ -61,23 +61,23 @@ class Aside:
             discard(self.parent.place, self.home)
 
 
-def set_aside(branch: Branch) -> Aside:
+def shelve(branch: Branch) -> ShelvedBranch:
     """Take a branch out of sight. One that has branches of its own is refused."""
     with locked(branch.place.state):
-        branch.settle()
-        Birth.load(branch.home)
+        branch.recover()
+        BranchInfo.load(branch.home)
         if names := branch.place.names():
             raise BranchError(f"{branch.branch_path} has branches of its own: {', '.join(names)}", branch=branch.name)
         branch.view_kind.hide(branch.home)
         home = f"{branch.parent.place.path}/branches/.aside-{os.getpid()}-{secrets.token_hex(6)}"
         os.rename(branch.home, home)
-        branch.parent.child_gone()
-    kept = Aside(branch.parent, branch.name, home, branch.view_kind)
+        branch.parent.after_child_removed()
+    kept = ShelvedBranch(branch.parent, branch.name, home, branch.view_kind)
     _here.add(kept)
     return kept
 
 
-_here: set[Aside] = set()
+_here: set[ShelvedBranch] = set()
 
 
 @atexit.register
@@ -85,9 +85,9 @@ def _let_all_go() -> None:
     mine = [aside for aside in _here if f".aside-{os.getpid()}-" in aside.home]
     for aside in mine:
         with suppress(OSError, BranchError):
-            aside.let_go()
+            aside.discard()
     if mine:
-        wait()
+        wait_until_empty()
 
 
 def is_duplicable(branch: Branch) -> bool:
@@ -95,7 +95,7 @@ def is_duplicable(branch: Branch) -> bool:
     return not branch.view_kind.whole
 
 
-def keep_copy(branch: Branch) -> str:
+def save_copy(branch: Branch) -> str:
     """Keep what a branch has changed so far; gives the name of the copy. Nobody is to write to the branch meanwhile."""
     _check(branch)
     branch.view_kind.flush(branch.home)
@@ -111,7 +111,7 @@ def keep_copy(branch: Branch) -> str:
     return name
 
 
-def go_back_to(branch: Branch, name: str) -> None:
+def restore_copy(branch: Branch, name: str) -> None:
     """Have a branch stand as it did when a copy was kept, which stays. One rename does it: killed at any moment, the
     branch is as before or as it was then. BranchError where it has branches of its own, or no such copy."""
     _check(branch)
@@ -123,8 +123,8 @@ def go_back_to(branch: Branch, name: str) -> None:
         with _opened(kept) as source, _opened(beside) as target:
             copy_layer(source, target)
         with locked(branch.place.state):
-            branch.settle()
-            Birth.load(branch.home)
+            branch.recover()
+            BranchInfo.load(branch.home)
             if names := branch.place.names():
                 raise BranchError(
                     f"{branch.branch_path} has branches of its own: {', '.join(names)}; they come first",
@@ -149,7 +149,7 @@ def _copies(branch: Branch) -> str:
 
 
 def _check(branch: Branch) -> None:
-    Birth.load(branch.home)
+    BranchInfo.load(branch.home)
     if not is_duplicable(branch):
         raise BranchError(
             f"{branch.branch_path} is a whole tree ({branch.view}), of which no copies are kept", branch=branch.name

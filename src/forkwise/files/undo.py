@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
-from forkwise.files.store.journal import Meta, Run, Step, facts, invert
+from forkwise.files.store.journal import Meta, Run, Step, directory_facts, invert
 from forkwise.files.store.overlayfs import Lower
-from forkwise.files.store.record import Record, TakenBack
+from forkwise.files.store.record import Record, RolledBack
 from forkwise.files.store.scan import user_attributes
-from forkwise.files.store.state import Place, locked
+from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import Transaction, as_commit_error, recover
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Restored",
+    "commits_to_undo",
     "finish_rewind",
-    "go_back",
     "history",
     "is_rewind_interrupted",
     "records_of",
-    "to_be_undone",
+    "rewind_to",
     "undo",
 ]
 
@@ -109,9 +109,9 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
 class Restored:
     """Paths that later commits changed and whose undo or redo brought back: when they were really changed last."""
 
-    def __init__(self, place: Place, records: list[Record], number: int) -> None:
+    def __init__(self, place: StateDir, records: list[Record], number: int) -> None:
         self._copies = _copies(records)
-        self._taken_back = TakenBack.load(place)
+        self._taken_back = RolledBack.load(place)
         self._entries: dict[str, tuple[int, int]] = {}
         self._directories: dict[str, tuple[int, int]] = {}
         # What a commit replaced may have been brought back by an undo before it: when that was really changed, by the
@@ -234,7 +234,7 @@ class _Target:
             attributes = {k: v.hex() for k, v in user_attributes(fd).items()}
         finally:
             os.close(fd)
-        now = facts(found)
+        now = directory_facts(found)
         after = [
             wanted if left == held else held for wanted, left, held in zip(meta.after, meta.before, now, strict=True)
         ]
@@ -246,7 +246,7 @@ class _Target:
         return [meta]
 
 
-def _choose(place: Place, records: list[Record], number: int | None) -> Record:
+def _choose(place: StateDir, records: list[Record], number: int | None) -> Record:
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     if number is None:
         standing = [r for r in records if r.number not in undone_by and r.kind != "undo"]
@@ -266,11 +266,11 @@ def _choose(place: Place, records: list[Record], number: int | None) -> Record:
     return record
 
 
-def _finished(place: Place, record: Record) -> int:
+def _finished(place: StateDir, record: Record) -> int:
     return Record.finished(place.history(record.number))
 
 
-def records_of(place: Place) -> list[Record]:
+def records_of(place: StateDir) -> list[Record]:
     """The records of all commits that are left, newest first."""
     found = []
     for number in range(place.head, 0, -1):
@@ -281,7 +281,7 @@ def records_of(place: Place) -> list[Record]:
     return found
 
 
-def to_be_undone(history: Sequence[Commit], head: int) -> list[int]:
+def commits_to_undo(history: Sequence[Commit], head: int) -> list[int]:
     """Which commits, undos and redos have to be taken back, in order, for all to stand as it did at a number.
 
     A commit with its undos and redos is a chain whose last link says whether it stands.
@@ -305,14 +305,14 @@ def to_be_undone(history: Sequence[Commit], head: int) -> list[int]:
     return sorted(drop, reverse=True) + sorted(bring_back, reverse=True)
 
 
-def go_back(workspace: Workspace, head: int) -> list[Commit]:
+def rewind_to(workspace: Workspace, head: int) -> list[Commit]:
     """Undo and redo until all stands as it did when ``head`` was the last commit: all of it, or nothing.
 
     Gives what was done. CommitError where that cannot be had, because somebody changed one of the paths since or
     because too old a commit was collected; all is then as before.
     """
     before = workspace.place.head
-    if not to_be_undone(workspace.history(), head):
+    if not commits_to_undo(workspace.history(), head):
         return []
     _write_intent(workspace, head, before)
     try:
@@ -340,7 +340,7 @@ def finish_rewind(workspace: Workspace) -> None:
             head, before, owner = json.loads(os.readlink(_intent(workspace)))
         except FileNotFoundError:
             return
-        if not Owner.load(owner).alive:
+        if not ProcessId.load(owner).alive:
             _finish(workspace, head, before)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -363,7 +363,7 @@ def _finish(workspace: Workspace, head: int, before: int) -> None:
 
 
 def _go(workspace: Workspace, head: int) -> list[Commit]:
-    return [workspace.undo(number) for number in to_be_undone(workspace.history(), head)]
+    return [workspace.undo(number) for number in commits_to_undo(workspace.history(), head)]
 
 
 def _intent(workspace: Workspace) -> str:
@@ -374,7 +374,7 @@ def _write_intent(workspace: Workspace, head: int, before: int) -> None:
     """As the target of a symbolic link: it is there whole or not at all, and only once."""
     for _ in range(2):
         try:
-            os.symlink(json.dumps([head, before, Owner.me().dump()]), _intent(workspace))
+            os.symlink(json.dumps([head, before, ProcessId.current().dump()]), _intent(workspace))
             return
         except FileExistsError:
             finish_rewind(workspace)  # unless somebody is at it

@@ -123,7 +123,7 @@ def compare(first: Branch, second: Branch) -> str:
 
 
 def _changes(branch: Branch, held: ExitStack) -> Iterator[FileDiff]:
-    branch.settle()
+    branch.recover()
     versions = held.enter_context(Versions(branch.target, branch.parent.lowers))
     return file_diffs(versions, branch.scan())
 

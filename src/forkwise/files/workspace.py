@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.changes import Commit
-from forkwise.files.store.pool import Spares
-from forkwise.files.store.state import Place, is_ordinary, locked, site
+from forkwise.files.store.pool import BranchPool
+from forkwise.files.store.state import StateDir, is_ordinary, locate, locked
 from forkwise.files.store.view import View
 from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
@@ -53,12 +53,12 @@ class Workspace(Parent):
         state: str | os.PathLike[str] | None = None,
         durable: bool = True,
     ) -> None:
-        self.site = site(path, state)
+        self.site = locate(path, state)
         self.target = self.site.workspace
-        self.place = Place(self.site.state, self.site.state)
+        self.place = StateDir(self.site.state, self.site.state)
         self.durable = durable
         self._view = None if view is None else choose(self.site, view)
-        self._spares: Spares | None = None
+        self._spares: BranchPool | None = None
         _settle(self)
         if is_rewind_interrupted(self):
             finish_rewind(self)
@@ -94,7 +94,7 @@ class Workspace(Parent):
     @property
     def fstype(self) -> str:
         """The name of the view its new branches get."""
-        return self.view_of_children().name
+        return self.child_view().name
 
     @property
     def workspace(self) -> Workspace:
@@ -123,7 +123,7 @@ class Workspace(Parent):
         """All branches, nested ones after what they were made from, whichever process made them."""
         return self.settled_branches(_settle)
 
-    def settled_branches(self, settle: Callable[[Parent], None] = Parent.settle) -> list[Branch]:
+    def settled_branches(self, settle: Callable[[Parent], None] = Parent.recover) -> list[Branch]:
         """The same, for who holds the exclusive lock already."""
         found: list[Branch] = []
         pending: list[Parent] = [self]
@@ -160,23 +160,23 @@ class Workspace(Parent):
 
         return collect(self, force=force, keep=keep, dry_run=dry_run)
 
-    def view_of_children(self) -> View:
+    def child_view(self) -> View:
         if self._view is None:
             self._view = choose(self.site)
         return self._view
 
-    def spares(self, view: View) -> Spares | None:
+    def spares(self, view: View) -> BranchPool | None:
         if self._spares is None and not view.whole:
-            self._spares = Spares(self.place, view, self.target)
+            self._spares = BranchPool(self.place, view, self.target)
         return self._spares
 
-    def fork_begins(self) -> None:
+    def before_fork(self) -> None:
         """Nothing to do: a workspace stays as writable as it is."""
 
-    def commit_begins(self) -> None:
+    def before_commit(self) -> None:
         """Nothing to do: a workspace is a plain directory."""
 
-    def child_gone(self) -> None:
+    def after_child_removed(self) -> None:
         """Nothing to do: it was never frozen."""
 
 
@@ -184,4 +184,4 @@ def _settle(parent: Parent) -> None:
     """Take back what was interrupted; the lock is asked for only where something was."""
     if parent.is_interrupted:
         with locked(parent.place.state):
-            parent.settle()
+            parent.recover()

@@ -33,15 +33,15 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces import Workspace as AgentWorkspace
 
-from forkwise.concurrency import before_leaving, in_thread, to_its_end
+from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchNotFoundError, ForkwiseWarning, ProcessBranchError
 from forkwise.files.branch import Branch
-from forkwise.files.file_tree import AddressedTree
+from forkwise.files.file_tree import FileTree
 from forkwise.files.workspace import Workspace
 from forkwise.fork.resolve import land
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.process import Finished
-from forkwise.sandbox.run import arun, run
+from forkwise.sandbox.run import arun_in_branch, run_in_branch
 
 __all__ = [
     "PROVIDER",
@@ -68,7 +68,7 @@ class AgentFiles:
         self.place = place
         self.confinement = Confinement.preset(confinement)
         self.where = os.fspath(place.workspace.path)
-        self._tree: AddressedTree | None = None
+        self._tree: FileTree | None = None
 
     @cached_property
     def is_recorded(self) -> bool:
@@ -77,7 +77,7 @@ class AgentFiles:
             return False
         from forkwise.files.mounted import MountedWorkspace  # noqa: PLC0415 - few have such
 
-        if isinstance(self.place, MountedWorkspace) or self.place.view_of_children().whole:
+        if isinstance(self.place, MountedWorkspace) or self.place.child_view().whole:
             warnings.warn(
                 f"what an agent changes in {self.where} itself cannot be undone: with the view {self.place.fstype} a "
                 "branch for each change would cost too much; forkwise doctor says what would help",
@@ -87,48 +87,48 @@ class AgentFiles:
             return False
         return True
 
-    def tree(self) -> AddressedTree:
+    def tree(self) -> FileTree:
         """The files, to be read; in a branch also to be written."""
         seen = os.fspath(self.place.path)
         if self._tree is None or self._tree.root != seen:
-            self._tree = AddressedTree(seen, self.where)
+            self._tree = FileTree(seen, self.where)
         return self._tree
 
     @contextmanager
-    def changing(self) -> Iterator[AddressedTree]:
+    def changing(self) -> Iterator[FileTree]:
         """The files, to be written. Where changes are recorded, who raises has changed nothing."""
         if not self.is_recorded:
             yield self.tree()
             return
         with self._recorded() as branch:
-            yield AddressedTree(os.fspath(branch.path), self.where)
+            yield FileTree(os.fspath(branch.path), self.where)
 
     def run(self, argv: Sequence[str], **options: Any) -> Finished:
         """Run a command and wait for it; the options are those of forkwise.sandbox.run.RunOptions."""
         options = {"confinement": self.confinement, **options}
         if not self.is_recorded:
-            return run(self.place, argv, **options)
+            return run_in_branch(self.place, argv, **options)
         with self._recorded() as branch:
-            return run(branch, argv, **options)
+            return run_in_branch(branch, argv, **options)
 
     async def arun(self, argv: Sequence[str], **options: Any) -> Finished:
         """The same for asyncio programs. Cancelled, it ends the command with all its descendants; where changes are
         recorded, what it did is gone."""
         options = {"confinement": self.confinement, **options}
-        if isinstance(self.place, Branch) or not await in_thread(lambda: self.is_recorded):
-            return await arun(self.place, argv, **options)
-        making = in_thread(self._begin)
+        if isinstance(self.place, Branch) or not await run_in_thread(lambda: self.is_recorded):
+            return await arun_in_branch(self.place, argv, **options)
+        making = run_in_thread(self._begin)
         try:
-            branch = await before_leaving(making)
+            branch = await finish_then_cancel(making)
         except asyncio.CancelledError:
             if not making.exception():
-                await to_its_end(in_thread(_drop, making.result()))
+                await finish(run_in_thread(_drop, making.result()))
             raise
         try:
-            done = await arun(branch, argv, **options)
-            await before_leaving(in_thread(self._end, branch))
+            done = await arun_in_branch(branch, argv, **options)
+            await finish_then_cancel(run_in_thread(self._end, branch))
         except BaseException:
-            await to_its_end(in_thread(_drop, branch))
+            await finish(run_in_thread(_drop, branch))
             raise
         return done
 
@@ -282,15 +282,15 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
 
     async def _do(self, operation: Callable[[], T]) -> T:
         with _told():
-            return await in_thread(operation)
+            return await run_in_thread(operation)
 
-    async def _change(self, operation: Callable[[AddressedTree], None]) -> None:
+    async def _change(self, operation: Callable[[FileTree], None]) -> None:
         def change() -> None:
             with self.files.changing() as tree:
                 operation(tree)
 
         with _told():
-            await before_leaving(in_thread(change))
+            await finish_then_cancel(run_in_thread(change))
 
 
 class _Output:

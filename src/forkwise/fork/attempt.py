@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attempt",
-    "Within",
+    "NestedRuns",
     "current_attempt",
     "exchange",
     "failed",
@@ -57,7 +57,7 @@ def failed(made: Span, reason: str | None) -> None:
 _PATIENCE = 5.0  # seconds for them to end in; most of what they have to do is to kill
 
 
-class Within:
+class NestedRuns:
     """The explorations inside one attempt; any thread may begin one, until they are ended."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Within:
         self._is_over = False
 
     @contextmanager
-    def going(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Around an exploration, in the task that does it, which may be cancelled from now on."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -146,8 +146,8 @@ class Attempt:
         self.value: Any = None
         self.error: BaseException | None = None
         self.wall: float | None = None
-        self.told: dict[str, Any] = {}  # what else the ledger is told of its end
-        self.within = Within()
+        self.facts: dict[str, Any] = {}  # what else the ledger is told of its end
+        self.within = NestedRuns()
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ class Attempt:
         """Make it the attempt that whatever runs from here is part of."""
         _current.set(self)
 
-    def write_end(self) -> None:
+    def record_end(self) -> None:
         """Write down what came of it; what never came to run was cancelled. Of what is left to somebody else to go on
         with nothing is written."""
         if self.fork.is_left and self.state in ("pending", "running", "cancelled"):
@@ -192,7 +192,7 @@ class Attempt:
         if self.state == "pending" or self.state == "running":
             self.state, self.reason = "cancelled", self.reason or "it was not run to its end"
         error = None if self.error is None else error_as_data(self.error)
-        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **self.told)
+        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **self.facts)
 
 
 def current_attempt() -> Attempt | None:

@@ -16,7 +16,7 @@ from typing import Any
 from forkwise.errors import ForkResolvedError, ProcessBranchError
 from forkwise.fork.runner import Ended, Function
 from forkwise.sandbox.process import signal_name
-from forkwise.text.clean import clipped
+from forkwise.text.clean import truncate_middle
 
 __all__ = [
     "Candidate",
@@ -24,15 +24,15 @@ __all__ = [
     "Judgement",
     "Scored",
     "Task",
-    "as_data",
-    "as_score",
-    "as_truth",
+    "abandon_reason",
+    "describe_error",
+    "describe_value",
     "error_as_data",
     "judge",
     "read_score",
-    "said",
-    "shown",
-    "why_left",
+    "to_bool",
+    "to_json_data",
+    "to_score",
 ]
 
 
@@ -43,7 +43,7 @@ _DEEP = 8
 _LARGE = 1 << 64
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception in a line or a few: its type and its message.
 
     >>> said(KeyError("x"))
@@ -52,21 +52,21 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error) or 'no message'}"
 
 
-def why_left(error: BaseException | None) -> str:
+def abandon_reason(error: BaseException | None) -> str:
     """Why a fork was left unresolved, by what was raised in it."""
     if error is None:
         return "it was left unresolved"
-    return str(error) if isinstance(error, ForkResolvedError) else said(error)
+    return str(error) if isinstance(error, ForkResolvedError) else describe_error(error)
 
 
 def _message(error: BaseException) -> str:
     try:
-        return clipped(str(error), _REASON)
+        return truncate_middle(str(error), _REASON)
     except Exception:  # noqa: BLE001 - of a class of the candidate's own
         return "(its text could not be had)"
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value in a few words.
 
     >>> shown("yes")
@@ -79,20 +79,20 @@ def shown(value: object) -> str:
     return "None" if value is None else f"{text[:60]} ({type(value).__name__})"
 
 
-def as_truth(value: object) -> bool | None:
+def to_bool(value: object) -> bool | None:
     """True or False, also in the type that libraries for numbers have for it; None where it is neither."""
     if isinstance(value, bool):
         return value
     return bool(value) if type(value).__name__ in ("bool", "bool_") else None
 
 
-def as_score(value: object) -> float | None:
+def to_score(value: object) -> float | None:
     """A number that can be compared; None where it is none.
 
     >>> as_score(1), as_score(True), as_score(math.nan)
     (1.0, None, None)
     """
-    if isinstance(value, Real) and as_truth(value) is None:
+    if isinstance(value, Real) and to_bool(value) is None:
         with suppress(OverflowError):
             score = float(value)
             return score if math.isfinite(score) else None
@@ -105,26 +105,26 @@ def error_as_data(error: BaseException) -> dict[str, str]:
         told = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - of a class of the candidate's own
         told = ""
-    return {"type": type(error).__name__, "message": _message(error), "traceback": clipped(told, _TEXT)}
+    return {"type": type(error).__name__, "message": _message(error), "traceback": truncate_middle(told, _TEXT)}
 
 
-def as_data(value: object, deep: int = 0) -> Any:
+def to_json_data(value: object, deep: int = 0) -> Any:
     """What of a value the ledger can hold; the rest as text."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int) and abs(value) < _LARGE:
         return value
     if isinstance(value, str):
-        return clipped(value, _TEXT)
+        return truncate_middle(value, _TEXT)
     if deep < _DEEP and isinstance(value, tuple | list):
-        return [as_data(item, deep + 1) for item in value[:_MANY]]
+        return [to_json_data(item, deep + 1) for item in value[:_MANY]]
     if deep < _DEEP and isinstance(value, dict):
-        return {_key(key): as_data(item, deep + 1) for key, item in list(value.items())[:_MANY]}
-    return shown(value)
+        return {_key(key): to_json_data(item, deep + 1) for key, item in list(value.items())[:_MANY]}
+    return describe_value(value)
 
 
 def _key(key: object) -> str:
-    return key[:_REASON] if isinstance(key, str) else shown(key)
+    return key[:_REASON] if isinstance(key, str) else describe_value(key)
 
 
 _NOT = "it returned False"
@@ -165,7 +165,7 @@ class Candidate:
             function: Function = _with(what, arguments) if arguments else what
             return cls(label or _name(what), function)
         if not _is_command(what):
-            raise TypeError(f"a candidate is a function or a command as a list of words, not {shown(what)}")
+            raise TypeError(f"a candidate is a function or a command as a list of words, not {describe_value(what)}")
         argv = tuple(what)
         return cls(label or _shown_as(argv), argv=argv)
 
@@ -236,7 +236,7 @@ def judge(ended: Ended, timeout: float | None = None) -> Judgement:
         return _of_value(ended.value)
     if ended.ending == "raised":
         assert ended.error is not None
-        reason = said(ended.error)
+        reason = describe_error(ended.error)
         if isinstance(ended.error, ProcessBranchError):  # which speaks for itself
             reason = reason.removeprefix(f"{type(ended.error).__name__}: ")
         return Judgement(False, reason=reason, error=ended.error)
@@ -261,17 +261,17 @@ def _why(ended: Ended, timeout: float | None) -> str:
 
 def _of_value(value: Any) -> Judgement:
     """True or False; or that with a score, or with a text that says why not."""
-    success, more = as_truth(value), None
+    success, more = to_bool(value), None
     if isinstance(value, tuple | list) and len(value) == 2:
-        success, more = as_truth(value[0]), value[1]
+        success, more = to_bool(value[0]), value[1]
         if isinstance(more, str) and success is not None:
-            return Judgement(success, reason=None if success else clipped(more, _LONGEST) or _NOT, said=more)
-        if as_score(more) is None:
+            return Judgement(success, reason=None if success else truncate_middle(more, _LONGEST) or _NOT, said=more)
+        if to_score(more) is None:
             success = None
     if success is None:
-        reason = f"it returned {shown(value)}; a candidate returns True or False, or one of them and a score"
+        reason = f"it returned {describe_value(value)}; a candidate returns True or False, or one of them and a score"
         return Judgement(False, reason=reason, error=TypeError(reason))
-    return Judgement(success, as_score(more), None if success else _NOT)
+    return Judgement(success, to_score(more), None if success else _NOT)
 
 
 def read_score(text: bytes | None) -> float | None:

@@ -12,21 +12,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from forkwise.concurrency import before_leaving, in_thread, to_its_end
+from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import ForkResolvedError, LedgerError
 from forkwise.files.branch import Branch
 from forkwise.files.combine import Combination, combine
 from forkwise.files.path_merge import Clash
-from forkwise.files.selection import Choice, Lineup, choose, line_up
+from forkwise.files.selection import AlignedPath, Choice, align_branches, select
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Tests
 from forkwise.fork.resolve import ConflictPolicy, Landed, conclude
-from forkwise.fork.stored_fork import Remains, gone
+from forkwise.fork.stored_fork import StoredFork, branch_gone_error
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord
 from forkwise.ledger.sqlite import open_ledger
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from forkwise.testing.report import TestReport
 
 __all__ = [
@@ -80,7 +80,7 @@ async def combine_attempts(
 
     A fork that was made inside an attempt is decided by the process that runs it, and by no other.
     """
-    where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
+    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
         records = {record.id: record for record in map(ledger.attempt, attempts)}
         fork = _fork_of(ledger, where, records)
@@ -90,7 +90,7 @@ async def combine_attempts(
         favourites = [ledger.attempt(name).branch for name in [*favour, *(records if force else ())]]
         branches = [_branch(fork, record) for record in records.values()]
         if policy is not None:
-            await in_thread(_bring_up_to_date, branches)
+            await run_in_thread(_bring_up_to_date, branches)
         async with _combination(fork, branches, decided, favourites) as made:
             report = None if tests is None or not made.clean else await tests.test(made.branch)
             landed = None
@@ -103,7 +103,7 @@ async def combine_attempts(
                 }
                 if not ledger.resolve(fork.id, how="combination", detail=detail):
                     raise ForkResolvedError(f"fork {fork.id} was decided meanwhile", fork=fork.id)
-                landed = await in_thread(conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict)
+                landed = await run_in_thread(conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict)
     return Combined(
         fork.id,
         tuple(records),
@@ -123,16 +123,16 @@ def _told(clash: Clash, names: Mapping[str, str]) -> Clash:
     return replace(clash, branches=tuple(names[name] for name in clash.branches), detail=detail)
 
 
-def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, AttemptRecord]) -> Remains:
+def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, AttemptRecord]) -> StoredFork:
     """The fork that all of the attempts are of, if it can still be decided."""
     forks = {attempt.fork for attempt in attempts.values()}
     if len(attempts) < 2 or len(forks) > 1:
         told = f"{', '.join(attempts)} are not" if len(attempts) > 1 else f"{', '.join(attempts) or 'nothing'} is not"
         raise LedgerError(f"several attempts of one fork are combined; {told}")
-    fork = Remains(ledger, workspace, forks.pop())
+    fork = StoredFork(ledger, workspace, forks.pop())
     record = fork.record
-    if record.owner != Owner.me():
-        fork.must_be_outermost()
+    if record.owner != ProcessId.current():
+        fork.require_outermost()
     if record.is_over:
         raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
     return fork
@@ -150,10 +150,10 @@ def _check(attempts: Mapping[str, AttemptRecord], *, is_judged: bool) -> None:
         )
 
 
-def _branch(fork: Remains, attempt: AttemptRecord) -> Branch:
+def _branch(fork: StoredFork, attempt: AttemptRecord) -> Branch:
     found = fork.branch(attempt.branch)
     if found is None:
-        raise gone(attempt)
+        raise branch_gone_error(attempt)
     return found
 
 
@@ -166,18 +166,20 @@ def _bring_up_to_date(branches: Sequence[Branch]) -> None:
 
 @asynccontextmanager
 async def _combination(
-    fork: Remains, branches: Sequence[Branch], prefer: Mapping[str, str], favour: Sequence[str]
+    fork: StoredFork, branches: Sequence[Branch], prefer: Mapping[str, str], favour: Sequence[str]
 ) -> AsyncIterator[Combination]:
     """The branches combined in a new one, which goes in the end unless the fork was decided for it."""
-    made = await in_thread(_combine, fork, branches, dict(prefer), favour)
+    made = await run_in_thread(_combine, fork, branches, dict(prefer), favour)
     try:
         yield made
     finally:
         if fork.outcome() != made.branch.name:
-            await in_thread(made.branch.abort)
+            await run_in_thread(made.branch.abort)
 
 
-def _combine(fork: Remains, branches: Sequence[Branch], prefer: dict[str, str], favour: Sequence[str]) -> Combination:
+def _combine(
+    fork: StoredFork, branches: Sequence[Branch], prefer: dict[str, str], favour: Sequence[str]
+) -> Combination:
     """Combine, and again with what the favourites decide, until there is no clash that they are part of."""
     name = f"{fork.id}-combination"
     if (left := fork.branch(name)) is not None and not left.owner_alive:
@@ -211,13 +213,13 @@ class Prepared:
 
 def line_up_attempts(
     workspace: Workspace | str | os.PathLike[str], fork: str, attempts: Sequence[str] | None = None
-) -> list[Lineup]:
+) -> list[AlignedPath]:
     """What attempts of a fork changed, each called by its id: those that are named, or all that are over and whose
     branches are there. What can be chosen from it is told to ``prepare_choice``."""
     where = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(where) as ledger:
         remains = _undecided(ledger, where, fork)
-        return line_up(remains.origin, _branches(remains, attempts))
+        return align_branches(remains.origin, _branches(remains, attempts))
 
 
 async def prepare_choice(
@@ -228,18 +230,18 @@ async def prepare_choice(
     Nothing is decided by that. BranchError where it cannot be had, such as because what was chosen overlaps. Cancelled,
     it leaves nothing.
     """
-    where = workspace if isinstance(workspace, Workspace) else await in_thread(Workspace, workspace)
+    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
     with open_ledger(where) as ledger:
         remains = _undecided(ledger, where, fork)
         attempts = _chosen(choice)
-        making = in_thread(_make, remains, attempts, choice)
+        making = run_in_thread(_make, remains, attempts, choice)
         try:
-            made = await before_leaving(making)
+            made = await finish_then_cancel(making)
             report = None if tests is None else await tests.test(made)
-            return Prepared(remains.id, attempts, made, await in_thread(made.diff), report)
+            return Prepared(remains.id, attempts, made, await run_in_thread(made.diff), report)
         except BaseException:
             if making.exception() is None:
-                await to_its_end(in_thread(making.result().abort))
+                await finish(run_in_thread(making.result().abort))
             raise
 
 
@@ -258,7 +260,7 @@ def commit_choice(
     """
     where = prepared.branch.workspace
     with open_ledger(where) as ledger:
-        remains = Remains(ledger, where, prepared.fork)
+        remains = StoredFork(ledger, where, prepared.fork)
         detail = {
             "attempts": list(prepared.attempts),
             "branch": prepared.branch.name,
@@ -271,16 +273,16 @@ def commit_choice(
         return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict).commit
 
 
-def _undecided(ledger: Ledger, workspace: Workspace, fork: str) -> Remains:
-    remains = Remains(ledger, workspace, fork)
-    remains.must_be_outermost()
+def _undecided(ledger: Ledger, workspace: Workspace, fork: str) -> StoredFork:
+    remains = StoredFork(ledger, workspace, fork)
+    remains.require_outermost()
     record = remains.record
     if record.is_over:
         raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
     return remains
 
 
-def _branches(fork: Remains, attempts: Sequence[str] | None) -> dict[str, Branch]:
+def _branches(fork: StoredFork, attempts: Sequence[str] | None) -> dict[str, Branch]:
     wanted = None if attempts is None else {fork.ledger.attempt(name).id for name in attempts}
     found = {}
     for attempt in fork.attempts:
@@ -305,8 +307,8 @@ def _chosen(choice: Mapping[str, Choice]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _make(fork: Remains, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Branch:
+def _make(fork: StoredFork, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Branch:
     name = f"{fork.id}-choice"
     if (left := fork.branch(name)) is not None and not left.owner_alive:
         left.abort()
-    return choose(fork.origin, _branches(fork, attempts), name, choice)
+    return select(fork.origin, _branches(fork, attempts), name, choice)

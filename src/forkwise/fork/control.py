@@ -15,7 +15,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.gc import Collected, collect
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import is_scratch
-from forkwise.fork.stored_fork import PATIENCE, Remains, reconcile
+from forkwise.fork.stored_fork import PATIENCE, StoredFork, reconcile
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
 from forkwise.ledger.sqlite import open_ledger
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from forkwise.fork.fork import Fork
 
 __all__ = [
-    "Cleared",
+    "CleanupReport",
     "abort_attempt",
     "abort_fork",
-    "clear",
-    "heed",
+    "clean_up",
     "is_decided",
+    "poll_requests",
 ]
 
 
@@ -37,7 +37,7 @@ _PACE = 0.25  # seconds between two looks at what others want
 _WAITING = 0.05
 
 
-async def heed(fork: Fork) -> None:
+async def poll_requests(fork: Fork) -> None:
     """End all attempts of a fork as soon as somebody else decides it, and each one that somebody asks to be ended."""
     unwanted: dict[str, str] = {}
     seen = 0
@@ -46,7 +46,7 @@ async def heed(fork: Fork) -> None:
         if fork.is_over:
             return
         if is_decided(fork):
-            await fork.give_way()
+            await fork.stop_decided_elsewhere()
             return
         with suppress(LedgerError):  # it cannot be asked now: the next look will tell
             for event in fork.ledger.events(after=seen, fork=fork.id):
@@ -76,7 +76,7 @@ def abort_attempt(
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         record = ledger.attempt(attempt)
-        fork = Remains(ledger, workspace, record.fork)
+        fork = StoredFork(ledger, workspace, record.fork)
         if fork.record.is_over:
             raise ForkResolvedError(f"fork {fork.id} is {fork.record.state}: nothing of it runs", fork=fork.id)
         ledger.ask_to_end(record.id, reason)
@@ -93,13 +93,13 @@ def abort_attempt(
         return (branch.branch_path,)
 
 
-def _await_end(ledger: Ledger, fork: Remains, attempt: str) -> None:
+def _await_end(ledger: Ledger, fork: StoredFork, attempt: str) -> None:
     """Wait until an attempt is over, or whoever ran it is dead."""
     deadline = time.monotonic() + PATIENCE
     while not ledger.attempt(attempt).is_over and fork.record.owner.alive:
         if time.monotonic() > deadline:
             raise BranchError(
-                f"attempt {attempt} is to be ended, but process {fork.record.owner.told}, which runs it, has not done "
+                f"attempt {attempt} is to be ended, but process {fork.record.owner.label}, which runs it, has not done "
                 "so yet: look again, or abort the fork"
             )
         time.sleep(_WAITING)
@@ -120,18 +120,18 @@ def abort_fork(
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
-        remains = Remains(ledger, workspace, fork)
-        remains.must_be_outermost()
+        remains = StoredFork(ledger, workspace, fork)
+        remains.require_outermost()
         reconcile(ledger, workspace)
         if remains.record.stored == "resolved":
             return _abandon(remains, reason)
         ledger.abort_fork(remains.id, reason, {"keep": False})
         remains.abort_inside(reason)
-        remains.come_to_rest(lost=lost)
+        remains.wait_until_idle(lost=lost)
         return tuple(remains.drop())
 
 
-def _abandon(fork: Remains, reason: str) -> tuple[str, ...]:
+def _abandon(fork: StoredFork, reason: str) -> tuple[str, ...]:
     """Give up what was decided for and not committed. A branch is either committed or dropped, whoever is quicker."""
     is_cut = fork.record.commit is None
     dropped = tuple(fork.drop()) if is_cut else ()
@@ -150,7 +150,7 @@ def _abandon(fork: Remains, reason: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class CleanupReport:
     """What a clean-up did: what was ``collected`` of branches and commits, which forks were ``aborted`` because they
     were interrupted, which the ledger has ``forgotten``, and which are ``unfinished``: interrupted, or decided and not
     committed. Those can be resumed or aborted."""
@@ -161,14 +161,14 @@ class Cleared:
     unfinished: tuple[ForkRecord, ...] = ()
 
 
-def clear(
+def clean_up(
     workspace: Workspace | str | os.PathLike[str],
     *,
     force: bool = False,
     keep: int = 50,
     keep_forks: int = 1000,
     dry_run: bool = False,
-) -> Cleared:
+) -> CleanupReport:
     """Remove what dead processes left, of forks too, and all but the newest ``keep_forks`` forks from the ledger.
 
     The branches of forks that are over go, and so do those that tests and judges ran in. What belongs to an unfinished
@@ -185,13 +185,13 @@ def clear(
                 ledger.abort_fork(fork.id, "interrupted, and cleared by force", {"keep": False})
             families.settle()
             for fork in given_up:
-                Remains(ledger, workspace, fork.id).come_to_rest()
+                StoredFork(ledger, workspace, fork.id).wait_until_idle()
         aborted = tuple(fork.id for fork in given_up)
         wanted = families.wanted(aborted)
         collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted)
         forgotten = ledger.prune(keep=keep_forks, dry_run=dry_run)
         unfinished = [fork for fork in families.unfinished() if fork.id not in aborted]
-    return Cleared(collected, aborted, tuple(forgotten), tuple(unfinished))
+    return CleanupReport(collected, aborted, tuple(forgotten), tuple(unfinished))
 
 
 class _Families:
@@ -245,14 +245,14 @@ class _Families:
 
     def _is_outcome(self, branch: Branch, fork: ForkRecord) -> bool:
         """Whether it is, or is inside, what a fork was decided for and what is still to be committed."""
-        name = Remains(self.ledger, self.workspace, fork.id).outcome() if _is_uncommitted(fork) else None
+        name = StoredFork(self.ledger, self.workspace, fork.id).outcome() if _is_uncommitted(fork) else None
         return name is not None and f"{branch.branch_path}/".startswith(f"{fork.origin}/{name}/")
 
     def _is_lost(self, fork: ForkRecord) -> bool:
         """Whether what a fork was decided for can be committed no more, and nobody is about to."""
         if not _is_uncommitted(fork) or fork.owner.alive:
             return False
-        remains = Remains(self.ledger, self.workspace, fork.id)
+        remains = StoredFork(self.ledger, self.workspace, fork.id)
         name = remains.outcome()
         return name is None or remains.branch(name) is None
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from shlex import join
 from typing import Any, ClassVar
 
-from forkwise.concurrency import ask, in_thread, to_its_end
+from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
 from forkwise.files.branch import Branch, Parent
 from forkwise.fork.attempt import Attempt, exchange, read_left, span
-from forkwise.fork.candidate import as_score, as_truth, shown
+from forkwise.fork.candidate import describe_value, to_bool, to_score
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.run import arun
+from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.command import TestCommand, find_test_command, for_command
 from forkwise.testing.parse import read_report
 from forkwise.testing.report import TestReport, combine
@@ -90,7 +90,7 @@ class SmallerDiff(Evaluator):
     """The fewer lines an attempt added and removed, the better. What is not text counts as one line."""
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
-        diff = await in_thread(attempt.place.diff)
+        diff = await run_in_thread(attempt.place.diff)
         return Evaluation((-float(_lines_changed(diff)),))
 
 
@@ -98,8 +98,8 @@ def _lines_changed(diff: str) -> int:
     """Lines of hunks: the head of a file looks like some. A file that is not shown counts as one."""
     changed, in_hunk = 0, False
     for line in diff.split("\n"):
-        if line.startswith(("diff ", "@@ ")):
-            in_hunk = line.startswith("@@ ")
+        if line.startswith(("diff ", " ")):
+            in_hunk = line.startswith(" ")
         elif line.startswith(("+", "-") if in_hunk else ("Binary files ", "Files ")):
             changed += 1
     return changed
@@ -110,8 +110,8 @@ class _ByFunction(Evaluator):
         self._function = function
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
-        path = await in_thread(lambda: attempt.place.path)
-        return _read((await ask(self._function, path)).get())
+        path = await run_in_thread(lambda: attempt.place.path)
+        return _read((await try_call(self._function, path)).get())
 
 
 class _InOrder(Evaluator):
@@ -137,13 +137,13 @@ def _read(value: Any) -> Evaluation:
     if isinstance(value, Evaluation):
         return value
     if isinstance(value, tuple | list) and len(value) == 2:
-        success, score = as_truth(value[0]), as_score(value[1])
+        success, score = to_bool(value[0]), to_score(value[1])
         is_plain = success is not None and score is not None
     else:
-        success, score = as_truth(value), as_score(value)
+        success, score = to_bool(value), to_score(value)
         is_plain = success is not None or score is not None
     if not is_plain:
-        return Evaluation(success=False, reason=f"its evaluation returned {shown(value)}, which is no score")
+        return Evaluation(success=False, reason=f"its evaluation returned {describe_value(value)}, which is no score")
     scores = (float(success is True) if score is None else score,)
     return Evaluation(scores, success is not False, _NOT if success is False else None)
 
@@ -154,12 +154,12 @@ _NAME = re.compile(r"scratch-[0-9a-f]{12}")
 @asynccontextmanager
 async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     """A new branch, dropped when the block ends."""
-    making = in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
+    making = run_in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
     try:
         yield await asyncio.shield(making)
     finally:
-        branch = await to_its_end(making)  # cancelled or not: else it would be nobody's
-        await to_its_end(in_thread(branch.abort))
+        branch = await finish(making)  # cancelled or not: else it would be nobody's
+        await finish(run_in_thread(branch.abort))
 
 
 def is_scratch(branch: Branch) -> bool:
@@ -216,7 +216,7 @@ class Tests(Evaluator):
     async def _run_once(self, branch: Branch) -> TestReport:
         async with scratch(branch) as ground:
             place = exchange(ground)
-            command = await in_thread(lambda: self.find(ground.path, f"{place}/junit.xml"))
+            command = await run_in_thread(lambda: self.find(ground.path, f"{place}/junit.xml"))
             if command is None:
                 doubt = "no test command was given, and none is plain from the project"
                 return TestReport(source="exit code", exit_code=0, doubt=doubt)
@@ -225,7 +225,7 @@ class Tests(Evaluator):
     async def _run(self, ground: Branch, command: TestCommand, place: str) -> TestReport:
         printed = _Last(_OUTPUT)
         try:
-            done = await arun(
+            done = await arun_in_branch(
                 ground,
                 command.argv,
                 confinement=replace(self.confinement, writable=(*self.confinement.writable, place)),

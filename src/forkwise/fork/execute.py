@@ -9,55 +9,55 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forkwise.concurrency import ask, in_thread, to_its_end
+from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.fork.attempt import Attempt, exchange, read_left
-from forkwise.fork.candidate import Judgement, as_data, judge, read_score, said
+from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
 from forkwise.fork.evaluation import Evaluation
 from forkwise.fork.runner import Job
-from forkwise.ledger.logs import Output
+from forkwise.ledger.logs import AttemptLog
 
-__all__ = ["perform"]
+__all__ = ["execute"]
 
 _PACE = 0.2  # seconds between two notes of how far an attempt has come
 _MOST_COUNTED = 5000
 _LONGEST_SCORE = 200
 
 
-async def perform(attempt: Attempt, name: str) -> None:
+async def execute(attempt: Attempt, name: str) -> None:
     """Run an attempt to its end in a new branch of that name. It fails, whatever its candidate does, and does not
     raise; cancelled, it is written down as that."""
-    ledger, told = attempt.fork.ledger, attempt.told
+    ledger, told = attempt.fork.ledger, attempt.facts
     try:
         ledger.start_attempt(attempt.id)
         attempt.state = "running"
-        with Output(ledger.directory, attempt.id) as output:
+        with AttemptLog(ledger.directory, attempt.id) as output:
             try:
                 await _make_branch(attempt, name)
                 await _evaluate(attempt, await _run(attempt, output))
-                told["files"] = await in_thread(_files, attempt.place)
+                told["files"] = await run_in_thread(_files, attempt.place)
             finally:
                 told |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
                 await attempt.within.end()
     except Exception as error:  # noqa: BLE001 - such as a full disk: this attempt failed, and the others go on
-        _fail(attempt, said(error), error)
+        _fail(attempt, describe_error(error), error)
     except BaseException as error:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
         with suppress(LedgerError):  # of a full disk: it is written when the fork is resolved, or raised then
-            attempt.write_end()
+            attempt.record_end()
 
 
 async def _make_branch(attempt: Attempt, name: str) -> None:
     make = _left_branch if attempt.fork.settings.reopens else _fresh_branch
-    work = in_thread(make, attempt.fork.parent, name)
+    work = run_in_thread(make, attempt.fork.parent, name)
     try:
         attempt.branch = await asyncio.shield(work)
     except asyncio.CancelledError:
         with suppress(Exception):
-            attempt.branch = await to_its_end(work)  # else it would be nobody's, and stay
+            attempt.branch = await finish(work)  # else it would be nobody's, and stay
         raise
 
 
@@ -75,12 +75,12 @@ def _fresh_branch(parent: Parent, name: str) -> Branch:
     return parent.branch(name, None, None)
 
 
-async def _run(attempt: Attempt, output: Output) -> Judgement:
-    settings, told = attempt.fork.settings, attempt.told
+async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
+    settings, told = attempt.fork.settings, attempt.facts
     candidate, branch = attempt.candidate, attempt.place
     job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=output.write)
     if candidate.argv is not None:
-        job = await in_thread(_command, job, attempt)
+        job = await run_in_thread(_command, job, attempt)
     try:
         with _watched(attempt, output):
             ended = await settings.runner.run(job)
@@ -89,7 +89,7 @@ async def _run(attempt: Attempt, output: Output) -> Judgement:
             seen = branch.view_kind.seen(branch.home)
             attempt.seen_at = None if seen is None else Path(seen)
     attempt.value, attempt.wall = ended.value, ended.wall
-    told |= {"ending": ended.ending, "exit_code": ended.exit_code, "value": as_data(ended.value)}
+    told |= {"ending": ended.ending, "exit_code": ended.exit_code, "value": to_json_data(ended.value)}
     told |= {"wall": ended.wall, "cpu": ended.cpu, "memory": ended.memory}
     judgement = judge(ended, settings.timeout)
     attempt.said = judgement.said
@@ -138,9 +138,9 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
     if evaluator is not None:
-        answer = await ask(evaluator.evaluate, attempt)
+        answer = await try_call(evaluator.evaluate, attempt)
         if answer.error is not None:
-            _fail(attempt, f"it could not be evaluated: {said(answer.error)}", answer.error)
+            _fail(attempt, f"it could not be evaluated: {describe_error(answer.error)}", answer.error)
             return
         found: Evaluation = answer.value
         attempt.scores = found.scores + own or (attempt.candidate.prior,)
@@ -160,7 +160,7 @@ def _fail(attempt: Attempt, reason: str | None, error: BaseException | None) -> 
 
 
 @contextmanager
-def _watched(attempt: Attempt, output: Output) -> Iterator[None]:
+def _watched(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
     """Note how far it has come, from time to time, for whoever looks on."""
     loop = asyncio.get_running_loop()
     noted: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def _watched(attempt: Attempt, output: Output) -> Iterator[None]:
     def note() -> None:
         nonlocal handle, noted
         now: dict[str, Any] = {
-            "files": _glance(attempt.place),
+            "files": _estimate_changed_files(attempt.place),
             "last_line": output.last_line,
             "output_bytes": output.total,
         }
@@ -186,7 +186,7 @@ def _watched(attempt: Attempt, output: Output) -> Iterator[None]:
         handle.cancel()
 
 
-def _glance(branch: Branch) -> int | None:
+def _estimate_changed_files(branch: Branch) -> int | None:
     """Roughly how many files a branch changed so far, without keeping anybody waiting; None where that is not plain."""
     if branch.view_kind.whole:
         return None

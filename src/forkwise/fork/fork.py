@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from forkwise.concurrency import in_thread, to_its_end
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import (
     BranchError,
     BranchingError,
@@ -25,16 +25,16 @@ from forkwise.errors import (
 )
 from forkwise.files.branch import Branch
 from forkwise.files.mounted import MountedWorkspace
-from forkwise.files.shelf import Aside
+from forkwise.files.shelf import ShelvedBranch
 from forkwise.files.store import trash
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt, failed, span
-from forkwise.fork.candidate import Candidate, why_left
-from forkwise.fork.control import heed, is_decided
+from forkwise.fork.candidate import Candidate, abandon_reason
+from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.evaluation import Evaluator
-from forkwise.fork.execute import perform
-from forkwise.fork.resolve import ConflictPolicy, Landed, commit_winner, land, set_losers_aside
+from forkwise.fork.execute import execute
+from forkwise.fork.resolve import ConflictPolicy, Landed, commit_winner, land, shelve_losers
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import remove_output
@@ -43,7 +43,7 @@ from forkwise.ledger.sqlite import open_ledger
 
 __all__ = [
     "Fork",
-    "Settings",
+    "ForkSettings",
     "default_parallel",
     "drop",
     "hide",
@@ -51,7 +51,7 @@ __all__ = [
     "open_ledger",
     "parent_of",
     "write_ends",
-    "write_surely",
+    "write_with_retry",
 ]
 
 
@@ -61,7 +61,7 @@ async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
         if attempt.branch is None:
             continue
         try:
-            await in_thread(attempt.branch.keep if keep else attempt.branch.abort)
+            await run_in_thread(attempt.branch.keep if keep else attempt.branch.abort)
         except BranchNotFoundError:
             continue
         except BranchingError as error:
@@ -72,7 +72,7 @@ async def hide(attempts: Iterable[Attempt]) -> None:
     """Have the branches of attempts stay, and their views taken down."""
     for attempt in attempts:
         if attempt.branch is not None:
-            await in_thread(attempt.branch.hide)
+            await run_in_thread(attempt.branch.hide)
 
 
 def keep_winner(winner: Attempt) -> str:
@@ -88,10 +88,10 @@ def write_ends(attempts: Sequence[Attempt]) -> None:
     """Write down what could not be written when an attempt ended."""
     for attempt in attempts:
         if not attempt.fork.ledger.attempt(attempt.id).is_over:
-            attempt.write_end()
+            attempt.record_end()
 
 
-async def write_surely(write: Callable[[], object], attempts: Sequence[Attempt]) -> None:
+async def write_with_retry(write: Callable[[], object], attempts: Sequence[Attempt]) -> None:
     """Write to the ledger: on a full disk as soon as what was dropped is really gone, or else in the place of what the
     attempts printed."""
 
@@ -99,12 +99,12 @@ async def write_surely(write: Callable[[], object], attempts: Sequence[Attempt])
         for attempt in attempts:
             remove_output(attempt.fork.ledger.directory, attempt.id)
 
-    for make_room in (trash.wait, forget_output):
+    for make_room in (trash.wait_until_empty, forget_output):
         try:
             write()
             return
         except LedgerError:
-            await in_thread(make_room)
+            await run_in_thread(make_room)
     write()
 
 
@@ -138,7 +138,7 @@ def _parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ForkSettings:
     """How the attempts of a fork run and what becomes of them. ``timeout`` is each one's own, ``evaluator`` is asked
     about those that end well. ``keep`` keeps the branches of all, for somebody to look at. With a ``policy`` conflicts
     are decided and none of the versions is lost (see ``land``), whatever ``on_conflict`` says. ``reopens`` lets an
@@ -165,7 +165,7 @@ class Fork:
         self,
         parent: Workspace | Branch,
         kind: str,
-        settings: Settings | None = None,
+        settings: ForkSettings | None = None,
         *,
         spec: dict[str, Any] | None = None,
         resume: str | None = None,
@@ -173,11 +173,11 @@ class Fork:
     ) -> None:
         self.parent = parent
         self.kind = kind
-        self.settings = settings or Settings()
+        self.settings = settings or ForkSettings()
         self.attempts: list[Attempt] = []
         self.commit: Commit | None = None
         self.landed: Landed | None = None
-        self.aside: dict[str, Aside] = {}
+        self.aside: dict[str, ShelvedBranch] = {}
         self._spec = spec or {}
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
@@ -219,14 +219,14 @@ class Fork:
         around = current_attempt()
         try:
             if above is None and around is not None:
-                self._open.enter_context(around.within.going())
+                self._open.enter_context(around.within.track())
             self._ledger = above.ledger if above else self._open.enter_context(open_ledger(self.parent.workspace))
             self._record = self._begin(self._ledger)
         except BaseException:
             self._open.close()
             raise
         self._known = {a.key: a for a in self._ledger.attempts(self.id)}
-        self._heeding = asyncio.create_task(heed(self))
+        self._heeding = asyncio.create_task(poll_requests(self))
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
@@ -235,12 +235,12 @@ class Fork:
                 if not self._is_over and isinstance(error, asyncio.CancelledError):
                     await self.abort(str(error) or "it was interrupted", keep=False)
                 elif not self._is_over:
-                    await self.abort(why_left(error))
+                    await self.abort(abandon_reason(error))
             finally:
                 if self._heeding is not None:
                     self._heeding.cancel()
 
-    async def give_way(self) -> None:
+    async def stop_decided_elsewhere(self) -> None:
         """End all attempts, because somebody else has decided it: a person who picked, or who aborted it."""
         self._is_decided_elsewhere = True
         await self.cancel(self.attempts, "the fork was decided elsewhere")
@@ -299,13 +299,13 @@ class Fork:
                     return  # it was over when the process that ran it was killed
                 attempt.begin()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
-                    await perform(attempt, record.branch)
+                    await execute(attempt, record.branch)
                     if not attempt.success:
                         failed(made, attempt.reason)
         except asyncio.CancelledError as error:
             if attempt.state == "pending":
                 attempt.reason = str(error) or "cancelled"
-                attempt.write_end()
+                attempt.record_end()
             raise
 
     def _left_of(self, record: AttemptRecord) -> Branch | None:
@@ -363,23 +363,23 @@ class Fork:
             await self.abort("it was decided elsewhere")
             raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
         self._is_over = True
-        return await to_its_end(asyncio.ensure_future(self._carry_out(winner, aside=aside)))
+        return await finish(asyncio.ensure_future(self._carry_out(winner, aside=aside)))
 
     async def _carry_out(self, winner: Attempt, *, aside: bool) -> Commit:
         others = [a for a in self.attempts if a is not winner]
         try:
             with span("commit", fork=self.id, attempt=winner.id):
                 await self.cancel(others, "another attempt won")
-                self.commit = await in_thread(self._commit, winner.place)
+                self.commit = await run_in_thread(self._commit, winner.place)
             if aside:
-                self.aside = await in_thread(set_losers_aside, others)
+                self.aside = await run_in_thread(shelve_losers, others)
         except BranchingError as error:
-            error.add_note(await in_thread(keep_winner, winner))
+            error.add_note(await run_in_thread(keep_winner, winner))
             raise
         finally:
             await self._drop([attempt for attempt in others if attempt.id not in self.aside])
         commit = self.commit
-        await write_surely(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
+        await write_with_retry(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
         await self._show_parent()
         return commit
 
@@ -388,7 +388,7 @@ class Fork:
         parent = self.parent
         if isinstance(parent, Branch) and not self._shares:
             with suppress(BranchingError):  # it is gone: its attempt is over
-                await in_thread(lambda: parent.path)
+                await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch) -> Commit:
         if self.settings.policy is None:
@@ -396,18 +396,18 @@ class Fork:
         self.landed = land(branch, self.settings.policy)
         return self.landed.commit
 
-    async def hold(self, favourite: Attempt | None, how: str) -> None:
+    async def await_pick(self, favourite: Attempt | None, how: str) -> None:
         """Wait for a person's pick: all attempts are over, and their branches are kept until then."""
         await self.cancel(self.attempts, "the fork waits for a pick")
         for attempt in self.attempts:
             if attempt.branch is not None:
-                await in_thread(attempt.branch.keep)
+                await run_in_thread(attempt.branch.keep)
         if favourite is not None:
             self.ledger.record_verdict(self.id, {"winner": favourite.id, "how": how})
         self.ledger.await_pick(self.id)
         self._is_over = True
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """Let go of it undecided, as a kill would: what runs is ended, but the ledger has it as running, so that who
         resumes the fork goes on with it. Branches stay, and are mounted no more."""
         self.is_left = True
@@ -420,7 +420,7 @@ class Fork:
         """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the
         winner is theirs. With ``keep=False`` no branch is kept, whatever the settings say."""
         self._is_over = True
-        await to_its_end(asyncio.ensure_future(self._give_up(reason, keep=keep)))
+        await finish(asyncio.ensure_future(self._give_up(reason, keep=keep)))
 
     async def _give_up(self, reason: str, *, keep: bool) -> None:
         winner = None
@@ -429,12 +429,12 @@ class Fork:
             winner = self.ledger.fork(self.id).winner
         await self.cancel(self.attempts, reason)
         await self._drop([a for a in self.attempts if a.id != winner], keep=keep)
-        await write_surely(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
+        await write_with_retry(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
 
     async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
         """Have the branches of attempts vanish, or kept if that was asked for; none of them goes on any more."""
         await drop(attempts, keep=keep and self.settings.keep)
-        await write_surely(lambda: write_ends(self.attempts), self.attempts)
+        await write_with_retry(lambda: write_ends(self.attempts), self.attempts)
 
 
 def _parallel(asked: int | None) -> int:

@@ -25,13 +25,13 @@ from forkwise.errors import (
     LedgerError,
 )
 from forkwise.files.branch import Branch
-from forkwise.files.file_tree import AddressedTree
-from forkwise.files.shelf import Aside, set_aside
+from forkwise.files.file_tree import FileTree
+from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.changes import Commit, Conflict, OnConflict
-from forkwise.files.undo import to_be_undone
+from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt
-from forkwise.fork.stored_fork import Remains, gone, reconcile
+from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord
 from forkwise.ledger.sqlite import open_ledger
@@ -41,13 +41,13 @@ __all__ = [
     "Landed",
     "bring_back",
     "carry_out",
+    "commit_resolved",
     "commit_winner",
-    "complete",
     "conclude",
     "land",
     "pick",
-    "put_in_place",
-    "set_losers_aside",
+    "replace_winner",
+    "shelve_losers",
 ]
 
 
@@ -121,9 +121,9 @@ def _keep_versions(branch: Branch, paths: Sequence[str]) -> Branch | None:
         return None
     kept = branch.workspace.branch(f"{branch.name[:150]}-conflicts-{secrets.token_hex(2)}", None, None)
     try:
-        ours, theirs = (AddressedTree(os.fspath(b.path), os.fspath(b.workspace.path)) for b in (branch, kept))
+        ours, theirs = (FileTree(os.fspath(b.path), os.fspath(b.workspace.path)) for b in (branch, kept))
         for path in paths:
-            theirs.take(ours, path)
+            theirs.copy_from(ours, path)
         return kept.keep()
     except BaseException:
         kept.abort()
@@ -151,9 +151,9 @@ def pick(
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
-            return complete(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep).commit
+            return commit_resolved(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep).commit
         chain = _chain(ledger, ledger.attempt(attempt) if "." in attempt else _favourite(ledger, attempt))
-        innermost, fork = (Remains(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
+        innermost, fork = (StoredFork(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
         if fork.record.is_over:
             _decide(fork, chain[-1], {})
         else:
@@ -161,11 +161,11 @@ def pick(
             # From the inside out: what is decided inside counts for nothing until the outermost is decided.
             detail = {"keep": keep} if chain[0].state == "succeeded" else {"keep": keep, "force": True}
             for one in chain:
-                _decide(Remains(ledger, workspace, one.fork), one, detail)
+                _decide(StoredFork(ledger, workspace, one.fork), one, detail)
         return carry_out(fork, on_conflict=on_conflict, trust=trust, keep=keep)
 
 
-def complete(
+def commit_resolved(
     ledger: Ledger,
     workspace: Workspace,
     fork: str,
@@ -176,7 +176,7 @@ def complete(
     keep: bool = False,
 ) -> Landed:
     """Commit what a fork was resolved for, where that did not happen: it was refused, or the process was killed."""
-    remains = Remains(ledger, workspace, fork)
+    remains = StoredFork(ledger, workspace, fork)
     record = remains.record
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
@@ -184,13 +184,13 @@ def complete(
     return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust)
 
 
-def carry_out(fork: Remains, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
+def carry_out(fork: StoredFork, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
     """Commit what a fork was resolved for, and let the rest of it go."""
     return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust).commit
 
 
 def conclude(
-    fork: Remains,
+    fork: StoredFork,
     *,
     keep: bool = False,
     policy: ConflictPolicy | None = None,
@@ -198,7 +198,7 @@ def conclude(
     trust: bool = False,
 ) -> Landed:
     """The same, and with a ``policy`` conflicts are decided and none of the versions is lost, see ``land``."""
-    fork.come_to_rest()
+    fork.wait_until_idle()
     name = fork.outcome()
     commit = None if name is None else fork.committed(name)
     if commit is None:
@@ -213,7 +213,7 @@ def conclude(
     return landed
 
 
-def _take_back(fork: Remains) -> None:
+def _take_back(fork: StoredFork) -> None:
     """Undo what a fork was decided for before somebody decided otherwise. Where that cannot be undone, it stands."""
     number = (fork.record.resolution or {}).get("replaces")
     if number is None or any(commit.undoes == number for commit in fork.workspace.history()):
@@ -226,7 +226,7 @@ def _take_back(fork: Remains) -> None:
 
 
 def _land(
-    fork: Remains, name: str | None, policy: ConflictPolicy | None, on_conflict: OnConflict, trust: bool
+    fork: StoredFork, name: str | None, policy: ConflictPolicy | None, on_conflict: OnConflict, trust: bool
 ) -> Landed:
     branch = None if name is None else fork.branch(name)
     if branch is None:
@@ -246,7 +246,7 @@ def _land(
         raise
 
 
-def _fold(fork: Remains, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
+def _fold(fork: StoredFork, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
     """Bring what was decided inside a winner into it; what was not decided goes, and so does what the dead left."""
     for inner in fork.inside(winner):
         name = inner.outcome()
@@ -283,7 +283,7 @@ def _chain(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
     return chain
 
 
-def _decide(fork: Remains, attempt: AttemptRecord, detail: Mapping[str, Any]) -> None:
+def _decide(fork: StoredFork, attempt: AttemptRecord, detail: Mapping[str, Any]) -> None:
     """Decide a fork for an attempt, if it was not before; raises ForkResolvedError where it was decided otherwise."""
     if fork.ledger.resolve(fork.id, how="pick", winner=attempt.id, detail=detail):
         return
@@ -295,7 +295,7 @@ def _decide(fork: Remains, attempt: AttemptRecord, detail: Mapping[str, Any]) ->
     raise ForkResolvedError(f"fork {record.id} was {how}{whom} already, and is decided only once", fork=record.id)
 
 
-def _check(fork: Remains, attempt: AttemptRecord, *, force: bool) -> None:
+def _check(fork: StoredFork, attempt: AttemptRecord, *, force: bool) -> None:
     """Raise unless an attempt can be committed."""
     if fork.record.state == "running" and not attempt.is_over:
         raise LedgerError(f"attempt {attempt.id} is {attempt.state}: wait until it is over", subject=attempt.id)
@@ -306,39 +306,39 @@ def _check(fork: Remains, attempt: AttemptRecord, *, force: bool) -> None:
             subject=attempt.id,
         )
     if fork.branch(attempt.branch) is None:
-        raise gone(attempt)
+        raise branch_gone_error(attempt)
 
 
-def set_losers_aside(attempts: Iterable[Attempt]) -> dict[str, Aside]:
+def shelve_losers(attempts: Iterable[Attempt]) -> dict[str, ShelvedBranch]:
     """Set the branches of attempts aside that are over; gives them by the attempts' ids."""
     kept = {}
     for attempt in attempts:
         if attempt.branch is not None:
             try:
-                kept[attempt.id] = set_aside(attempt.branch)
+                kept[attempt.id] = shelve(attempt.branch)
             except BranchingError as error:
                 warnings.warn(f"{attempt.id} cannot be decided for later: {error}", ForkwiseWarning, stacklevel=2)
     return kept
 
 
-def bring_back(workspace: Workspace, fork: str, loser: Aside) -> Branch:
+def bring_back(workspace: Workspace, fork: str, loser: ShelvedBranch) -> Branch:
     """Have the branch of a loser back, if all in the workspace stands as its fork's outcome left it; CommitError where
     more was committed since."""
     with open_ledger(workspace) as ledger:
         commit = ledger.fork(fork).commit
-    if commit is None or to_be_undone(workspace.history(), commit):
+    if commit is None or commits_to_undo(workspace.history(), commit):
         raise CommitError(
             f"fork {fork} cannot be decided otherwise: {workspace.path} was committed to since its outcome went in as "
             f"commit {commit}, or that was undone. Undo what came after it first"
         )
-    return loser.bring_back()
+    return loser.unshelve()
 
 
-def put_in_place(workspace: Workspace, fork: str, attempt: str, policy: ConflictPolicy) -> Landed:
+def replace_winner(workspace: Workspace, fork: str, attempt: str, policy: ConflictPolicy) -> Landed:
     """Undo what a fork committed, and commit the branch of another attempt, which was brought back, instead.
 
     CommitError, with nothing changed, where somebody changed since what is to be undone.
     """
     with open_ledger(workspace) as ledger:
         ledger.override(fork, attempt)
-        return conclude(Remains(ledger, workspace, fork), policy=policy)
+        return conclude(StoredFork(ledger, workspace, fork), policy=policy)

@@ -13,12 +13,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from forkwise.concurrency import Answer, ask, in_thread
+from forkwise.concurrency import CallResult, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.context import BranchContext
-from forkwise.sandbox.run import arun
+from forkwise.sandbox.run import arun_in_branch
 
 __all__ = [
     "Ended",
@@ -102,7 +102,7 @@ class SandboxRunner(Runner):
         confinement = replace(self.confinement, writable=(*self.confinement.writable, *job.writable))
         begun = time.monotonic()
         try:
-            done = await arun(
+            done = await arun_in_branch(
                 job.branch,
                 job.argv,
                 confinement=confinement,
@@ -137,7 +137,7 @@ class SandboxRunner(Runner):
 
 async def _finish(context: BranchContext, timeout: float | None) -> None:
     """Wait for a target in a thread, which alone takes in its end; who is cancelled has it killed first."""
-    work = in_thread(_wait, context, timeout)
+    work = run_in_thread(_wait, context, timeout)
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -216,9 +216,9 @@ class InProcessRunner(Runner):
     async def run(self, job: Job) -> Ended:
         if job.function is None:
             return await self._commands.run(job)
-        path = await in_thread(lambda: job.branch.path)
+        path = await run_in_thread(lambda: job.branch.path)
         begun = time.monotonic()
-        work = asyncio.create_task(ask(job.function, path))
+        work = asyncio.create_task(try_call(job.function, path))
         try:
             await asyncio.wait([work], timeout=job.timeout)
             is_late = not work.done()
@@ -233,7 +233,7 @@ class InProcessRunner(Runner):
         return Ended("returned", answer.value, wall=wall)
 
 
-async def _end(work: asyncio.Task[Answer]) -> None:
+async def _end(work: asyncio.Task[CallResult]) -> None:
     """Cancel what is not done; what will not be cancelled is left behind, as a thread would be."""
     if work.done():
         return

@@ -15,16 +15,16 @@ from forkwise.files.branch import Branch
 from forkwise.files.store.changes import Commit
 from forkwise.files.undo import history
 from forkwise.files.workspace import Workspace
-from forkwise.ledger.ledger import Ledger, Reading
+from forkwise.ledger.ledger import Ledger, LedgerReader
 from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 
 __all__ = [
     "PATIENCE",
-    "Remains",
+    "StoredFork",
+    "branch_gone_error",
     "branch_of",
     "forks_of",
-    "gone",
     "reconcile",
     "undo",
 ]
@@ -36,7 +36,7 @@ PATIENCE = 60.0
 _PACE = 0.05
 
 
-class Remains:
+class StoredFork:
     """One fork and what is left of it. Forks made inside its attempts are Remains of their own."""
 
     def __init__(self, ledger: Ledger, workspace: Workspace, fork: str) -> None:
@@ -54,17 +54,17 @@ class Remains:
         """Its own attempts, without those of the forks inside."""
         return self.ledger.attempts(self.id)
 
-    def must_be_outermost(self) -> None:
+    def require_outermost(self) -> None:
         """Raise LedgerError where it is but a part of another, which is what can be gone on with or given up."""
         if parent := self.record.parent:
             outer = parent.partition(".")[0]
             raise LedgerError(f"fork {self.id} was made inside attempt {parent}: say {outer} instead", subject=self.id)
 
-    def inside(self, attempt: str | None = None) -> Iterator[Remains]:
+    def inside(self, attempt: str | None = None) -> Iterator[StoredFork]:
         """The forks made inside one of its attempts, or inside any."""
         for name in [attempt] if attempt else [a.id for a in self.attempts]:
             for record in self.ledger.children(name):
-                yield Remains(self.ledger, self.workspace, record.id)
+                yield StoredFork(self.ledger, self.workspace, record.id)
 
     # Its branches
 
@@ -124,7 +124,7 @@ class Remains:
             self.ledger.abort_fork(fork.id, reason)
             fork.abort_inside(reason)
 
-    def come_to_rest(self, *, lost: bool = False) -> None:
+    def wait_until_idle(self, *, lost: bool = False) -> None:
         """Wait until nothing of it runs any more: the process that runs it sees in the ledger that it was decided. What
         was going on when that was killed is written down as cancelled. ``lost`` says that the other machine that ran it
         will not come back; of a process of this machine that is seen."""
@@ -138,7 +138,7 @@ class Remains:
                     else ("end that process, then do this again")
                 )
                 raise BranchError(
-                    f"fork {self.id} was decided, but process {owner.told} still runs {', '.join(going)}: {remedy}"
+                    f"fork {self.id} was decided, but process {owner.label} still runs {', '.join(going)}: {remedy}"
                 )
             time.sleep(_PACE)
         for name in self._going():
@@ -162,13 +162,13 @@ def branch_of(ledger: Ledger, workspace: Workspace, name: str) -> Branch:
         if "." not in name:
             raise
     attempt = ledger.attempt(name)
-    found = Remains(ledger, workspace, attempt.fork).branch(attempt.branch)
+    found = StoredFork(ledger, workspace, attempt.fork).branch(attempt.branch)
     if found is None:
-        raise gone(attempt)
+        raise branch_gone_error(attempt)
     return found
 
 
-def gone(attempt: AttemptRecord) -> BranchNotFoundError:
+def branch_gone_error(attempt: AttemptRecord) -> BranchNotFoundError:
     """The error that says that an attempt's branch is no longer there."""
     return BranchNotFoundError(
         f"attempt {attempt.id} has no branch any more: it was committed, or dropped when its fork was decided",
@@ -176,7 +176,7 @@ def gone(attempt: AttemptRecord) -> BranchNotFoundError:
     )
 
 
-def forks_of(ledger: Reading, commits: Iterable[Commit]) -> dict[int, ForkRecord]:
+def forks_of(ledger: LedgerReader, commits: Iterable[Commit]) -> dict[int, ForkRecord]:
     """The forks that commits into a workspace came from, by the commits' numbers; an undo comes from what it undoes."""
     forks = {fork.id: fork for fork in ledger.forks()}
     found: dict[int, ForkRecord] = {}
@@ -200,7 +200,7 @@ def reconcile(ledger: Ledger, workspace: Workspace) -> None:
     """Write into the ledger which commits and undos of a workspace have happened, where it does not know yet."""
     for fork in ledger.forks(state="resolved"):
         if fork.commit is None:
-            remains = Remains(ledger, workspace, fork.id)
+            remains = StoredFork(ledger, workspace, fork.id)
             name = remains.outcome()
             if name is not None and (commit := remains.committed(name)):
                 ledger.record_commit(fork.id, commit.id, commit.paths)

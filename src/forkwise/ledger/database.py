@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from forkwise.errors import LedgerError
-from forkwise.linux import fds as ends
+from forkwise.linux import fds
 
 __all__ = [
     "SCRIPTS",
@@ -67,7 +67,7 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
         return
     # Two that turn a new file into a WAL database at once would refuse each other: one at a time.
     place, flags = os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    directory = ends.descriptor(lambda: os.open(place, flags))
+    directory = fds.track(lambda: os.open(place, flags))
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         database.execute("PRAGMA journal_mode = WAL")
@@ -76,7 +76,7 @@ def prepare(database: sqlite3.Connection, path: str) -> None:
             database.executescript(script)
     finally:
         fcntl.flock(directory, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of the descriptor
-        ends.close(directory)
+        fds.close(directory)
 
 
 def _version(database: sqlite3.Connection, path: str) -> int:

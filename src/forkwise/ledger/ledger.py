@@ -20,11 +20,11 @@ from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.database import Conversations
 from forkwise.ledger.logs import remove_output
 from forkwise.ledger.records import AttemptRecord, Event, ForkRecord, ForkState, Summary
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 
 __all__ = [
     "Ledger",
-    "Reading",
+    "LedgerReader",
     "new_id",
 ]
 
@@ -43,7 +43,7 @@ def new_id() -> str:
     return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
 
 
-class Reading(ABC):
+class LedgerReader(ABC):
     """The half of a ledger that answers.
 
     A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
@@ -115,7 +115,7 @@ def _unknown(noun: str, name: str, near: Sequence[str]) -> str:
     return f"there is no {noun} {name!r} in the ledger{meant}"
 
 
-class Ledger(Reading):
+class Ledger(LedgerReader):
     """What happened to every fork and attempt, and what is so now; processes and threads may share one.
 
     A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
@@ -158,7 +158,7 @@ class Ledger(Reading):
         parent: str | None = None,
         origin: str = "/main",
         generation: int = 0,
-        owner: Owner | None = None,
+        owner: ProcessId | None = None,
     ) -> ForkRecord:
         """Write down a new fork. It is interrupted when its owner, by default the calling process, dies before it."""
         with self._transaction():
@@ -173,7 +173,7 @@ class Ledger(Reading):
                 kind=kind,
                 workspace=workspace,
                 spec=spec,
-                owner=(owner or Owner.me()).dump(),
+                owner=(owner or ProcessId.current()).dump(),
                 started=time.time(),
                 state="running",
                 parent=None if parent is None else self.attempt(parent).id,
@@ -182,7 +182,7 @@ class Ledger(Reading):
             )
             return self.fork(name)
 
-    def adopt_fork(self, fork: str, owner: Owner | None = None) -> bool:
+    def adopt_fork(self, fork: str, owner: ProcessId | None = None) -> bool:
         """Take over an interrupted fork; False where it is not interrupted, or where another was quicker.
 
         What was running when its owner died is pending again, because how it would have ended nobody knows.
@@ -191,7 +191,7 @@ class Ledger(Reading):
             record = self.fork(fork)
             if record.state != "interrupted":
                 return False
-            self._append(record.id, None, "adopted", owner=(owner or Owner.me()).dump())
+            self._append(record.id, None, "adopted", owner=(owner or ProcessId.current()).dump())
             for attempt in self.attempts(record.id):
                 if attempt.state == "running":
                     self._append(record.id, attempt.id, "interrupted", state="pending", started=None)
@@ -201,7 +201,7 @@ class Ledger(Reading):
         """Let go of a fork that runs: it is interrupted from now on, for whoever takes it over."""
         with self._transaction():
             if (record := self.fork(fork)).stored == "running":
-                self._append(record.id, None, "released", owner=Owner.nobody().dump())
+                self._append(record.id, None, "released", owner=ProcessId.nobody().dump())
 
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
         """Write down what a judge said; the last verdict is the one that counts."""

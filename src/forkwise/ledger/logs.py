@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from forkwise.errors import LedgerError
 
-__all__ = ["Output", "follow_output", "read_output", "remove_output"]
+__all__ = ["AttemptLog", "follow_log", "read_log", "remove_output"]
 
 _CAP = 32 << 20
 _KEPT = 64 << 10  # how much of the end is kept whatever comes before it
@@ -28,7 +28,7 @@ _FIRST = "stdout"
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
-class Output:
+class AttemptLog:
     """Where one attempt's stdout and stderr go; several threads may write.
 
     The first ``cap`` bytes go to the file as they come, the last 64 KiB when it is closed, and what lies between is
@@ -58,7 +58,7 @@ class Output:
         self._end = _End()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> AttemptLog:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +158,7 @@ class _End:
                 del first[:dropped]
 
 
-def follow_output(directory: str | os.PathLike[str], attempt: str, start: int, *, tail: int) -> tuple[int, bytes]:
+def follow_log(directory: str | os.PathLike[str], attempt: str, start: int, *, tail: int) -> tuple[int, bytes]:
     """What an attempt printed on both streams since its log had ``start`` bytes, and how many it has now. Where that is
     more than ``tail``, only the last of it; where the log begins anew, what that holds."""
     log, _ = _paths(directory, attempt)
@@ -173,7 +173,7 @@ def follow_output(directory: str | os.PathLike[str], attempt: str, start: int, *
         return content.tell(), piece
 
 
-def read_output(
+def read_log(
     directory: str | os.PathLike[str], attempt: str, *, stream: str | None = None, tail: int | None = None
 ) -> bytes:
     """What an attempt printed, byte for byte: on both streams or on one, all that is kept or the last ``tail`` bytes.

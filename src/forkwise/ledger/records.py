@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 
 __all__ = ["AttemptRecord", "AttemptState", "Event", "ForkRecord", "ForkState", "Summary"]
 
@@ -28,7 +28,7 @@ class ForkRecord:
     kind: str
     workspace: str
     spec: dict[str, Any]
-    owner: Owner
+    owner: ProcessId
     started: float
     stored: ForkState
     parent: str | None = None
@@ -58,7 +58,7 @@ class ForkRecord:
     def load(cls, document: Mapping[str, Any]) -> ForkRecord:
         """From how JSON holds it."""
         told = {name: value for name, value in document.items() if name != "state"}
-        return cls(**{**told, "owner": Owner.load(document["owner"]), "stored": document["state"]})
+        return cls(**{**told, "owner": ProcessId.load(document["owner"]), "stored": document["state"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import NamespaceError
-from forkwise.linux.process_id import Owner, boot_id, machine_id
+from forkwise.linux.process_id import ProcessId, boot_id, machine_id
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -312,16 +312,16 @@ def _may_write(path: str | None) -> bool:
 
 
 def _name() -> str:
-    me = Owner.me()  # its space reads pid:[4026531836]
+    me = ProcessId.current()  # its space reads pid:[4026531836]
     return f"forkwise-{me.pid}-{me.start}-{me.space[5:-1]}-{next(_serial)}"
 
 
-def _owner(name: str) -> Owner | None:
+def _owner(name: str) -> ProcessId | None:
     """Whose group this is by its name; None where it is none of ours."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    return Owner(int(found[1]), int(found[2]), boot_id(), f"pid:[{found[3]}]", machine_id())
+    return ProcessId(int(found[1]), int(found[2]), boot_id(), f"pid:[{found[3]}]", machine_id())
 
 
 def _with_groups_inside(directory: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["close", "descriptor", "let_go", "nobody_else", "pipe", "socket_pair", "this_process"]
+__all__ = ["close", "close_all_except", "fork_lock", "pipe", "process_token", "socketpair", "track"]
 
 _lock = threading.RLock()
 _held: set[int] = set()
@@ -21,13 +21,13 @@ _process = object()
 
 
 @contextmanager
-def nobody_else() -> Iterator[None]:
+def fork_lock() -> Iterator[None]:
     """While this is held no other thread makes descriptors here: all there are, are noted. For forking."""
     with _lock:
         yield
 
 
-def descriptor(made_by: Callable[[], int]) -> int:
+def track(made_by: Callable[[], int]) -> int:
     """A new descriptor, noted; a number below zero is none."""
     with _lock:
         fd = made_by()
@@ -44,7 +44,7 @@ def pipe() -> tuple[int, int]:
         return both
 
 
-def socket_pair() -> tuple[int, int]:
+def socketpair() -> tuple[int, int]:
     """Two connected sockets, as descriptors, both noted."""
     with _lock:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,7 +62,7 @@ def close(*fds: int) -> None:
                 os.close(fd)
 
 
-def let_go(*, but: set[int]) -> None:
+def close_all_except(*, but: set[int]) -> None:
     """In a function's process: close all of them but those."""
     for fd in _held - but:
         with suppress(OSError):
@@ -70,7 +70,7 @@ def let_go(*, but: set[int]) -> None:
     _held.intersection_update(but)
 
 
-def this_process() -> object:
+def process_token() -> object:
     """Something that is another in every fork; a number is not, where a fork has one of another PID namespace."""
     return _process
 

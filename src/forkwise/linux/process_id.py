@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-__all__ = ["Owner", "boot_id", "machine_id"]
+__all__ = ["ProcessId", "boot_id", "machine_id"]
 
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ProcessId:
     """One process of one boot in one PID namespace; ``host`` is what people call its machine."""
 
     pid: int
@@ -29,12 +29,12 @@ class Owner:
     host: str = field(default="", compare=False)
 
     @classmethod
-    def me(cls) -> Owner:
+    def current(cls) -> ProcessId:
         """The calling process."""
         return _owner(os.getpid())
 
     @classmethod
-    def of(cls, pid: int) -> Owner:
+    def of(cls, pid: int) -> ProcessId:
         """Another process that runs now."""
         return cls(pid, _start_time(pid) or 0, boot_id(), _space(), machine_id(), socket.gethostname())
 
@@ -44,7 +44,7 @@ class Owner:
         return self.boot != boot_id() and self.machine not in ("", machine_id())
 
     @classmethod
-    def nobody(cls) -> Owner:
+    def nobody(cls) -> ProcessId:
         """No process at all; it is never alive."""
         return cls(0, 0, boot_id(), _space())
 
@@ -59,7 +59,7 @@ class Owner:
         return _start_time(self.pid) == self.start
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """It in words: its number, and its machine where that is another."""
         return f"{self.pid} on {self.host or self.machine}" if self.is_elsewhere else str(self.pid)
 
@@ -68,15 +68,15 @@ class Owner:
         return [self.pid, self.start, self.boot, self.space, self.machine, self.host]
 
     @classmethod
-    def load(cls, data: list[object]) -> Owner:
+    def load(cls, data: list[object]) -> ProcessId:
         """The inverse of dump, which once told no machine."""
         pid, start, *names = data
         return cls(int(str(pid)), int(str(start)), *map(str, names))
 
 
 @lru_cache(maxsize=8)
-def _owner(pid: int) -> Owner:
-    return Owner.of(pid)
+def _owner(pid: int) -> ProcessId:
+    return ProcessId.of(pid)
 
 
 @lru_cache(maxsize=1)

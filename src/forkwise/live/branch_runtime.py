@@ -28,28 +28,28 @@ from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node, is_answer
 from forkwise.errors import ConversationError
 from forkwise.fork.attempt import Attempt
-from forkwise.live.budget import Purse
+from forkwise.live.budget import BudgetTracker
 from forkwise.live.checkpoints import CheckpointStore
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, PendingApprovalRequest
 
 if TYPE_CHECKING:
     from forkwise.live.coordinator import ForkCoordinator
-    from forkwise.live.resume import LeftInside
+    from forkwise.live.resume import OrphanedForks
 
 __all__ = [
     "BranchRuntime",
     "Thread",
+    "concatenate",
+    "conversation_from",
     "current_branch",
     "current_tool",
-    "entered",
-    "ground_of",
+    "enter_branch",
     "own_turns",
     "started",
-    "successive",
 ]
 
 
-def ground_of(history: Sequence[ModelMessage]) -> tuple[Conversation, ModelRequest | None]:
+def conversation_from(history: Sequence[ModelMessage]) -> tuple[Conversation, ModelRequest | None]:
     """A conversation from what a parent said so far, and the request with which it ended, if it ended with one: what a
     branch is told first is said with that."""
     said = adopted(history) if not _awaits(history) else [*adopted(history[:-1]), _plain(history)]
@@ -232,7 +232,7 @@ def own_turns(thread: Thread) -> list[ModelMessage]:
     return turns
 
 
-def successive(before: Sequence[ModelMessage], *others: Sequence[ModelMessage]) -> list[ModelMessage]:
+def concatenate(before: Sequence[ModelMessage], *others: Sequence[ModelMessage]) -> list[ModelMessage]:
     """Several conversations behind each other, as one that providers take."""
     return adopted([message for several in (before, *others) for message in several])
 
@@ -256,7 +256,7 @@ class BranchRuntime:
     coordinator: ForkCoordinator = field(repr=False)
     attempt: Attempt
     thread: Thread = field(repr=False)
-    purse: Purse = field(repr=False)
+    purse: BudgetTracker = field(repr=False)
     deps: Any = field(default=None, repr=False)
     workspace: AgentWorkspace | None = field(default=None, repr=False)
     overlay: Any = field(default=None, repr=False)
@@ -268,10 +268,10 @@ class BranchRuntime:
     pending_approval: PendingApprovalRequest | None = None
     blocked_commands: list[str] = field(default_factory=list)
     steering: deque[str] = field(default_factory=deque)
-    tool_purses: dict[str, Purse] = field(default_factory=dict, repr=False)
+    tool_purses: dict[str, BudgetTracker] = field(default_factory=dict, repr=False)
     inner: list[ForkCoordinator] = field(default_factory=list, repr=False)
     checkpoints: CheckpointStore | None = field(default=None, repr=False)
-    left: LeftInside | None = field(default=None, repr=False)
+    left: OrphanedForks | None = field(default=None, repr=False)
     merged_inside: str | None = None
     is_looked_into: bool = False
 
@@ -286,7 +286,7 @@ class BranchRuntime:
         return self.purse.budget.usd
 
     @property
-    def cost_tracker(self) -> Purse:
+    def cost_tracker(self) -> BudgetTracker:
         """What it has spent."""
         return self.purse
 
@@ -335,6 +335,6 @@ def current_branch() -> BranchRuntime | None:
     return _current.get()
 
 
-def entered(runtime: BranchRuntime) -> None:
+def enter_branch(runtime: BranchRuntime) -> None:
     """Whatever this task does from now on is part of a branch."""
     _current.set(runtime)

@@ -23,10 +23,10 @@ from forkwise.errors import BudgetExceededError
 from forkwise.live.values import BranchState, Budget
 
 __all__ = [
+    "BudgetTracker",
     "CostProjection",
-    "Purse",
     "RequestEstimate",
-    "Spent",
+    "Usage",
     "estimate_request",
     "price",
     "project_cost",
@@ -136,19 +136,19 @@ def _bytes(part: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Usage:
     """What was spent; ``usd`` is None where no price is known of any of it."""
 
     usd: float | None = None
     tokens: int = 0
     requests: int = 0
 
-    def __add__(self, other: Spent) -> Spent:
+    def __add__(self, other: Usage) -> Usage:
         usd = None if self.usd is None and other.usd is None else (self.usd or 0.0) + (other.usd or 0.0)
-        return Spent(usd, self.tokens + other.tokens, self.requests + other.requests)
+        return Usage(usd, self.tokens + other.tokens, self.requests + other.requests)
 
 
-class Purse:
+class BudgetTracker:
     """A budget and what is spent of it: by ``usage``, which an agent's run counts up, and from the purses inside.
 
     ``state`` is what a branch is called that it stops. ``shares`` lets what finished branches left over flow to those
@@ -159,7 +159,7 @@ class Purse:
         self,
         budget: Budget = Budget(),  # noqa: B008 - it never changes
         state: BranchState = "budget_exhausted",
-        above: Purse | None = None,
+        above: BudgetTracker | None = None,
         *,
         shares: bool = False,
     ) -> None:
@@ -169,17 +169,17 @@ class Purse:
         self.shares = shares
         self.usage = RunUsage()
         self.is_closed = False
-        self._inside: list[Purse] = []
+        self._inside: list[BudgetTracker] = []
         self._under_way: list[RequestEstimate] = []
         self._waiting: list[asyncio.Future[None]] = []
         if above is not None:
             above._inside.append(self)
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> Usage:
         """All that was spent, by those inside too."""
         cost = self.usage.cost
-        total = Spent(None if cost is None else float(cost), self.usage.total_tokens, self.usage.requests)
+        total = Usage(None if cost is None else float(cost), self.usage.total_tokens, self.usage.requests)
         for purse in self._inside:
             total += purse.spent
         return total
@@ -284,7 +284,7 @@ class Purse:
         self._wake(self)
 
     @staticmethod
-    def _wake(purse: Purse | None) -> None:
+    def _wake(purse: BudgetTracker | None) -> None:
         if purse is not None:
             waiting, purse._waiting = purse._waiting, []
             for one in waiting:
@@ -305,7 +305,7 @@ def _held(budget: Budget) -> tuple[float | None, ...]:
     return budget.usd, budget.tokens, budget.requests
 
 
-def _used(spent: Spent) -> tuple[float, ...]:
+def _used(spent: Usage) -> tuple[float, ...]:
     return spent.usd or 0.0, spent.tokens, spent.requests
 
 

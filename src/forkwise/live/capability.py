@@ -24,7 +24,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import agent_workspace
 from forkwise.live.branch_runtime import current_branch
 from forkwise.live.coordinator import ForkCoordinator
-from forkwise.live.fork_tools import create_fork_toolset, in_charge
+from forkwise.live.fork_tools import create_fork_toolset, register_coordinator
 from forkwise.live.judging.confidence import Signal
 from forkwise.live.live_fork import Place
 from forkwise.live.resume import ForkStateStore
@@ -116,7 +116,7 @@ class LiveForkCapability(AbstractCapability[Any]):
         own._latest = ()
         own._coordinator = self._earlier(ctx) or self.coordinator_for(_agent(ctx), ctx.deps)
         own._coordinator.capability = own
-        in_charge(ctx.run_id, own._coordinator)
+        register_coordinator(ctx.run_id, own._coordinator)
         branch = current_branch()
         is_shared = branch is not None and branch.coordinator.parent_deps is ctx.deps
         if hasattr(ctx.deps, "fork_coordinator") and not is_shared:

@@ -18,12 +18,12 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ToolReturnPart, UserPromptPart
 from pydantic_ai.models import ModelRequestContext
 
-from forkwise.concurrency import before_leaving, in_thread
+from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, CommitError
 from forkwise.files.branch import Branch
-from forkwise.files.shelf import drop_copy, go_back_to, is_duplicable, keep_copy
+from forkwise.files.shelf import drop_copy, is_duplicable, restore_copy, save_copy
 from forkwise.files.store.changes import Commit
-from forkwise.files.undo import go_back
+from forkwise.files.undo import rewind_to
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import MemoryOverlay
 from forkwise.live.backends.local import PlaceBackend
@@ -179,11 +179,11 @@ class FileCheckpointStore:
 
     async def save(self, checkpoint: Checkpoint) -> None:
         """Keep one; one with the same id is replaced."""
-        await before_leaving(in_thread(self._write, checkpoint))
+        await finish_then_cancel(run_in_thread(self._write, checkpoint))
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
         """The one with an id."""
-        return await in_thread(self._read, self._path(checkpoint_id))
+        return await run_in_thread(self._read, self._path(checkpoint_id))
 
     async def get_by_label(self, label: str) -> Checkpoint | None:
         """The newest with a label."""
@@ -191,23 +191,23 @@ class FileCheckpointStore:
 
     async def list_all(self) -> list[Checkpoint]:
         """All of them, oldest first."""
-        return await in_thread(self._read_all)
+        return await run_in_thread(self._read_all)
 
     async def remove(self, checkpoint_id: str) -> bool:
         """Let go of one; False where there is none."""
         try:
-            await before_leaving(in_thread(self._path(checkpoint_id).unlink))
+            await finish_then_cancel(run_in_thread(self._path(checkpoint_id).unlink))
         except FileNotFoundError:
             return False
         return True
 
     async def count(self) -> int:
         """How many there are."""
-        return len(await in_thread(self._paths))
+        return len(await run_in_thread(self._paths))
 
     async def clear(self) -> None:
         """Let go of all."""
-        for path in await in_thread(self._paths):
+        for path in await run_in_thread(self._paths):
             await self.remove(path.stem)
 
     def _path(self, checkpoint_id: str) -> Path:
@@ -302,10 +302,10 @@ async def rewind(
     found = await store.get_by_label(checkpoint) or (await store.get(checkpoint) if checkpoint.isalnum() else None)
     if found is None:
         raise LookupError(f"there is no checkpoint {checkpoint!r}")
-    before = Checkpoint(f"rewind:{found.label}", list(messages), files=await in_thread(mark_files, backend))
+    before = Checkpoint(f"rewind:{found.label}", list(messages), files=await run_in_thread(mark_files, backend))
     await store.save(before)
     try:
-        commits = await before_leaving(in_thread(restore_files, backend, found.files))
+        commits = await finish_then_cancel(run_in_thread(restore_files, backend, found.files))
     except BranchingError:
         await store.remove(before.id)
         raise
@@ -327,7 +327,7 @@ def mark_branch(branch: Branch) -> FilesMark | None:
     """Where a branch stands: a copy is kept of what it changed."""
     if not is_duplicable(branch):
         return None
-    return FilesMark(branch.workspace.target, branch=branch.branch_path, copy=keep_copy(branch))
+    return FilesMark(branch.workspace.target, branch=branch.branch_path, copy=save_copy(branch))
 
 
 def forget_mark(backend: Backend, mark: FilesMark | None) -> None:
@@ -353,9 +353,9 @@ def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
         raise CommitError(f"the checkpoint is of the files in {where}, and not of these")
     if isinstance(backend.place, Branch):
         with backend.lock:
-            go_back_to(backend.place, mark.copy or "")
+            restore_copy(backend.place, mark.copy or "")
         return []
-    return go_back(backend.place, mark.head)
+    return rewind_to(backend.place, mark.head)
 
 
 def _is_of(backend: Backend, mark: FilesMark) -> bool:
@@ -392,7 +392,7 @@ class CheckpointCapability(AbstractCapability[Any]):
             await save_checkpoint(store, label, request_context.messages, backend, turn=ctx.run_step)
             for gone in await prune(store, self.max_checkpoints, getattr(ctx.deps, "fork_coordinator", None)):
                 if backend is not None:
-                    await in_thread(forget_mark, backend, gone.files)
+                    await run_in_thread(forget_mark, backend, gone.files)
         return request_context
 
     def _label(self, messages: list[ModelMessage]) -> str | None:
@@ -415,7 +415,7 @@ async def save_checkpoint(
     turn: int = 0,
 ) -> Checkpoint:
     """Keep a conversation and its files as they are now."""
-    files = None if backend is None else await in_thread(mark_files, backend)
+    files = None if backend is None else await run_in_thread(mark_files, backend)
     checkpoint = Checkpoint(label, list(messages), turn, files)
     await store.save(checkpoint)
     return checkpoint

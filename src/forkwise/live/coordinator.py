@@ -15,28 +15,28 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
-from forkwise.concurrency import in_thread, to_its_end
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import BudgetExceededError, ForkDepthLimitError, ForkResolvedError, ForkwiseWarning
 from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch
 from forkwise.live.budget import CostProjection
 from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound, mark_files
-from forkwise.live.decision import goal_of, judged, strategy_key
+from forkwise.live.decision import goal_of, judge_fork, strategy_key
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.diff.diff_report import BranchDiffReport
 from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, Manifest
 from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, projected
 from forkwise.live.judging.confidence import Signal
 from forkwise.live.judging.verdict import JudgeVerdict, ResolveOutcome
-from forkwise.live.live_fork import LiveFork, Place, begin, ground_for, state_of
+from forkwise.live.live_fork import LiveFork, Place, begin, source_for, state_of
 from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, costs_of, override_winner
 from forkwise.live.resume import (
     ForkStateStore,
     InMemoryForkStateStore,
     LedgerForkStore,
+    abort_orphans,
+    find_orphans,
     give_up_inside,
-    give_up_left,
-    look_inside,
-    recall,
+    resume_fork,
 )
 from forkwise.live.turn import (
     BranchRunner,
@@ -165,14 +165,14 @@ class BranchHost:
         live = self._known()
         if live.is_resumed and not runtime.is_looked_into:
             runtime.is_looked_into = True
-            runtime.left = await in_thread(look_inside, live, runtime)
+            runtime.left = await run_in_thread(find_orphans, live, runtime)
         runner = self.branch_runner or run_agent
         runtime.result = await take_turn(runtime, self.agent, runner, self.usage_limits)
         return runtime.result
 
     async def _open_files(self, runtime: BranchRuntime) -> None:
         live = self._known()
-        await in_thread(open_files, runtime, live.ground, live.plan, self.parent_deps, self.materializer)
+        await run_in_thread(open_files, runtime, live.ground, live.plan, self.parent_deps, self.materializer)
         runtime.ready.set()
 
     def _watch(self, live: LiveFork, runtime: BranchRuntime) -> None:
@@ -182,7 +182,7 @@ class BranchHost:
             try:
                 await live.ended(runtime.attempt)
             except asyncio.CancelledError:
-                await to_its_end(asyncio.ensure_future(live.fork.cancel([runtime.attempt], "terminated")))
+                await finish(asyncio.ensure_future(live.fork.cancel([runtime.attempt], "terminated")))
                 raise
             finally:
                 attempt = runtime.attempt
@@ -356,7 +356,7 @@ class ForkDecider(BranchHost):
             live = self._known()
             if self._is_over:
                 raise RuntimeError("the fork is resolved already")
-            return await to_its_end(asyncio.ensure_future(self._carry_out(live, chosen, how, detail, prefer)))
+            return await finish(asyncio.ensure_future(self._carry_out(live, chosen, how, detail, prefer)))
 
     async def _carry_out(
         self,
@@ -402,7 +402,7 @@ class ForkDecider(BranchHost):
             live, runtime = self._known(), self._find(branch)
             if not self._is_over:
                 raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
-            return await to_its_end(asyncio.ensure_future(self._override(live, runtime)))
+            return await finish(asyncio.ensure_future(self._override(live, runtime)))
 
     async def _override(self, live: LiveFork, runtime: BranchRuntime) -> MergeResult:
         result = await override_winner(live, runtime)
@@ -420,14 +420,14 @@ class ForkDecider(BranchHost):
     async def aclose(self) -> None:
         """Drop the fork, if it is not resolved, and leave nothing of it behind. To be called as often as one likes."""
         if self._live is not None and not self._is_over:
-            await to_its_end(asyncio.ensure_future(self._drop(self._live)))
+            await finish(asyncio.ensure_future(self._drop(self._live)))
         async with self._lock:
             await self._let_losers_go()
 
     async def _let_losers_go(self) -> None:
         if self._live is not None and self._live.losers is not None:
             losers, self._live.losers = self._live.losers, None
-            await to_its_end(in_thread(losers.let_go))
+            await finish(run_in_thread(losers.let_go))
 
     async def leave(self) -> ForkHandle | None:
         """Let go of the fork undecided, for ``resume`` to go on with, here or in another process; gives what names it.
@@ -438,7 +438,7 @@ class ForkDecider(BranchHost):
         if self.is_in_memory:
             await self.aclose()
             return None
-        return await to_its_end(asyncio.ensure_future(self._leave(self._live)))
+        return await finish(asyncio.ensure_future(self._leave(self._live)))
 
     async def _leave(self, live: LiveFork) -> ForkHandle | None:
         async with self._lock:
@@ -448,7 +448,7 @@ class ForkDecider(BranchHost):
             for runtime in live.branches.values():
                 if runtime.is_running and runtime.status.current_turn:
                     runtime.task.cancel("the fork was left")
-            await live.fork.leave()
+            await live.fork.detach()
             await asyncio.wait([runtime.task for runtime in live.branches.values()])
             live.saved.save()
             await self._close()
@@ -472,10 +472,10 @@ class ForkDecider(BranchHost):
         if self.manifest is not None:
             await self.manifest.close()
         if self.materializer is not None:
-            await in_thread(self.materializer.cleanup)
+            await run_in_thread(self.materializer.cleanup)
         if live.is_resumed:
             for name in live.branches:
-                await in_thread(give_up_inside, live.fork.ledger, live.ground.parent.workspace, name)
+                await run_in_thread(give_up_inside, live.fork.ledger, live.ground.parent.workspace, name)
         await self._open.aclose()
 
     async def resolve(self, strategy: MergeStrategy | None = None) -> ResolveOutcome:
@@ -494,7 +494,7 @@ class ForkDecider(BranchHost):
         await asyncio.wait([runtime.task for runtime in live.branches.values()])
         key = strategy_key(strategy)
         if key not in self._outcomes:
-            outcome = await judged(self, live, strategy)
+            outcome = await judge_fork(self, live, strategy)
             self._outcomes[key] = outcome
             if outcome.judge_cost_usd is not None:
                 self._judge_usd = (self._judge_usd or 0.0) + outcome.judge_cost_usd
@@ -511,7 +511,7 @@ class ForkDecider(BranchHost):
     async def _anchor(self, live: LiveFork, label: str, messages: list[ModelMessage], id_: str | None = None) -> None:
         """Save a checkpoint to come back to."""
         if self.checkpoint_store is not None:
-            files = await in_thread(mark_files, live.ground.backend)
+            files = await run_in_thread(mark_files, live.ground.backend)
             await self.checkpoint_store.save(Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6)))
         elif live.ground.is_in_memory and id_ is not None:
             warnings.warn(
@@ -624,10 +624,10 @@ class ForkCoordinator(ForkDecider):
         if left is not None and (known := left.same_as(plan)) is not None:
             return await self._take_up(known)
         if self.inside is not None:
-            await give_up_left(self.inside)
+            await abort_orphans(self.inside)
         async with AsyncExitStack() as stack:
-            ground = await in_thread(ground_for, self.workspace, self.parent_deps)
-            stack.push_async_callback(in_thread, ground.close)
+            ground = await run_in_thread(source_for, self.workspace, self.parent_deps)
+            stack.push_async_callback(run_in_thread, ground.close)
             above = self.inside.purse if self.inside is not None else None
             plan = plan.with_names(secrets.token_hex(6), goal_of(history))
             live, threads = await begin(ground, plan, history, above, stack)
@@ -666,7 +666,9 @@ class ForkCoordinator(ForkDecider):
         root = self.materializer_root or (
             FORKS_ROOT if live.ground.is_in_memory else live.ground.parent.workspace.state / "mirrors"
         )
-        self.materializer = await in_thread(ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts)
+        self.materializer = await run_in_thread(
+            ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts
+        )
         self.manifest = Manifest(self.materializer, lambda: [runtime.status for runtime in live.branches.values()])
         if self.store is None:
             in_ledger = not live.ground.is_in_memory
@@ -690,7 +692,7 @@ class ForkCoordinator(ForkDecider):
                 raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
             await self._let_losers_go()
             self._forget()
-            return await recall(self, fork_id)
+            return await resume_fork(self, fork_id)
 
     async def take_up_left(self) -> None:
         """Go on with the fork that a killed process had open inside the branch that this runs in, if there is one."""
@@ -704,7 +706,7 @@ class ForkCoordinator(ForkDecider):
         """Go on with a fork that was left inside this branch; others that were are given up."""
         assert self.inside is not None
         left, self.inside.left = self.inside.left, None
-        handle = await recall(self, fork_id)
+        handle = await resume_fork(self, fork_id)
         self.inside.left = left
-        await give_up_left(self.inside)  # which is what is not adopted by now
+        await abort_orphans(self.inside)  # which is what is not adopted by now
         return handle

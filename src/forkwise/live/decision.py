@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.usage import RunUsage
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.fork.evaluation import Tests
 from forkwise.live.branch_runtime import BranchRuntime
 from forkwise.live.diff.build import build_diff_report
@@ -28,7 +28,7 @@ from forkwise.live.judging.confidence import (
     track_record,
     votes_of,
 )
-from forkwise.live.judging.judge import Judge, JudgeAgent, heard, name_of
+from forkwise.live.judging.judge import Judge, JudgeAgent, ask_judge, name_of
 from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, detect_judge_models, vote
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
 from forkwise.live.live_fork import LiveFork
@@ -39,7 +39,7 @@ from forkwise.testing.report import TestReport
 if TYPE_CHECKING:
     from forkwise.live.coordinator import ForkDecider
 
-__all__ = ["Decision", "decide", "goal_of", "judged", "outcome_of", "run_tests", "strategy_key"]
+__all__ = ["Decision", "decide", "goal_of", "judge_fork", "outcome_of", "run_tests", "strategy_key"]
 
 #: What asks for the tests that a project makes plain.
 AUTO = "auto"
@@ -130,7 +130,7 @@ async def decide(
         verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
     else:
         chosen = _judge(strategy.judge_model if judge is None else judge, strategy)
-        verdict, usage = await heard(chosen, goal, report, outcomes)
+        verdict, usage = await ask_judge(chosen, goal, report, outcomes)
         verdicts, judges = [verdict], (name_of(chosen),)
     evidence = Evidence(report, outcomes, verdict)
     measured = measure_signals(evidence)
@@ -139,7 +139,7 @@ async def decide(
     return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges)
 
 
-async def judged(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
+async def judge_fork(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
     """What judges say of a fork whose branches are all over. A branch that failed, or never spoke, cannot win; where
     none is left there is no verdict."""
     branches = [runtime for runtime in live.branches.values() if is_mergeable(runtime)]
@@ -147,7 +147,7 @@ async def judged(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrate
         return ResolveOutcome(False, False, None, None, 0.0, None)
     reports, diff = await asyncio.gather(
         run_tests(branches, coordinator.test_command, coordinator.test_timeout_s),
-        in_thread(build_diff_report, live.fork.id, branches),
+        run_in_thread(build_diff_report, live.fork.id, branches),
     )
     outcomes = [outcome_of(runtime, reports.get(runtime.id)) for runtime in branches]
     for runtime, outcome in zip(branches, outcomes, strict=True):
@@ -160,7 +160,7 @@ async def judged(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrate
         outcomes,
         judge=coordinator.judge,
         signals=coordinator.signals,
-        calibrations=await in_thread(Calibration.from_ledger, live.fork.ledger),
+        calibrations=await run_in_thread(Calibration.from_ledger, live.fork.ledger),
     )
     told = {"winner": made.verdict.winner_branch_id, "how": strategy.kind, "confidence": made.merge_confidence}
     live.fork.ledger.record_verdict(

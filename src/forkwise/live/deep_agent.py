@@ -13,7 +13,7 @@ from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.toolsets import FunctionToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
-from forkwise.concurrency import before_leaving, in_thread
+from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError
 from forkwise.fork.agent_workspace import PROVIDER, BranchWorkspaceBackend
 from forkwise.live.backends.backend import FileInfo
@@ -199,7 +199,7 @@ class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
 async def _answer(work: Callable[[], str]) -> str:
     """What a tool says: what came of it, or why it did not. The event loop goes on meanwhile."""
     try:
-        return _plain(await before_leaving(in_thread(work)))
+        return _plain(await finish_then_cancel(run_in_thread(work)))
     except (OSError, ValueError, BranchingError) as error:
         return _plain(f"Error: {error}")
 

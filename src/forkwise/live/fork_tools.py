@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart, UserPromptPart
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.conversation.adopt import adopted
 from forkwise.errors import BranchingError
 from forkwise.live.branch_runtime import current_branch, own_turns
@@ -18,7 +18,7 @@ from forkwise.live.coordinator import ForkCoordinator
 from forkwise.live.diff.diff_report import BranchDiffReport
 from forkwise.live.values import BranchIsolation, BranchSpec, ForkCostSummary, MergeResult, MergeStrategy
 
-__all__ = ["NOT_ENABLED_MESSAGE", "create_fork_toolset", "in_charge"]
+__all__ = ["NOT_ENABLED_MESSAGE", "create_fork_toolset", "register_coordinator"]
 
 NOT_ENABLED_MESSAGE = "Forking is not enabled for this run."
 
@@ -32,7 +32,7 @@ _strategy = TypeAdapter(MergeStrategy)
 _in_charge: WeakValueDictionary[str, ForkCoordinator] = WeakValueDictionary()
 
 
-def in_charge(run_id: str | None, coordinator: ForkCoordinator) -> None:
+def register_coordinator(run_id: str | None, coordinator: ForkCoordinator) -> None:
     """Have the tools of a run work on a coordinator."""
     if run_id is not None:
         _in_charge[run_id] = coordinator
@@ -121,11 +121,11 @@ async def merge_or_select(ctx: RunContext[Any], action: str) -> str:
         return f"merge_or_select failed: {error}"
     if not result.winner_branch_id:
         return f"Fork aborted: {len(result.discarded_branches)} branches are gone, and nothing was changed."
-    _go_on_as(ctx, coordinator, result)
-    return _told(coordinator, result)
+    _continue_as(ctx, coordinator, result)
+    return _merge_summary(coordinator, result)
 
 
-def _told(coordinator: ForkCoordinator, result: MergeResult) -> str:
+def _merge_summary(coordinator: ForkCoordinator, result: MergeResult) -> str:
     winner = coordinator.branches[result.winner_branch_id]
     judged = coordinator.last_verdict
     said = [
@@ -141,7 +141,7 @@ def _told(coordinator: ForkCoordinator, result: MergeResult) -> str:
     return f"Merged fork {result.fork_id}: {', '.join(filter(None, said))}"
 
 
-def _go_on_as(ctx: RunContext[Any], coordinator: ForkCoordinator, result: MergeResult) -> None:
+def _continue_as(ctx: RunContext[Any], coordinator: ForkCoordinator, result: MergeResult) -> None:
     """Put what the winner said behind what this run has said, as if it had said it."""
     chosen = result.combined_branches or [result.winner_branch_id]
     label = " and ".join(repr(coordinator.branches[name].spec.label) for name in chosen)
@@ -181,7 +181,7 @@ async def delete_file(ctx: RunContext[Any], path: str) -> str:
     if branch is None or branch.overlay is None:
         return "error: files are deleted by this in a branch only"
     try:
-        is_deleted = await in_thread(branch.overlay.delete, path)
+        is_deleted = await run_in_thread(branch.overlay.delete, path)
     except OSError as error:
         return f"error: {error}"
     return f"deleted: {path}" if is_deleted else f"error: {path!r} does not exist in this branch"
@@ -199,7 +199,7 @@ async def diff_branches(ctx: RunContext[Any], fork_id: str, paths: list[str] | N
         return NOT_ENABLED_MESSAGE
     if problem := _not_this(coordinator, fork_id):
         return problem
-    return await in_thread(coordinator.diff_report, paths)
+    return await run_in_thread(coordinator.diff_report, paths)
 
 
 async def fork_cost(ctx: RunContext[Any], fork_id: str) -> ForkCostSummary | str:

@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING, Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import RunUsage
 
-from forkwise.concurrency import in_thread
-from forkwise.conversation.store import Saved
+from forkwise.concurrency import run_in_thread
+from forkwise.conversation.store import StoredConversation
 from forkwise.errors import BranchingError, CommitError, ForkNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.branch import Branch
-from forkwise.files.shelf import Aside, set_aside
+from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
-from forkwise.fork.fork import Fork, Settings, parent_of
-from forkwise.fork.resolve import ConflictPolicy, bring_back, put_in_place
+from forkwise.fork.fork import Fork, ForkSettings, parent_of
+from forkwise.fork.resolve import ConflictPolicy, bring_back, replace_winner
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord, AttemptState
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay, MemoryOverlay, content_of, flushed
 from forkwise.live.backends.local import PlaceBackend
 from forkwise.live.backends.memory import StateBackend
-from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch, ground_of, started
-from forkwise.live.budget import Purse
+from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_from, current_branch, started
+from forkwise.live.budget import BudgetTracker
 from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
 
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JUDGED",
-    "Ground",
+    "ForkSource",
     "LiveFork",
-    "Losers",
     "LosersInMemory",
     "LosersOnDisk",
     "Place",
+    "RejectedBranches",
     "Run",
     "begin",
-    "ground_for",
     "place_label",
     "reopen",
+    "source_for",
     "state_of",
 ]
 
@@ -66,7 +66,7 @@ Place = Workspace | Branch | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Ground:
+class ForkSource:
     """``parent`` is forked; ``backend`` is what the parent's tools see of the files, or of those in memory."""
 
     parent: Workspace | Branch
@@ -90,21 +90,21 @@ class Ground:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def ground_for(place: Place | None, deps: Any) -> Ground:
+def source_for(place: Place | None, deps: Any) -> ForkSource:
     """What a fork of an agent with these deps is made from; ``place`` is the directory it was told of."""
     inside = current_branch()
     if inside is not None and inside.attempt.branch is not None:
-        return Ground(inside.attempt.branch, _backend_in(inside, deps))
+        return ForkSource(inside.attempt.branch, _backend_in(inside, deps))
     backend = getattr(deps, "backend", None)
     if isinstance(backend, PlaceBackend) and (place is None or _is_at(backend, place)):
-        return Ground(backend.place, backend)
+        return ForkSource(backend.place, backend)
     if place is not None:
         parent = parent_of(place)
-        return Ground(parent, _PlainPlace(parent))
+        return ForkSource(parent, _PlainPlace(parent))
     directory = Path(tempfile.mkdtemp(prefix="forkwise-live-"))
     (directory / "files").mkdir()
     empty = Workspace(directory / "files", state=directory / "state", durable=False)
-    return Ground(empty, backend if isinstance(backend, Backend) else StateBackend(), directory)
+    return ForkSource(empty, backend if isinstance(backend, Backend) else StateBackend(), directory)
 
 
 class _PlainPlace(PlaceBackend):
@@ -130,7 +130,7 @@ def _is_at(backend: PlaceBackend, place: Place) -> bool:
 JUDGED = ("auto", "vote")
 
 
-class Losers(ABC):
+class RejectedBranches(ABC):
     """The branches that did not win, by their ids, as long as somebody may say that one of them should have."""
 
     @property
@@ -149,13 +149,13 @@ class Losers(ABC):
 
 
 @dataclass
-class LosersOnDisk(Losers):
+class LosersOnDisk(RejectedBranches):
     """Branches of a workspace, set aside."""
 
     fork: str
     workspace: Workspace
     backend: PlaceBackend
-    aside: dict[str, Aside]
+    aside: dict[str, ShelvedBranch]
 
     @property
     def names(self) -> Collection[str]:
@@ -170,20 +170,20 @@ class LosersOnDisk(Losers):
         try:
             standing = overlay.standing()
             changes = overlay.changes()
-            landed = put_in_place(self.workspace, self.fork, name, policy)
+            landed = replace_winner(self.workspace, self.fork, name, policy)
         except BranchingError:
-            self.aside[name] = set_aside(branch)
+            self.aside[name] = shelve(branch)
             raise
         return flushed(landed, standing, changes)
 
     def let_go(self) -> None:
         """Drop the branches."""
         while self.aside:
-            self.aside.popitem()[1].let_go()
+            self.aside.popitem()[1].discard()
 
 
 @dataclass
-class LosersInMemory(Losers):
+class LosersInMemory(RejectedBranches):
     """Overlays in memory. ``before`` and ``after`` are what the parent had where the winner changed it."""
 
     backend: Backend
@@ -248,11 +248,11 @@ class LiveFork:
 
     fork: Fork
     plan: ForkPlan
-    ground: Ground
-    saved: Saved
-    purse: Purse
+    ground: ForkSource
+    saved: StoredConversation
+    purse: BudgetTracker
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
-    losers: Losers | None = None
+    losers: RejectedBranches | None = None
     is_resumed: bool = False
 
     @property
@@ -279,9 +279,11 @@ class LiveFork:
         state = state_of(attempt.state, attempt.reason)
         error = None if state in ("running", "done") else attempt.reason
         status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
-        runtime = BranchRuntime(spec, status, coordinator, attempt, thread, Purse(spec.spending, above=self.purse))
+        runtime = BranchRuntime(
+            spec, status, coordinator, attempt, thread, BudgetTracker(spec.spending, above=self.purse)
+        )
         _recall_cost(runtime, self.fork.ledger)
-        runtime.tool_purses = {name: Purse(budget) for name, budget in spec.tool_budgets.items()}
+        runtime.tool_purses = {name: BudgetTracker(budget) for name, budget in spec.tool_budgets.items()}
         made.append(runtime)
         self.branches[attempt.id] = runtime
         return runtime
@@ -307,8 +309,8 @@ class LiveFork:
         may_be_overridden = how in JUDGED and self.fork.inside is None
         if not isinstance(overlay, FilesOverlay):
             return await self._commit_in_memory(winner, how, detail, may_be_overridden)
-        standing = await in_thread(overlay.standing)
-        changes = await in_thread(overlay.changes)
+        standing = await run_in_thread(overlay.standing)
+        changes = await run_in_thread(overlay.changes)
         try:
             await self.fork.resolve(winner.attempt, how, detail, aside=may_be_overridden)
         except CommitError as error:
@@ -318,7 +320,7 @@ class LiveFork:
             place, backend = self.ground.parent.workspace, self.ground.backend
             assert isinstance(backend, PlaceBackend)
             self.losers = LosersOnDisk(self.fork.id, place, backend, self.fork.aside)
-        return await in_thread(flushed, self.fork.landed, standing, changes)
+        return await run_in_thread(flushed, self.fork.landed, standing, changes)
 
     async def _commit_in_memory(
         self, winner: BranchRuntime, how: str, detail: dict[str, Any], may_be_overridden: bool
@@ -338,29 +340,33 @@ class LiveFork:
 
 
 async def begin(
-    ground: Ground, plan: ForkPlan, history: Sequence[ModelMessage], above: Purse | None, stack: AsyncExitStack
+    ground: ForkSource,
+    plan: ForkPlan,
+    history: Sequence[ModelMessage],
+    above: BudgetTracker | None,
+    stack: AsyncExitStack,
 ) -> tuple[LiveFork, list[Thread]]:
     """A new fork, and the threads that its branches begin with; nothing runs yet."""
-    conversation, last = await in_thread(ground_of, history)
+    conversation, last = await run_in_thread(conversation_from, history)
     threads = [
         started(conversation, last, spec.steer, _TOLD.format(label=spec.label), place_label(number))
         for number, spec in enumerate(plan.specs)
     ]
     fork = Fork(ground.parent, KIND, _settings(plan), spec=plan.as_json())
     await stack.enter_async_context(fork)
-    saved = Saved(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
-    await in_thread(saved.save)
+    saved = StoredConversation(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
+    await run_in_thread(saved.save)
     return LiveFork(fork, plan, ground, saved, _purse(plan, above)), threads
 
 
 async def reopen(
-    ground: Ground, plan: ForkPlan, fork_id: str, above: Purse | None, stack: AsyncExitStack
+    ground: ForkSource, plan: ForkPlan, fork_id: str, above: BudgetTracker | None, stack: AsyncExitStack
 ) -> tuple[LiveFork, list[Thread]]:
     """A fork that another process left, and its threads as far as they had come."""
     fork = Fork(ground.parent, KIND, _settings(plan), resume=fork_id)
     await stack.enter_async_context(fork)
     try:
-        saved = await in_thread(Saved.load, fork.ledger.conversations, plan.conversation)
+        saved = await run_in_thread(StoredConversation.load, fork.ledger.conversations, plan.conversation)
     except LedgerError as error:
         raise ForkNotFoundError(f"fork {fork_id} was killed before it began; it is given up: {error}") from error
     conversation = saved.conversation
@@ -382,7 +388,7 @@ def _recall_cost(runtime: BranchRuntime, ledger: Ledger) -> None:
             _count(runtime.purse.usage, attempt, 1)
 
 
-def _uncount(purse: Purse, ledger: Ledger, fork: str) -> None:
+def _uncount(purse: BudgetTracker, ledger: Ledger, fork: str) -> None:
     """A fork inside a branch is gone on with: its branches have purses of their own again."""
     for attempt in _all_in(ledger, fork):
         _count(purse.usage, attempt, -1)
@@ -404,12 +410,12 @@ def _count(usage: RunUsage, attempt: AttemptRecord, sign: int) -> None:
         usage.cost = (usage.cost or Decimal(0)) + sign * Decimal(str(cost["usd"]))
 
 
-def _settings(plan: ForkPlan) -> Settings:
-    return Settings(max_parallel=len(plan.specs), policy=plan.strategy.conflict_policy, reopens=True)
+def _settings(plan: ForkPlan) -> ForkSettings:
+    return ForkSettings(max_parallel=len(plan.specs), policy=plan.strategy.conflict_policy, reopens=True)
 
 
-def _purse(plan: ForkPlan, above: Purse | None) -> Purse:
-    return Purse(plan.budget, "aggregate_budget_exhausted", above, shares=plan.shares)
+def _purse(plan: ForkPlan, above: BudgetTracker | None) -> BudgetTracker:
+    return BudgetTracker(plan.budget, "aggregate_budget_exhausted", above, shares=plan.shares)
 
 
 def place_label(number: int) -> str:

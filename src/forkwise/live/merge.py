@@ -12,27 +12,27 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import ConflictError, ForkResolvedError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import combine_attempts
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
-from forkwise.live.branch_runtime import BranchRuntime, Thread, own_turns, successive
+from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
 from forkwise.live.live_fork import LiveFork
 from forkwise.live.values import BranchCost, FlushReport, ForkCostSummary, MergeResult
 from forkwise.text.merge3 import is_text, merge
 
 __all__ = [
-    "as_parents",
     "check_mergeable",
     "combine_branches",
     "commit_branch",
+    "concatenate_histories",
     "costs_of",
-    "in_a_row",
+    "detach_history",
     "is_mergeable",
-    "merged",
+    "merge_result",
     "override_winner",
 ]
 
@@ -56,8 +56,8 @@ async def commit_branch(live: LiveFork, winner: BranchRuntime, how: str, detail:
     """Decide for one branch."""
     forced = {} if winner.attempt.success else {"force": True}
     report = await live.commit(winner, how, {**detail, **forced})
-    history = as_parents(winner.thread.history(), winner.thread.start.depth)
-    return merged(live, [winner], history, report)
+    history = detach_history(winner.thread.history(), winner.thread.start.depth)
+    return merge_result(live, [winner], history, report)
 
 
 def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
@@ -85,12 +85,14 @@ async def override_winner(live: LiveFork, runtime: BranchRuntime) -> MergeResult
         )
     if runtime.id not in losers.names or not is_mergeable(runtime):
         raise RuntimeError(f"branch {runtime.id} ({runtime.spec.label}) is what is there now, or has nothing to merge")
-    report = await in_thread(losers.put_in_place, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy)
-    history = as_parents(runtime.thread.history(), runtime.thread.start.depth)
-    return merged(live, [runtime], history, report)
+    report = await run_in_thread(
+        losers.put_in_place, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy
+    )
+    history = detach_history(runtime.thread.history(), runtime.thread.start.depth)
+    return merge_result(live, [runtime], history, report)
 
 
-def merged(
+def merge_result(
     live: LiveFork, chosen: Sequence[BranchRuntime], history: list[ModelMessage], report: FlushReport
 ) -> MergeResult:
     """How a fork ended that was decided for some of its branches."""
@@ -117,7 +119,7 @@ def merged(
     )
 
 
-def as_parents(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
+def detach_history(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
     """A branch's conversation as the parent's: what was said in the branch no longer names the branch's workspace."""
     return [
         replace(message, workspace_ref=None)
@@ -138,20 +140,20 @@ async def combine_branches(
         report = _combine_in_memory(live, chosen, prefer, favourites)
     else:
         report = await _combine_files(live, chosen, prefer, favourites)
-    return merged(live, chosen, in_a_row([runtime.thread for runtime in chosen]), report)
+    return merge_result(live, chosen, concatenate_histories([runtime.thread for runtime in chosen]), report)
 
 
-def in_a_row(threads: Sequence[Thread]) -> list[ModelMessage]:
+def concatenate_histories(threads: Sequence[Thread]) -> list[ModelMessage]:
     """What was said before the fork, and then in one branch after the other, as providers take it."""
     first, *others = threads
-    return successive(as_parents(first.history(), first.start.depth), *map(own_turns, others))
+    return concatenate(detach_history(first.history(), first.start.depth), *map(own_turns, others))
 
 
 async def _combine_files(
     live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
 ) -> FlushReport:
     overlays = [runtime.overlay for runtime in chosen if isinstance(runtime.overlay, FilesOverlay)]
-    changes = [change for overlay in overlays for change in await in_thread(overlay.changes)]
+    changes = [change for overlay in overlays for change in await run_in_thread(overlay.changes)]
     ids = {name: runtime.id for runtime in chosen for name in (runtime.id, runtime.spec.label)}
     done = await combine_attempts(
         live.ground.parent.workspace,
@@ -165,7 +167,7 @@ async def _combine_files(
     if done.landed is None:
         raise _clash([Conflict(one.path, "unmerged", one.detail) for one in done.conflicts])
     parent, landed = live.ground.parent, done.landed
-    await in_thread(lambda: parent.path)  # its view went down with the commit; whoever works there goes on
+    await run_in_thread(lambda: parent.path)  # its view went down with the commit; whoever works there goes on
     touched = set(landed.commit.paths)
     return FlushReport(
         applied_paths=sorted([*landed.commit.added, *landed.commit.changed]),
@@ -173,7 +175,7 @@ async def _combine_files(
         conflicts=sorted(conflict.path for conflict in landed.conflicts),
         errors=[],
         deleted_paths=sorted(landed.commit.deleted),
-        conflict_contents=await in_thread(conflict_contents, landed),
+        conflict_contents=await run_in_thread(conflict_contents, landed),
         kept_branch=landed.kept.branch_path if landed.kept else None,
     )
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from forkwise.concurrency import in_thread, to_its_end
-from forkwise.conversation.store import Saved
+from forkwise.concurrency import finish, run_in_thread
+from forkwise.conversation.store import StoredConversation
 from forkwise.errors import ForkNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.control import abort_fork
-from forkwise.fork.resolve import Landed, complete
-from forkwise.fork.stored_fork import Remains
+from forkwise.fork.resolve import Landed, commit_resolved
+from forkwise.fork.stored_fork import StoredFork
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import conflict_contents
 from forkwise.live.branch_runtime import BranchRuntime, Thread
 from forkwise.live.fork_plan import KIND, ForkPlan
-from forkwise.live.live_fork import Ground, LiveFork, ground_for, place_label, reopen
-from forkwise.live.merge import as_parents, in_a_row
+from forkwise.live.live_fork import ForkSource, LiveFork, place_label, reopen, source_for
+from forkwise.live.merge import concatenate_histories, detach_history
 from forkwise.live.values import ForkHandle, MergeResult
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ __all__ = [
     "ForkStateStore",
     "InMemoryForkStateStore",
     "LedgerForkStore",
-    "LeftInside",
+    "OrphanedForks",
+    "abort_orphans",
+    "find_orphans",
     "give_up_inside",
-    "give_up_left",
     "handle_of",
-    "look_inside",
-    "recall",
-    "recall_merge",
+    "load_merge_result",
+    "resume_fork",
     "unfinished",
 ]
 
@@ -100,22 +100,22 @@ class LedgerForkStore:
 
     async def save(self, handle: ForkHandle) -> None:
         """See that the ledger knows a fork; ForkNotFoundError where it does not."""
-        await in_thread(self._read, lambda ledger: ledger.fork(handle.fork_id))
+        await run_in_thread(self._read, lambda ledger: ledger.fork(handle.fork_id))
 
     async def get(self, fork_id: str) -> ForkHandle | None:
         """The handle of a fork, if it is known."""
         try:
-            return await in_thread(self._read, lambda ledger: handle_of(ledger, ledger.fork(fork_id)))
+            return await run_in_thread(self._read, lambda ledger: handle_of(ledger, ledger.fork(fork_id)))
         except ForkNotFoundError:
             return None
 
     async def list_all(self) -> list[ForkHandle]:
         """All handles, the oldest first."""
-        return await in_thread(self._read, lambda ledger: [handle_of(ledger, fork) for fork in _forks(ledger)])
+        return await run_in_thread(self._read, lambda ledger: [handle_of(ledger, fork) for fork in _forks(ledger)])
 
     async def interrupted(self) -> list[ForkHandle]:
         """Those whose process was killed before they were decided, or before that was carried out; the oldest first."""
-        return await in_thread(
+        return await run_in_thread(
             self._read,
             lambda ledger: [handle_of(ledger, fork) for fork in unfinished(ledger)],
         )
@@ -125,7 +125,7 @@ class LedgerForkStore:
         handle = await self.get(fork_id)
         if handle is None:
             return False
-        await in_thread(abort_fork, self.workspace, handle.fork_id)
+        await run_in_thread(abort_fork, self.workspace, handle.fork_id)
         return True
 
     def _read(self, what: Callable[[Ledger], T]) -> T:
@@ -167,7 +167,7 @@ _FORGOTTEN = "its process was killed, and nobody went on with it"
 
 
 @dataclass
-class LeftInside:
+class OrphanedForks:
     """The forks that are open inside a branch, by their ids. Of those that are ``known`` the agent was told."""
 
     workspace: Workspace
@@ -189,7 +189,7 @@ class LeftInside:
         return any(plan.maker in tools for plan in self.plans.values())
 
 
-def look_inside(live: LiveFork, runtime: BranchRuntime) -> LeftInside | None:
+def find_orphans(live: LiveFork, runtime: BranchRuntime) -> OrphanedForks | None:
     """What is open inside a branch that goes on; None where nothing is. What was decided is carried out, and where the
     agent does not know that yet its branch is told."""
     ledger, workspace = live.fork.ledger, live.ground.parent.workspace
@@ -197,11 +197,11 @@ def look_inside(live: LiveFork, runtime: BranchRuntime) -> LeftInside | None:
     if not inside:
         return None
     said = str(runtime.thread.own_messages())
-    left = LeftInside(workspace, runtime.id, known={fork.id for fork in inside if f"fork_id={fork.id}" in said})
+    left = OrphanedForks(workspace, runtime.id, known={fork.id for fork in inside if f"fork_id={fork.id}" in said})
     for fork in inside:
         plan = ForkPlan.from_json(fork.spec, fork.id)
         if fork.stored == "resolved" and fork.commit is None:
-            complete(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
+            commit_resolved(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
         elif fork.state == "interrupted" and _has_begun(ledger, plan):
             left.plans[fork.id] = plan
         elif fork.state == "interrupted":
@@ -221,7 +221,7 @@ def give_up_inside(ledger: Ledger, workspace: Workspace, attempt: str, reason: s
 
 
 def _give_up(ledger: Ledger, workspace: Workspace, fork: ForkRecord, reason: str) -> None:
-    remains = Remains(ledger, workspace, fork.id)
+    remains = StoredFork(ledger, workspace, fork.id)
     ledger.abort_fork(fork.id, reason)
     for attempt in remains.attempts:
         give_up_inside(ledger, workspace, attempt.id, reason)
@@ -239,25 +239,25 @@ def _has_begun(ledger: Ledger, plan: ForkPlan) -> bool:
     return True
 
 
-async def give_up_left(runtime: BranchRuntime) -> None:
+async def abort_orphans(runtime: BranchRuntime) -> None:
     """Give up what was left in a branch and nobody took up, so that the branch can be written to again."""
     left, runtime.left = runtime.left, None
     if left is not None:
-        await to_its_end(in_thread(_give_up_all, left))
+        await finish(run_in_thread(_give_up_all, left))
 
 
-def _give_up_all(left: LeftInside) -> None:
+def _give_up_all(left: OrphanedForks) -> None:
     with open_ledger(left.workspace) as ledger:
         give_up_inside(ledger, left.workspace, left.attempt)
 
 
-async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
+async def resume_fork(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
     """Have a coordinator go on with a fork, by default the last that a killed process left."""
     async with AsyncExitStack() as stack:
-        ground = await in_thread(ground_for, coordinator.workspace, coordinator.parent_deps)
-        stack.push_async_callback(in_thread, ground.close)
+        ground = await run_in_thread(source_for, coordinator.workspace, coordinator.parent_deps)
+        stack.push_async_callback(run_in_thread, ground.close)
         inside = None if coordinator.inside is None else coordinator.inside.id
-        record, handle, result = await in_thread(_found, ground, fork_id, inside)
+        record, handle, result = await run_in_thread(_found, ground, fork_id, inside)
         if result is not None:
             coordinator.merge_result = result
             return handle
@@ -268,7 +268,7 @@ async def recall(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandl
 
 
 def _found(
-    ground: Ground, fork_id: str | None, inside: str | None
+    ground: ForkSource, fork_id: str | None, inside: str | None
 ) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
     """The fork that is to be gone on with. One that was decided is carried out first, and nothing is left to do."""
     workspace = ground.parent.workspace
@@ -290,11 +290,11 @@ def _found(
 def _completed(ledger: Ledger, workspace: Workspace, fork: ForkRecord) -> MergeResult:
     """Carry out what was decided when the process was killed."""
     plan = ForkPlan.from_json(fork.spec, fork.id)
-    landed = complete(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
+    landed = commit_resolved(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
     return _result(ledger, fork, plan, landed)
 
 
-def recall_merge(ledger: Ledger, workspace: Workspace, fork_id: str) -> MergeResult | None:
+def load_merge_result(ledger: Ledger, workspace: Workspace, fork_id: str) -> MergeResult | None:
     """How a live fork was merged, by this process or by another, whose word on it was lost; None where it was not."""
     fork = ledger.fork(fork_id)
     commit = next((one for one in workspace.history() if one.id == fork.commit), None)
@@ -306,7 +306,7 @@ def recall_merge(ledger: Ledger, workspace: Workspace, fork_id: str) -> MergeRes
 
 def _result(ledger: Ledger, fork: ForkRecord, plan: ForkPlan, landed: Landed) -> MergeResult:
     commit = landed.commit
-    conversation = Saved.load(ledger.conversations, plan.conversation).conversation
+    conversation = StoredConversation.load(ledger.conversations, plan.conversation).conversation
     index = {attempt.id: attempt.index for attempt in ledger.attempts(fork.id)}
     combined = [name for name in (fork.resolution or {}).get("attempts", []) if name in index]
     chosen = [fork.winner] if fork.winner is not None else combined
@@ -318,7 +318,9 @@ def _result(ledger: Ledger, fork: ForkRecord, plan: ForkPlan, landed: Landed) ->
         fork_id=fork.id,
         winner_branch_id=chosen[0],
         discarded_branches=[name for name in index if name not in chosen],
-        history_after_merge=in_a_row(threads) if combined else as_parents(threads[0].history(), threads[0].start.depth),
+        history_after_merge=concatenate_histories(threads)
+        if combined
+        else detach_history(threads[0].history(), threads[0].start.depth),
         applied_paths=sorted([*commit.added, *commit.changed]),
         applied_changes=len(commit.paths),
         conflicts=sorted(conflict.path for conflict in landed.conflicts),

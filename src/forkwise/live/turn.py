@@ -22,12 +22,12 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace
 from pydantic_ai.workspaces import Workspace as AgentWorkspace
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import BudgetExceededError
 from forkwise.fork.agent_workspace import agent_workspace
 from forkwise.live.backends.branch_overlay import FilesOverlay
-from forkwise.live.branch_runtime import BranchRuntime, current_tool, entered
-from forkwise.live.budget import Purse, RequestEstimate, estimate_request
+from forkwise.live.branch_runtime import BranchRuntime, current_tool, enter_branch
+from forkwise.live.budget import BudgetTracker, RequestEstimate, estimate_request
 from forkwise.live.checkpoints import (
     Checkpoint,
     CheckpointStore,
@@ -39,12 +39,12 @@ from forkwise.live.checkpoints import (
 from forkwise.live.deps import DeepAgentDeps, clone_for_branch
 from forkwise.live.diff.mirror import ForkMaterializer
 from forkwise.live.fork_plan import ForkPlan
-from forkwise.live.live_fork import Ground
-from forkwise.live.resume import give_up_left
+from forkwise.live.live_fork import ForkSource
+from forkwise.live.resume import abort_orphans
 from forkwise.live.values import Budget, PendingApprovalRequest
 
 __all__ = [
-    "BranchRun",
+    "BranchCapability",
     "BranchRunner",
     "checkpoints_of",
     "limits_of",
@@ -80,7 +80,7 @@ async def rewind_branch_to(runtime: BranchRuntime, checkpoint: str) -> Rewound:
     runtime.thread.go_back(back.messages)
     runtime.partial_history = list(back.messages)
     runtime.end("done", None)
-    await in_thread(runtime.overlay.mirror_all)
+    await run_in_thread(runtime.overlay.mirror_all)
     return back
 
 
@@ -111,7 +111,7 @@ def limits_of(runtime: BranchRuntime, around: UsageLimits | None) -> UsageLimits
 
 
 @dataclass
-class BranchRun(AbstractCapability[Any]):
+class BranchCapability(AbstractCapability[Any]):
     """The hooks of one turn of a branch."""
 
     runtime: BranchRuntime = field(kw_only=True, repr=False)
@@ -167,7 +167,7 @@ class BranchRun(AbstractCapability[Any]):
         """Show what was said, and whether forks that were left in the branch are wanted."""
         calls = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
         if self.runtime.left is not None and not self.runtime.left.is_wanted_by(calls):
-            await give_up_left(self.runtime)
+            await abort_orphans(self.runtime)
         texts = [part.content for part in response.parts if isinstance(part, TextPart) and part.content.strip()]
         if texts:
             self.runtime.status.last_message_preview = texts[-1].strip()[:_PREVIEW]
@@ -225,7 +225,9 @@ class BranchRun(AbstractCapability[Any]):
         finally:
             current_tool.reset(token)
 
-    async def _paid(self, purse: Purse, ctx: RunContext[Any], call: ToolCallPart, args: Any, handler: Any) -> Any:
+    async def _paid(
+        self, purse: BudgetTracker, ctx: RunContext[Any], call: ToolCallPart, args: Any, handler: Any
+    ) -> Any:
         seconds = purse.budget.seconds
         left = None if seconds is None else seconds - purse.usage.details.get(_MILLISECONDS, 0) / 1000
         if purse.is_empty or (left is not None and left <= 0):
@@ -249,7 +251,7 @@ class BranchRun(AbstractCapability[Any]):
             self.runtime.coordinator.save()
 
 
-def _charge(purse: Purse, usage: RunUsage, before: RunUsage, seconds: float) -> None:
+def _charge(purse: BudgetTracker, usage: RunUsage, before: RunUsage, seconds: float) -> None:
     grown = usage - before
     purse.usage.input_tokens += grown.input_tokens
     purse.usage.output_tokens += grown.output_tokens
@@ -297,12 +299,12 @@ async def take_turn(
 ) -> AgentRunResult[Any] | None:
     """Have the agent answer what was said last in a branch; None where it had answered already. Stopped by a budget,
     this raises BudgetExceededError. Whatever it said is in the conversation, however it ends."""
-    entered(runtime)
+    enter_branch(runtime)
     thread = runtime.thread
     if thread.is_answered:
-        await give_up_left(runtime)
+        await abort_orphans(runtime)
         return None
-    run = BranchRun(runtime=runtime)
+    run = BranchCapability(runtime=runtime)
     runtime.options = _options(runtime, run, limits)
     steer, history = _asked(thread.request())
     try:
@@ -312,7 +314,7 @@ async def take_turn(
         raise BudgetExceededError(str(error).partition(". Consider ")[0]) from error
     finally:
         await runtime.close_inner()
-        await give_up_left(runtime)
+        await abort_orphans(runtime)
         run.keep()
 
 
@@ -327,7 +329,7 @@ def workspace_for(runtime: BranchRuntime, share: str) -> AgentWorkspace | None:
 
 
 def open_files(
-    runtime: BranchRuntime, ground: Ground, plan: ForkPlan, deps: Any, materializer: ForkMaterializer | None
+    runtime: BranchRuntime, ground: ForkSource, plan: ForkPlan, deps: Any, materializer: ForkMaterializer | None
 ) -> None:
     """Give a branch its files, and deps that know of them. Its attempt has made its branch by now."""
     isolation, label = plan.isolation, runtime.spec.label
@@ -342,7 +344,7 @@ def open_files(
         runtime.deps = replace(own, branch_id=runtime.id, backend=runtime.overlay if apart else own.backend)
 
 
-def _options(runtime: BranchRuntime, run: BranchRun, limits: UsageLimits | None) -> dict[str, Any]:
+def _options(runtime: BranchRuntime, run: BranchCapability, limits: UsageLimits | None) -> dict[str, Any]:
     spec = runtime.spec
     options: dict[str, Any] = {
         "capabilities": [run],

@@ -20,13 +20,13 @@ from pydantic import BaseModel
 from pydantic_ai.messages import ModelResponse, ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
-from forkwise.concurrency import call as call_any
+from forkwise.concurrency import call_any
 from forkwise.errors import LimitError, ModuleError, ParseError
 from forkwise.files.branch import Parent
 from forkwise.modules.declaration import Declaration, Forks
-from forkwise.modules.message_history import History, Said
+from forkwise.modules.message_history import History, ModelReply
 from forkwise.modules.models import Models, settings_of
-from forkwise.modules.request import Question, ask
+from forkwise.modules.request import Question, send
 from forkwise.modules.tools import (
     FINISH,
     SEARCH,
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from forkwise.modules.module import Module
 
 __all__ = [
-    "Bounds",
     "Call",
     "Done",
-    "Place",
-    "Requested",
+    "LimitTracker",
+    "Slot",
     "Step",
     "ToolCall",
+    "ToolRequest",
     "ToolResult",
     "branch_of",
     "call_of",
@@ -117,7 +117,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Requested:
+class ToolRequest:
     """A call, the text of its arguments, and what is wrong with that if something is."""
 
     call: ToolCall
@@ -125,7 +125,7 @@ class Requested:
     error: str | None = None
 
     @classmethod
-    def of(cls, part: ToolCallPart) -> Requested:
+    def of(cls, part: ToolCallPart) -> ToolRequest:
         """A part of a response."""
         raw = part.args if isinstance(part.args, str) else json.dumps(part.args or {})
         try:
@@ -195,11 +195,11 @@ def _without(text: str, found: list[re.Match[str]]) -> str:
 
 
 @dataclass
-class Bounds:
+class LimitTracker:
     """The limits of a call, and what was used of them by it and by all below it."""
 
     name: str
-    outer: Bounds | None
+    outer: LimitTracker | None
     max_depth: int
     max_branches: int | None
     max_parallel: int | None
@@ -229,10 +229,10 @@ class Bounds:
         for bounds in self._outwards():
             bounds.branches += 1
 
-    def place(self) -> Place:
+    def place(self) -> Slot:
         """Where this call works: it takes one of the places that all it is inside of have for their branches."""
         taken = [b.places for b in self._outwards() if b is not self and b.places is not None]
-        return Place(taken[::-1])
+        return Slot(taken[::-1])
 
     def check_budget(self) -> None:
         """Raise LimitError where there is nothing left to spend."""
@@ -253,14 +253,14 @@ class Bounds:
         for bounds in self._outwards():
             bounds.spent += Decimal(cost)
 
-    def _outwards(self) -> Iterator[Bounds]:
-        bounds: Bounds | None = self
+    def _outwards(self) -> Iterator[LimitTracker]:
+        bounds: LimitTracker | None = self
         while bounds is not None:
             yield bounds
             bounds = bounds.outer
 
 
-class Place:
+class Slot:
     """A place to work among others. Whoever waits for branches of its own lends its place meanwhile: else they and it
     would wait for each other."""
 
@@ -345,7 +345,7 @@ class Call:
         self.inherited = 0
         self.specials: list[Tool] = []
         self.step = Step(0, module.model, module.temperature, module.max_tokens, list(tools))
-        self.bounds: Bounds = Bounds(
+        self.bounds: LimitTracker = LimitTracker(
             type(module).__name__,
             None if parent is None else parent.bounds,
             module.max_depth,
@@ -458,7 +458,7 @@ class Call:
             return _STEPS
         return self.module.max_steps
 
-    async def _carry_out(self, counter: int, said: Said, requests: Sequence[Requested]) -> Done | None:
+    async def _carry_out(self, counter: int, said: ModelReply, requests: Sequence[ToolRequest]) -> Done | None:
         """One step: the calls, what came of them, and what ``on_step`` makes of it."""
         done, failures = self._finished(requests)
         if done is not None:
@@ -489,7 +489,7 @@ class Call:
             return Done(finished(self.module.final_output, self.step.finishing))
         return None
 
-    async def _use(self, request: Requested) -> ToolResult:
+    async def _use(self, request: ToolRequest) -> ToolResult:
         if request.error is not None:
             return request.failed(request.error)
         tool = self._at_hand().get(request.name)
@@ -524,7 +524,7 @@ class Call:
                     raise ModuleError("Non-finish tool called in single-turn mode")
         raise failure
 
-    def _finished(self, requests: Sequence[Requested]) -> tuple[Done | None, dict[str, ToolResult]]:
+    def _finished(self, requests: Sequence[ToolRequest]) -> tuple[Done | None, dict[str, ToolResult]]:
         """The end, where one of the calls is a valid one of ``__finish__``; else what is wrong with those."""
         failures: dict[str, ToolResult] = {}
         for request in requests:
@@ -541,7 +541,7 @@ class Call:
             return Done(output), {}
         return None, failures
 
-    def _written(self, said: Said) -> Done | None:
+    def _written(self, said: ModelReply) -> Done | None:
         """The end, where a model wrote its output as XML instead of calling for it."""
         model, tag = self.module.final_output, self.module.xml_output_root
         text = said.get("content") or ""
@@ -555,7 +555,9 @@ class Call:
 
     # What is said
 
-    async def _ask(self, tools: Sequence[ToolDefinition], *, must_call: bool = False) -> tuple[Said, list[Requested]]:
+    async def _ask(
+        self, tools: Sequence[ToolDefinition], *, must_call: bool = False
+    ) -> tuple[ModelReply, list[ToolRequest]]:
         module = self.module
         question = Question(
             self.history,
@@ -568,17 +570,17 @@ class Call:
             output=module.final_output,
         )
         on_stream = getattr(module, "on_stream", None) if module.stream else None
-        response = await self.ask(question, None if on_stream is None else lambda chunk: call_any(on_stream, chunk))
+        response = await self.send(question, None if on_stream is None else lambda chunk: call_any(on_stream, chunk))
         response = with_embedded_calls(response, {t.name: t.parameters_json_schema for t in tools})
-        said = Said(response)
+        said = ModelReply(response)
         self.history.append(said)
-        return said, [Requested.of(part) for part in response.parts if isinstance(part, ToolCallPart)]
+        return said, [ToolRequest.of(part) for part in response.parts if isinstance(part, ToolCallPart)]
 
-    async def ask(self, question: Question, hear: Any = None) -> ModelResponse:
+    async def send(self, question: Question, hear: Any = None) -> ModelResponse:
         """Ask the model of this call, within the bounds."""
         await self.place.take()
         self.bounds.check_budget()
-        response = await ask(self.models, [self.step.model, *self.module.model_fallbacks], question, hear)
+        response = await send(self.models, [self.step.model, *self.module.model_fallbacks], question, hear)
         self.bounds.charge(response)
         return response
 

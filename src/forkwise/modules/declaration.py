@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from forkwise.concurrency import call as call_any
-from forkwise.concurrency import in_thread, to_its_end
+from forkwise.concurrency import call_any, finish, run_in_thread
 from forkwise.errors import BranchError, BranchStaleError, ConflictError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.workspace import Workspace
@@ -130,15 +129,15 @@ class Forks:
             raise BranchError(message, branch=name)
         fork = _Fork()
         self._live.append(fork)
-        making = in_thread(parent.branch, f"{name.lower()}-{secrets.token_hex(4)}", None, None)
+        making = run_in_thread(parent.branch, f"{name.lower()}-{secrets.token_hex(4)}", None, None)
         try:
             yield await asyncio.shield(making)
             fork.worked.set()
             await self._turn_of(fork)
-            await _completed(in_thread(_commit, making.result()))
+            await _completed(run_in_thread(_commit, making.result()))
         except BaseException:
             fork.worked.set()
-            await to_its_end(in_thread(_abort, await to_its_end(making)))
+            await finish(run_in_thread(_abort, await finish(making)))
             raise
         finally:
             self._live.remove(fork)
@@ -156,7 +155,7 @@ async def _completed(work: asyncio.Future[None]) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        await to_its_end(work)
+        await finish(work)
         raise
 
 

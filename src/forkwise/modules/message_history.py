@@ -32,7 +32,7 @@ from forkwise.conversation.adopt import adopted
 from forkwise.conversation.node import is_answer
 from forkwise.errors import ModuleError
 
-__all__ = ["History", "Said", "begun_anew", "inherited", "instructions_of", "messages_of", "shown_lines"]
+__all__ = ["History", "ModelReply", "begun_anew", "inherited", "instructions_of", "messages_of", "shown_lines"]
 
 History = list[dict[str, Any]]
 
@@ -40,7 +40,7 @@ _GO_ON = "Go on."
 _SEEN = "I have seen the results."
 
 
-class Said(dict[str, Any]):
+class ModelReply(dict[str, Any]):
     """What a model said, with the ``message`` it came in. Where somebody changed the text or the calls, those are
     sent; its thoughts are sent as they were."""
 
@@ -48,8 +48,8 @@ class Said(dict[str, Any]):
         super().__init__(_entry(message))
         self.message = message
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Said:
-        copied = Said(self.message)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelReply:
+        copied = ModelReply(self.message)
         copied.clear()
         copied.update(copy.deepcopy(dict(self), memo))
         return copied
@@ -98,7 +98,7 @@ def messages_of(history: History, cached: Iterable[int] = ()) -> list[ModelMessa
                 content = _marked(prompt) if number in marks else prompt
                 messages.append(ModelRequest(parts=[UserPromptPart(content)]))
             case "assistant":
-                message = entry.as_message() if isinstance(entry, Said) else ModelResponse(parts=_spoken(entry))
+                message = entry.as_message() if isinstance(entry, ModelReply) else ModelResponse(parts=_spoken(entry))
                 names |= {p.tool_call_id: p.tool_name for p in message.parts if isinstance(p, ToolCallPart)}
                 messages.append(message)
             case "tool":

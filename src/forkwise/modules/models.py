@@ -11,7 +11,7 @@ from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import infer_provider_class
 from pydantic_ai.settings import CacheSetting, ModelSettings
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import ModuleError
 from forkwise.local_model import is_local, local_model
 
@@ -68,7 +68,7 @@ class Models:
         async with self._opening:
             if key not in self._known:
                 check_model(spec)
-                contact = await in_thread(_contact, spec)
+                contact = await run_in_thread(_contact, spec)
                 await self._stack.enter_async_context(contact.model)
                 self._known[key] = spec, contact  # with the object itself, whose id is no other's meanwhile
             return self._known[key][1]

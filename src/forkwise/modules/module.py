@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from forkwise.concurrency import is_in_loop, waited_for
+from forkwise.concurrency import is_loop_running, run_on_shared_loop
 from forkwise.modules.call import Call, branch_of, call_of, loop_here
 from forkwise.modules.declaration import Declaration
 from forkwise.modules.message_history import History
@@ -96,7 +96,7 @@ class Module:
 
     def run(self, /, **inputs: Any) -> Any:
         """Run it and wait for its output, wherever that is."""
-        return waited_for(_run(self, inputs), loop_here())
+        return run_on_shared_loop(_run(self, inputs), loop_here())
 
     def branch(self, module_class: Any, /, merge: Any = None, **inputs: Any) -> Any:
         """Run a branch of the call in which this is said, and tell its history what came of it.
@@ -110,8 +110,8 @@ class Module:
         if call is None or call.loop is None:
             return _here(_branch_afterwards(self, module_class, merge, inputs))
         branch = branch_by_hand(call, module_class, merge, inputs)
-        if not is_in_loop():
-            return waited_for(branch, call.loop)
+        if not is_loop_running():
+            return run_on_shared_loop(branch, call.loop)
         if asyncio.get_running_loop() is call.loop:
             return branch
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(branch, call.loop))
@@ -178,4 +178,4 @@ def _check_branches(branches: object) -> None:
 
 def _here(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine gives, or the coroutine itself where an event loop runs."""
-    return coroutine if is_in_loop() else waited_for(coroutine, loop_here())
+    return coroutine if is_loop_running() else run_on_shared_loop(coroutine, loop_here())

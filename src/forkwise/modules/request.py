@@ -33,12 +33,12 @@ from forkwise.modules.models import Contact, Models, merged, remembered, thinks_
 from forkwise.modules.tools import FINISH
 
 __all__ = [
-    "Arriving",
     "Partial",
+    "PartialJson",
     "Question",
     "StreamChunk",
-    "ask",
     "chunks",
+    "send",
 ]
 
 
@@ -68,7 +68,7 @@ def Partial(model: Any) -> type[BaseModel]:  # noqa: N802 - it is used like a ty
     return create_model(f"Partial{model.__name__}", __config__=config, __doc__=model.__doc__, **fields)
 
 
-class Arriving:
+class PartialJson:
     """The JSON of an object as it arrives, and a partial model of the fields that are complete.
 
     Every character is looked at once, in however many pieces they come.
@@ -143,7 +143,7 @@ async def chunks(
     events: AsyncIterator[ModelResponseStreamEvent], output: type[BaseModel] | None
 ) -> AsyncIterator[StreamChunk]:
     """What the events of a stream say."""
-    finishing: dict[int, Arriving] = {}
+    finishing: dict[int, PartialJson] = {}
     async for event in events:
         match event:
             case PartStartEvent(part=TextPart(content=text)) if text:
@@ -152,7 +152,7 @@ async def chunks(
                 yield StreamChunk(content=text)
             case PartStartEvent(index=index, part=ToolCallPart() as call):
                 if call.tool_name == FINISH and output is not None:
-                    finishing[index] = Arriving(output)
+                    finishing[index] = PartialJson(output)
                 delta = call.args_as_json_str() if call.args else ""
                 yield _of_call(index, delta, finishing)
             case PartDeltaEvent(index=index, delta=ToolCallPartDelta(args_delta=str(delta))):
@@ -160,7 +160,7 @@ async def chunks(
     yield StreamChunk(done=True)
 
 
-def _of_call(index: int, delta: str, finishing: dict[int, Arriving]) -> StreamChunk:
+def _of_call(index: int, delta: str, finishing: dict[int, PartialJson]) -> StreamChunk:
     if index in finishing:
         return StreamChunk(partial=finishing[index].feed(delta))
     return StreamChunk(tool_call={"index": index, "delta": delta})
@@ -192,7 +192,7 @@ class Question:
         )
 
 
-async def ask(models: Models, specs: Sequence[object], question: Question, hear: Hear | None = None) -> ModelResponse:
+async def send(models: Models, specs: Sequence[object], question: Question, hear: Hear | None = None) -> ModelResponse:
     """The answer of the first model that gives one; the next is asked where a provider fails. ``hear`` is told what
     it says while it says it; once something was heard, nobody else is asked.
 

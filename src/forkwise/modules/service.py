@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from forkwise.concurrency import call
+from forkwise.concurrency import call_any
 from forkwise.errors import ForkwiseWarning, ServiceError
 from forkwise.modules.tools import Tool, is_tool
 
@@ -68,7 +68,7 @@ class Service:
     async def __aenter__(self) -> Self:
         if not await self._joined():
             try:
-                await call(self.setup)
+                await call_any(self.setup)
             except BaseException as error:
                 self._over(users=0)
                 if isinstance(error, Exception):
@@ -86,7 +86,7 @@ class Service:
                 return
             self._begin()
         try:
-            await call(self.teardown)
+            await call_any(self.teardown)
         except Exception as failure:  # noqa: BLE001 - what the module gave must not be lost for it, so it is said
             message = f"Service {self.name!r} teardown failed: {type(failure).__name__}: {failure}"
             warnings.warn(message, ForkwiseWarning, stacklevel=2)

@@ -54,7 +54,7 @@ async def merged_text(branch: Call, output: BaseModel | None, strategy: str) -> 
         {"role": "system", "content": _SUMMARIZE},
         {"role": "user", "content": f"Branch history:\n{done}\n\nFinal result:\n{result}"},
     ]
-    response = await branch.ask(Question(history, (), ModelSettings(temperature=0.3)))
+    response = await branch.send(Question(history, (), ModelSettings(temperature=0.3)))
     return f"Branch summary:\n{(response.text or '').strip()}\n\nFinal result:\n{result}"
 
 

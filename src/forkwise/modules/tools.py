@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_ai.tools import ToolDefinition
 from pydantic_core import ArgsKwargs, CoreSchema, to_json
 
-from forkwise.concurrency import call
+from forkwise.concurrency import call_any
 from forkwise.errors import ModuleError, ParseError, ToolConflictError
 
 __all__ = [
@@ -252,7 +252,7 @@ async def _use(function: Callable[..., Any], adapter: Any, arguments: Mapping[st
 
     if inspect.iscoroutinefunction(function):
         return await checked()
-    return await call(checked)
+    return await call_any(checked)
 
 
 def explained(error: Exception) -> str:

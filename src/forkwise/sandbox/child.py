@@ -26,25 +26,25 @@ from typing import Any, NamedTuple, NoReturn
 from pydantic_core import from_json, to_json
 
 from forkwise.errors import NamespaceError
-from forkwise.linux import fds as ends
+from forkwise.linux import fds
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
-from forkwise.sandbox.init import end_descendants, failure, tell, watch
+from forkwise.sandbox.init import failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
     adopt_orphans,
-    be_looked_into,
     clone,
     confine,
     die_with_parent,
     hosts_null,
     join_groups,
+    set_dumpable,
 )
 
 __all__ = [
     "Call",
     "Entrance",
-    "Offspring",
+    "ForkedChild",
     "Result",
     "enter",
     "read_answer",
@@ -85,7 +85,7 @@ def enter(first: int, flags: int) -> None:
         raise OSError(errno.EXDEV, "these mounts are not the sandbox's own", _MOUNTS)
 
 
-class Offspring:
+class ForkedChild:
     """A child of this process: ``pid`` is 0 in that itself, and below zero before it is born. Its ``code`` is there
     when it was reaped, below zero for a signal; None where somebody else in this program did that."""
 
@@ -96,12 +96,12 @@ class Offspring:
         self.is_reaped = False
         self._reaping = threading.RLock()  # a signal's handler may want it too
 
-    def be_born(self) -> None:
+    def fork(self) -> None:
         """fork(2), with Python told."""
         self._fork(_NOTHING, _NOTHING)
         self._be_held()
 
-    def be_born_in(self, first: int, flags: int) -> int:
+    def fork_into(self, first: int, flags: int) -> int:
         """fork(2) into the sandbox whose first process is ``first``, a pidfd; gives the namespaces that are left to be
         entered by the child.
 
@@ -135,12 +135,12 @@ class Offspring:
                 with suppress(ChildProcessError):
                     self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
                 self.is_reaped = True
-                ends.close(self.pidfd)
+                fds.close(self.pidfd)
                 self.pidfd = -1
 
     def _be_held(self) -> None:
         if self.pid > 0:
-            self.pidfd = ends.descriptor(lambda: os.pidfd_open(self.pid))
+            self.pidfd = fds.track(lambda: os.pidfd_open(self.pid))
 
     def _fork(self, there: _Turn, back: _Turn) -> None:
         """With something done right before it, and something after it, in the parent and the child.
@@ -164,9 +164,9 @@ class Offspring:
         """For who may not have children elsewhere: a fork of this process may, once it is in the sandbox's user
         namespace. It gives this process a child, not itself, and is gone at once."""
         reader, writer = os.pipe()
-        between = Offspring()
+        between = ForkedChild()
         try:
-            between.be_born()
+            between.fork()
             if between.pid == 0:
                 self.pid = _give_birth(first, flags, writer)
             else:
@@ -179,7 +179,7 @@ class Offspring:
             os.close(reader)
             os.close(writer)
 
-    def _hear_of(self, between: Offspring, reader: int) -> None:
+    def _hear_of(self, between: ForkedChild, reader: int) -> None:
         between.reap()
         os.set_blocking(reader, False)
         try:
@@ -278,11 +278,11 @@ class Call:
         """In the new process, where there are no namespaces: be the first of what stands for a sandbox, and have the
         function called in a child. ``told`` is where the outcome is told, ``parent`` whose end is the end of this."""
         try:
-            ends.let_go(but={self.answer, told, parent})
+            fds.close_all_except(but={self.answer, told, parent})
             adopt_orphans()
             os.setsid()
             join_groups(self.jail)
-            be_looked_into(False)
+            set_dumpable(False)
             started = time.monotonic()
             pid = os.fork()
             if pid == 0:
@@ -291,11 +291,11 @@ class Call:
                 die_with_parent()
                 self.run(None, signals)
             awaited = {signal.SIGCHLD, signal.SIGTERM}
-            outcome = watch(pid, started, wall, awaited=awaited, until={parent: "killed"})
-            end_descendants()
-            tell(told, outcome)
+            outcome = supervise(pid, started, wall, awaited=awaited, until={parent: "killed"})
+            kill_descendants()
+            report(told, outcome)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-            tell(told, failure(error))
+            report(told, failure(error))
         finally:
             os._exit(0)
 
@@ -303,13 +303,13 @@ class Call:
         is_collecting = gc.isenabled()
         gc.disable()  # a look at all objects would cost a copy of them
         signal.set_wakeup_fd(-1)
-        ends.let_go(but={self.answer} if sandbox is None else {self.answer, sandbox.first, sandbox.meeting})
+        fds.close_all_except(but={self.answer} if sandbox is None else {self.answer, sandbox.first, sandbox.meeting})
         os.setsid()  # else kill(0) would reach the parent's process group
         if sandbox is not None:
             _wait_for_word(sandbox.meeting)
             enter(sandbox.first, sandbox.flags)
             os.close(sandbox.first)
-        be_looked_into(True)  # which it is not any more, having come by capabilities
+        set_dumpable(True)  # which it is not any more, having come by capabilities
         if sandbox is not None:
             os.write(sandbox.meeting, str(os.getpid()).encode())
         self._set_environment()

@@ -19,11 +19,11 @@ from typing import Any
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
-from forkwise.linux import fds as ends
-from forkwise.sandbox.child import Call, Entrance, Offspring, Result, read_answer, undisturbed
+from forkwise.linux import fds
+from forkwise.sandbox.child import Call, Entrance, ForkedChild, Result, read_answer, undisturbed
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import Jail
-from forkwise.sandbox.jail_plan import note_sandbox, plan_jail, plan_landlock, seen_at
+from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
 from forkwise.sandbox.launcher import start
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
@@ -49,7 +49,7 @@ class BranchContext:
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
     ) -> None:
-        self._owner = ends.this_process()
+        self._owner = fds.process_token()
         self._target = target
         self._branch = workspace if isinstance(workspace, Branch) else None
         self._workspace = os.path.realpath(workspace.workspace.path if isinstance(workspace, Branch) else workspace)
@@ -117,7 +117,7 @@ class BranchContext:
             )
         supervision = Supervision(limits, None if self._branch is None else self._branch.target)
         try:
-            self._answer = ends.descriptor(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
+            self._answer = fds.track(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
             try:
                 self._start(supervision)
             except NamespaceError:
@@ -132,31 +132,31 @@ class BranchContext:
     def _start(self, supervision: Supervision) -> None:
         """Have the sandbox made, and while it is furnished, have the child born in it. Whoever is left of them when
         this is interrupted finds that the others closed what it reads from."""
-        seen = self._workspace if self._branch is None else seen_at(self._branch)
+        seen = self._workspace if self._branch is None else host_path(self._branch)
         call = self._call(plan_jail(self._workspace, seen, self._branch, self._confinement, os.environ), supervision)
         meeting = theirs = status = told = word = giver = -1
         try:
-            meeting, theirs = ends.socket_pair()
-            status, told = ends.pipe()
-            word, giver = ends.pipe()
+            meeting, theirs = fds.socketpair()
+            status, told = fds.pipe()
+            word, giver = fds.pipe()
             request = {"wall": self._confinement.limits.wall, "terminal": False}
             pid, first = start(call.jail, request, (theirs, told, word))
-            child = Offspring()
+            child = ForkedChild()
             self._process = SandboxProcess(pid, first, status, supervision, offspring=child)
             with _forking(child) as signals:
-                left = child.be_born_in(first, call.jail.flags)
+                left = child.fork_into(first, call.jail.flags)
                 if child.pid == 0:
                     call.run(Entrance(first, meeting, left), signals)
             supervision.group.add(child.pid)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
             if self._branch is not None:
-                note_sandbox(self._branch, pid)
+                register_sandbox(self._branch, pid)
             os.write(giver, b"1")
         finally:
-            ends.close(meeting, theirs, told, word, giver)
+            fds.close(meeting, theirs, told, word, giver)
             if self._process is None:
-                ends.close(status)
+                fds.close(status)
 
     def _start_beneath(self, supervision: Supervision) -> None:
         """Without namespaces: the child is the first process of what stands for a sandbox."""
@@ -168,20 +168,20 @@ class BranchContext:
         where = self._workspace if self._branch is None else os.fspath(self._branch.path)
         call = self._call(plan_landlock(where, own, self._confinement), supervision, given)
         status = told = parent = -1
-        child = Offspring()
+        child = ForkedChild()
         try:
-            status, told = ends.pipe()
-            parent = ends.descriptor(lambda: os.pidfd_open(os.getpid()))
+            status, told = fds.pipe()
+            parent = fds.track(lambda: os.pidfd_open(os.getpid()))
             with _forking(child) as signals:
-                child.be_born()
+                child.fork()
                 if child.pid == 0:
                     call.run_beneath(told, parent, self._confinement.limits.wall, signals)
-            pidfd = ends.descriptor(lambda: os.pidfd_open(child.pid))
+            pidfd = fds.track(lambda: os.pidfd_open(child.pid))
             self._process = SandboxProcess(child.pid, pidfd, status, supervision, signal.SIGTERM, child)
         finally:
-            ends.close(told, parent)
+            fds.close(told, parent)
             if self._process is None:
-                ends.close(status)
+                fds.close(status)
 
     def _call(self, jail: Jail, supervision: Supervision, given: Mapping[str, str] | None = None) -> Call:
         limits = self._confinement.limits
@@ -205,12 +205,12 @@ class BranchContext:
 
     def kill(self) -> None:
         """Have the child and all its descendants end, and come back at once; from any thread."""
-        if self._process is not None and self._owner is ends.this_process():
+        if self._process is not None and self._owner is fds.process_token():
             self._process.kill()
 
     def abort(self, timeout: float = 5.0) -> None:
         """End the child and all its descendants, whatever they do about it."""
-        if self._process is None or self._result is not None or self._owner is not ends.this_process():
+        if self._process is None or self._result is not None or self._owner is not fds.process_token():
             return
         self.kill()
         if not self._is_done(timeout):
@@ -239,7 +239,7 @@ class BranchContext:
         """Leave nothing of the child: no process, not even a dead one, no descriptor, no control group."""
         if self._process is not None:
             self._process.close()
-        ends.close(self._answer)
+        fds.close(self._answer)
         self._answer = -1
         self._result = result
 
@@ -259,12 +259,12 @@ class BranchContext:
 
 
 @contextmanager
-def _forking(child: Offspring) -> Iterator[set[int]]:
+def _forking(child: ForkedChild) -> Iterator[set[int]]:
     """Undisturbed, and while nobody else makes descriptors; gives the signals that were blocked before."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        with ends.nobody_else(), undisturbed() as signals:
+        with fds.fork_lock(), undisturbed() as signals:
             yield signals
     except BaseException as error:
         if child.pid == 0:  # it must not go on with the program whose fork it is

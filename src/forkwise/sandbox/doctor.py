@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from forkwise.files.store.state import site
+from forkwise.files.store.state import locate
 from forkwise.files.store.view import Site, View
 from forkwise.files.views import catalogue
 from forkwise.linux.mountinfo import holding, mounts
@@ -73,6 +73,11 @@ def _remedy(name: str) -> str:
         return _namespace_remedy(name.partition(" ")[0])
     if name == "private overlay":
         return "needs user and mount namespaces, Linux 5.11 or later, and state on a filesystem with user attributes"
+    if name == "private /proc":
+        return (
+            "needs user, mount and PID namespaces, and a /proc without covered parts: docker run --security-opt "
+            "systempaths=unconfined, or procMount: Unmasked in Kubernetes"
+        )
     if name == "Landlock":
         return "needs Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK, and 'landlock' in the lsm= boot parameter"
     return "needs a kernel with CONFIG_SECCOMP_FILTER; inside a container, its runtime may forbid it"
@@ -88,7 +93,10 @@ def _namespace_remedy(kind: str) -> str:
         return "sysctl -w kernel.unprivileged_userns_clone=1"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that grants userns"
-    return "no sysctl forbids it: a container's seccomp profile or security module does; run it outside, or as root"
+    return (
+        "no sysctl forbids it: a container's seccomp profile or a security module does; in a container: docker run "
+        "--security-opt seccomp=unconfined, and apparmor=unconfined where AppArmor is enabled"
+    )
 
 
 def _setting(name: str) -> str | None:
@@ -197,7 +205,7 @@ class Report:
 
 def examine(path: str | os.PathLike[str]) -> Report:
     """Look at what can be had for a directory."""
-    place = site(path)
+    place = locate(path)
     system = os.uname()
     return Report(
         workspace=place.workspace,

@@ -23,20 +23,20 @@ if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path, without the packages of its user
 
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, unshare
-from forkwise.sandbox.init import end_descendants, failure, tell, watch
+from forkwise.sandbox.init import failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
     adopt_orphans,
-    be_looked_into,
+    apply_restrictions,
     clone,
     confine,
     die_with_parent,
-    hand_on_no_descriptors,
+    enter_root,
     hosts_null,
     join_groups,
-    move_in,
-    shut_doors,
+    set_cloexec_on_all,
+    set_dumpable,
     write_maps,
 )
 
@@ -179,12 +179,12 @@ def _become_init(far: socket.socket, maker: int, *, has_own_numbers: bool) -> No
         is_function = len(given) == 1
         if is_function:
             os.write(given[0], b"1")  # now it may come in: before, it would have come into the host's mounts
-        move_in(jail)
+        enter_root(jail)
         if is_function:
-            tell(status, _watch_over_function(jail, request, given[0], word, awaited))
+            report(status, _watch_over_function(jail, request, given[0], word, awaited))
             os._exit(0)
         _wait_for(word)
-        be_looked_into(False)
+        set_dumpable(False)
         started = time.monotonic()
         # A spawn costs a fraction of a fork, and confines this process too, but for its capabilities. That does no harm
         # to one that only waits from now on, other than limits, or having to end others itself.
@@ -192,14 +192,14 @@ def _become_init(far: socket.socket, maker: int, *, has_own_numbers: bool) -> No
         command = _spawn(jail, request, given) if spawns else _fork(jail, request, given, status)
         for fd in given:
             os.close(fd)
-        outcome = watch(command, started, request["wall"], awaited=awaited)
+        outcome = supervise(command, started, request["wall"], awaited=awaited)
         if not has_own_numbers:
-            end_descendants()
-        tell(status, outcome)
+            kill_descendants()
+        report(status, outcome)
     except _CommandError as error:
-        tell(status, error.told)
+        report(status, error.told)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-        tell(status, failure(error))
+        report(status, failure(error))
     os._exit(0)
 
 
@@ -220,12 +220,12 @@ def _watch_over_function(
         return {"cause": "exit", "code": None, "wall": time.monotonic() - started, "cpu": 0.0, "memory": 0}
     function = os.pidfd_open(int(number))
     _wait_for(word)
-    be_looked_into(False)
+    set_dumpable(False)
     started = time.monotonic()
     os.write(meeting, b"1")
     os.close(meeting)
-    shut_doors(jail, starting=True)
-    return watch(None, started, request["wall"], awaited=awaited, until={function: "exit"})
+    apply_restrictions(jail, starting=True)
+    return supervise(None, started, request["wall"], awaited=awaited, until={function: "exit"})
 
 
 class _CommandError(Exception):
@@ -237,7 +237,7 @@ class _CommandError(Exception):
 
 def _spawn(jail: Jail, request: dict[str, Any], fds: list[int]) -> int:
     """Start the command on three descriptors, with no others; it is looked for as execvpe does."""
-    hand_on_no_descriptors()
+    set_cloexec_on_all()
     confine(jail, fds, starting=True)
     null = hosts_null(fds)
     actions = [
@@ -264,11 +264,11 @@ def _fork(jail: Jail, request: dict[str, Any], fds: list[int], status: int) -> i
     if pid:
         return pid
     try:
-        be_looked_into(True)
+        set_dumpable(True)
         null = hosts_null(fds)
         for number, fd in enumerate(fds):
             os.dup2(os.open("/dev/null", os.O_RDWR) if fd in null else fd, number)
-        hand_on_no_descriptors()
+        set_cloexec_on_all()
         for signal_number in _OURS:
             signal.signal(signal_number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -278,9 +278,9 @@ def _fork(jail: Jail, request: dict[str, Any], fds: list[int], status: int) -> i
         except OSError as error:
             raise _CommandError(error, request["argv"][0]) from None
     except _CommandError as error:
-        tell(status, error.told)
+        report(status, error.told)
     except BaseException as error:  # noqa: BLE001
-        tell(status, failure(error))
+        report(status, failure(error))
     os._exit(127)
 
 

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["end_descendants", "failure", "tell", "watch"]
+__all__ = ["failure", "kill_descendants", "report", "supervise"]
 
 _LONGEST = 4096  # of a text in an outcome, which has to fit into a pipe that nobody reads yet
 _MANY = 4096
 
 
-def watch(
+def supervise(
     command: int | None,
     started: float,
     wall: float | None,
@@ -87,7 +87,7 @@ def _wake_upon(signals: set[signal.Signals]) -> int:
     return wake
 
 
-def end_descendants() -> None:
+def kill_descendants() -> None:
     """Kill all that is left, generation by generation: whoever loses its parent becomes a child of this process."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -108,7 +108,7 @@ def failure(error: BaseException, at: str = "") -> dict[str, Any]:
     return {"failed": f"{type(error).__name__}: {error}"[:_LONGEST], "errno": 0, "at": at[:_LONGEST]}
 
 
-def tell(status: int, outcome: dict[str, Any]) -> None:
+def report(status: int, outcome: dict[str, Any]) -> None:
     """Write an outcome where the parent reads it, if there is a parent."""
     with suppress(BrokenPipeError):
         os.write(status, json.dumps(outcome).encode() + b"\n")

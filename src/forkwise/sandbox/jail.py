@@ -31,16 +31,16 @@ __all__ = [
     "CLONE_NEWUTS",
     "Jail",
     "adopt_orphans",
+    "apply_restrictions",
     "apply_rlimits",
-    "be_looked_into",
     "clone",
     "confine",
     "die_with_parent",
-    "hand_on_no_descriptors",
+    "enter_root",
     "hosts_null",
     "join_groups",
-    "move_in",
-    "shut_doors",
+    "set_cloexec_on_all",
+    "set_dumpable",
     "write_maps",
 ]
 
@@ -173,7 +173,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def be_looked_into(allowed: bool) -> None:
+def set_dumpable(allowed: bool) -> None:
     """Whether processes of the same user may read this one's memory, environment and descriptors."""
     _libc.prctl(_PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
 
@@ -183,7 +183,7 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def hand_on_no_descriptors() -> None:
+def set_cloexec_on_all() -> None:
     """Keep from every program that is started all descriptors but the standard ones, wherever they came from."""
     flag = ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)
     _check(int(_syscall(_CLOSE_RANGE, ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), flag)), "close_range")
@@ -195,7 +195,7 @@ def join_groups(jail: Jail) -> None:
         _write(f"{group}/cgroup.procs", "0")
 
 
-def move_in(jail: Jail) -> None:
+def enter_root(jail: Jail) -> None:
     """Fill the new namespaces: the mounts, the loopback."""
     if jail.flags & CLONE_NEWNET:
         _raise_loopback()
@@ -217,7 +217,7 @@ def confine(
     ``standard`` are the command's standard descriptors. ``starting``: this process only starts the command.
     ``furnished`` waits for the mounts, where another process makes them meanwhile.
     """
-    shut_doors(jail, starting=starting)
+    apply_restrictions(jail, starting=starting)
     if furnished is not None:
         furnished()
     if jail.cgroups:
@@ -254,7 +254,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def shut_doors(jail: Jail, *, starting: bool = False) -> None:
+def apply_restrictions(jail: Jail, *, starting: bool = False) -> None:
     """No capability but those kept, none to be had by any program, and no system call that has no business here.
 
     A process that is ``starting`` the command stays more capable than that, so that it cannot be looked into. What it

@@ -15,7 +15,7 @@ from forkwise.files.views.overlay import OPTIONS, forgive_volatile, note_private
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
-from forkwise.linux.process_id import Owner
+from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
 from forkwise.sandbox.confinement import Confinement
@@ -23,11 +23,11 @@ from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLON
 from forkwise.sandbox.mounts import Mount
 
 __all__ = [
+    "host_path",
     "is_private",
-    "note_sandbox",
     "plan_jail",
     "plan_landlock",
-    "seen_at",
+    "register_sandbox",
 ]
 
 
@@ -198,7 +198,7 @@ def is_private(branch: Branch) -> bool:
     return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
 
 
-def seen_at(branch: Branch | Workspace) -> str | None:
+def host_path(branch: Branch | Workspace) -> str | None:
     """Where the host sees a branch; None where it is mounted inside, which only one sandbox may do at a time."""
     if isinstance(branch, Workspace) or not is_private(branch):
         return os.fspath(branch.path)
@@ -212,7 +212,7 @@ def seen_at(branch: Branch | Workspace) -> str | None:
     return None
 
 
-def note_sandbox(branch: Branch | Workspace, pid: int) -> None:
+def register_sandbox(branch: Branch | Workspace, pid: int) -> None:
     """Note that a sandbox has the branch mounted where nobody else sees it."""
     if isinstance(branch, Branch) and is_private(branch):
-        note_private(branch.home, Owner.of(pid))
+        note_private(branch.home, ProcessId.of(pid))

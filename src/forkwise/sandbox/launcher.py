@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from forkwise.errors import NamespaceError
-from forkwise.linux import fds as ends
-from forkwise.sandbox import forkserver as zygote
+from forkwise.linux import fds
+from forkwise.sandbox import forkserver
 from forkwise.sandbox.jail import Jail
 
 __all__ = ["Server", "start"]
@@ -26,24 +26,24 @@ _lock = threading.Lock()
 _server: Server | None = None
 
 
-def start(jail: Jail, request: dict[str, Any], fds: Sequence[int], server: Server | None = None) -> tuple[int, int]:
+def start(jail: Jail, request: dict[str, Any], passed: Sequence[int], server: Server | None = None) -> tuple[int, int]:
     """Have a sandbox made, by the process's own forkserver unless another is given; gives its number and a pidfd.
 
-    ``fds`` are a command's stdin, stdout and stderr, or a socket to a function's process; then where the outcome is
+    ``passed`` are a command's stdin, stdout and stderr, or a socket to a function's process; then where the outcome is
     told, and from where the word to begin is taken.
     """
     global _server
     if server is not None:
-        return server.ask(jail, request, fds)
+        return server.ask(jail, request, passed)
     with _lock:
         if _server is None or not _server.is_mine:
             _server = Server()
         try:
-            return _server.ask(jail, request, fds)
+            return _server.ask(jail, request, passed)
         except (ConnectionError, EOFError):
             _server.close()  # it was killed; its sandboxes went with it, this one is made by a new one
             _server = Server()
-            return _server.ask(jail, request, fds)
+            return _server.ask(jail, request, passed)
 
 
 class Server:
@@ -51,44 +51,44 @@ class Server:
     terminal that this process has."""
 
     def __init__(self, *, own_session: bool = True) -> None:
-        self.owner = ends.this_process()
+        self.owner = fds.process_token()
         self.asked = 0
-        near, far = ends.socket_pair()
+        near, far = fds.socketpair()
         self.near = socket.socket(fileno=near)
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(zygote.__file__))))
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(forkserver.__file__))))
         try:
-            with ends.nobody_else():  # Popen has descriptors of its own, and waits until all copies are closed
+            with fds.fork_lock():  # Popen has descriptors of its own, and waits until all copies are closed
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", zygote.__file__, str(far), root, str(os.getpid())],
+                    [sys.executable, "-I", "-S", forkserver.__file__, str(far), root, str(os.getpid())],
                     pass_fds=[far],
                     env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
                     stdin=subprocess.DEVNULL,
                     start_new_session=own_session,
                 )
         finally:
-            ends.close(far)
+            fds.close(far)
         atexit.register(self.close)
 
     @property
     def is_mine(self) -> bool:
         """Whether this process started it, and not the one this process was forked from."""
-        return self.owner is ends.this_process()
+        return self.owner is fds.process_token()
 
-    def ask(self, jail: Jail, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    def ask(self, jail: Jail, request: dict[str, Any], passed: Sequence[int]) -> tuple[int, int]:
         """Have a sandbox made; by one thread at a time."""
         self.asked += 1
-        letter = ends.descriptor(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
+        letter = fds.track(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
         try:
             os.write(letter, json.dumps({**request, "jail": jail.dump()}).encode())
             wanted = {"serial": self.asked, "space": [jail.flags, jail.uid_map, jail.gid_map]}
-            socket.send_fds(self.near, [json.dumps(wanted).encode()], [letter, *fds])
+            socket.send_fds(self.near, [json.dumps(wanted).encode()], [letter, *passed])
         finally:
-            ends.close(letter)
+            fds.close(letter)
         while True:
             said, pidfd = self._answer()
             if said["serial"] == self.asked and "errno" not in said:
                 return int(said["pid"]), pidfd
-            ends.close(pidfd)  # for somebody who was interrupted while waiting for it, and let it go
+            fds.close(pidfd)  # for somebody who was interrupted while waiting for it, and let it go
             if said["serial"] == self.asked:
                 raise _refusal(said)
 
@@ -104,7 +104,7 @@ class Server:
             said, received, _, _ = socket.recv_fds(self.near, 4096, 1)
             return received[0] if received else -1
 
-        pidfd = ends.descriptor(receive)
+        pidfd = fds.track(receive)
         if not said:
             raise EOFError
         return json.loads(said), pidfd
@@ -112,7 +112,7 @@ class Server:
     def close(self) -> None:
         """End it, and with it every sandbox it made."""
         if self.is_mine:
-            ends.close(self.near.detach())
+            fds.close(self.near.detach())
             self.process.wait()
 
 

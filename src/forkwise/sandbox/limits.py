@@ -16,7 +16,7 @@ __all__ = [
     "Limits",
     "Means",
     "Supervision",
-    "choose",
+    "choose_enforcement",
 ]
 
 
@@ -60,7 +60,7 @@ class Limits:
         return [name for name in names if getattr(self, name) is not None]
 
 
-def choose(limits: Limits, *, user_namespace: bool = True) -> Enforcement:
+def choose_enforcement(limits: Limits, *, user_namespace: bool = True) -> Enforcement:
     """What will enforce each limit. ``user_namespace``: the sandbox gets a user namespace of its own."""
     chosen: Enforcement = {}
     for name in limits.asked():
@@ -119,7 +119,7 @@ class Supervision:
     def __init__(self, limits: Limits, layer: str | None) -> None:
         self.limits = limits
         self.layer = layer
-        self.enforcement: Enforcement = choose(limits) if limits.asked() else {}
+        self.enforcement: Enforcement = choose_enforcement(limits) if limits.asked() else {}
         self.group = Cgroup.make(limits, self.enforcement)
         self.exceeded: str | None = None
         self.ran_out_of_memory = False
@@ -143,7 +143,7 @@ class Supervision:
         """Let go of the control group; nothing runs in it any more."""
         self.group.remove()
 
-    def take_stock(self) -> None:
+    def read_usage(self) -> None:
         """Ask the control group what it saw, before it goes."""
         self.ran_out_of_memory = self.group.oom_kills() > 0
         self.peak_memory = self.group.peak_memory()

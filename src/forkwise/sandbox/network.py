@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 from forkwise.errors import NamespaceError
-from forkwise.linux import fds as ends
+from forkwise.linux import fds
 
 __all__ = ["Uplink", "way_out"]
 
@@ -46,9 +46,9 @@ class Uplink:
         # this process lets go of the leash, by dying if need be.
         who = ["--runas", f"{os.geteuid()}:{os.getegid()}"] if os.geteuid() == 0 else []
         shut = ["--no-map-gw", "-t", "none", "-u", "none", "-T", "none", "-U", "none"]
-        held, self._leash = ends.pipe()
+        held, self._leash = fds.pipe()
         try:
-            with ends.nobody_else():  # it waits for the ends of pipes that it gives to others
+            with fds.fork_lock():  # it waits for the ends of pipes that it gives to others
                 self._process = subprocess.Popen(
                     ["sh", "-c", _WATCH, "sh", *who, "--quiet", "--config-net", *shut, str(pid)],
                     stdin=held,
@@ -57,21 +57,21 @@ class Uplink:
                     start_new_session=True,
                 )
         finally:
-            ends.close(held)
+            fds.close(held)
         assert self._process.stdout is not None
         if not self._process.stdout.read(1).isdigit():
-            ends.close(self._leash)
+            fds.close(self._leash)
             self._leash = -1
             _, problem = self._process.communicate()
             raise NamespaceError(f"pasta could not connect a private network: {problem.decode(errors='replace')}")
 
     def _start_slirp(self, pid: int) -> None:
-        ready, told = ends.pipe()
-        held, self._leash = ends.pipe()
+        ready, told = fds.pipe()
+        held, self._leash = fds.pipe()
         command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"]
         command += [f"--ready-fd={told}", f"--exit-fd={held}", str(pid), "tap0"]
         try:
-            with ends.nobody_else():
+            with fds.fork_lock():
                 self._process = subprocess.Popen(
                     command,
                     pass_fds=[told, held],
@@ -79,19 +79,19 @@ class Uplink:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                 )
-            ends.close(told)
+            fds.close(told)
             if os.read(ready, 1) != b"1":
                 _, problem = self._process.communicate()
                 raise NamespaceError(
                     f"slirp4netns could not connect a private network: {problem.decode(errors='replace')}"
                 )
         finally:
-            ends.close(ready, held)
+            fds.close(ready, held)
 
     def close(self) -> None:
         """End it."""
         if self._leash >= 0:
-            ends.close(self._leash)
+            fds.close(self._leash)
             self._leash = -1
         if self._process is not None:
             self._process.communicate()

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
-from forkwise.linux import fds as ends
-from forkwise.sandbox.child import Offspring
+from forkwise.linux import fds
+from forkwise.sandbox.child import ForkedChild
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 
@@ -64,7 +64,7 @@ class SandboxProcess:
         status: int,
         supervision: Supervision,
         ended_by: int = signal.SIGKILL,
-        offspring: Offspring | None = None,
+        offspring: ForkedChild | None = None,
     ) -> None:
         self.pid = pid
         self.status = status
@@ -103,7 +103,7 @@ class SandboxProcess:
             self.kill()
             self._is_gone(None)
             with self._closing:
-                ends.close(self._pidfd, self.status)
+                fds.close(self._pidfd, self.status)
                 self._pidfd = self.status = -1
             self.supervision.close()
             if self.uplink is not None:
@@ -127,7 +127,8 @@ class SandboxProcess:
             )
         if failed is not None:
             at = f" at {failed['at']}" if failed["at"] else ""
-            raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}")
+            hint = "; forkwise doctor says what a container has to grant" if failed["at"] == "/proc" else ""
+            raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}{hint}")
         if lines:
             return dict(lines[-1])
         return {
@@ -140,7 +141,7 @@ class SandboxProcess:
 
     def finished(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
         """The whole story of a sandbox that is gone."""
-        self.supervision.take_stock()
+        self.supervision.read_usage()
         told = self.outcome()
         code = told["code"]
         if code is None and told["cause"] == "exit" and self.offspring is not None:

@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import NamespaceError
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
-from forkwise.linux import fds as ends
+from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
-from forkwise.sandbox.jail_plan import note_sandbox, plan_jail, plan_landlock, seen_at
+from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
 from forkwise.sandbox.launcher import Server, start
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess
 
-__all__ = ["RunOptions", "arun", "run", "shell", "spawn"]
+__all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]
 
 _BLOCK = 1 << 16
 _TIMED_OUT = 124  # as timeout(1) says it
@@ -48,13 +48,13 @@ class RunOptions:
     check: bool = False
 
 
-def run(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
+def run_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
     """Run a command in a branch and wait for it; the options are those of RunOptions. In a workspace itself it is
     confined as well, and changes that."""
     return _Run(branch, argv, RunOptions(**options)).finish()
 
 
-async def arun(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
+async def arun_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
     """The same for asyncio programs; cancelled, it ends the command with all descendants."""
     wanted = RunOptions(**options)
     held: list[_Run] = []
@@ -67,7 +67,7 @@ async def arun(branch: Branch | Workspace, argv: Sequence[str], **options: Any) 
             running.process.kill()
         return running.finish()
 
-    job = in_thread(work)
+    job = run_in_thread(work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
@@ -81,7 +81,7 @@ async def arun(branch: Branch | Workspace, argv: Sequence[str], **options: Any) 
 def spawn(
     branch: Branch | Workspace,
     argv: Sequence[str],
-    fds: tuple[int, int, int],
+    stdio: tuple[int, int, int],
     *,
     confinement: str | Confinement = "standard",
     timeout: float | None = None,
@@ -98,23 +98,25 @@ def spawn(
     wanted = Confinement.preset(confinement)
     where = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
-    jail = plan_jail(where, seen_at(branch), branch, wanted, environment)
+    jail = plan_jail(where, host_path(branch), branch, wanted, environment)
     supervision = Supervision(wanted.limits, branch.target)
     try:
-        process, giver = _start(jail, argv, environment, fds, supervision, _Start(branch, wanted, timeout, cwd, server))
+        process, giver = _start(
+            jail, argv, environment, stdio, supervision, _Start(branch, wanted, timeout, cwd, server)
+        )
     except BaseException:
         supervision.close()
         raise
     try:
         if wanted.network == "private":
             process.uplink = Uplink(process.pid)
-        note_sandbox(branch, process.pid)
+        register_sandbox(branch, process.pid)
         os.write(giver, b"1")
     except BaseException:
         process.close()
         raise
     finally:
-        ends.close(giver)
+        fds.close(giver)
     return process
 
 
@@ -133,7 +135,7 @@ def _start(
     jail: Jail,
     argv: Sequence[str],
     environment: dict[str, str],
-    fds: tuple[int, int, int],
+    stdio: tuple[int, int, int],
     supervision: Supervision,
     wanted: _Start,
 ) -> tuple[SandboxProcess, int]:
@@ -152,27 +154,27 @@ def _start(
     }
     status = told = word = giver = -1
     try:
-        status, told = ends.pipe()
-        word, giver = ends.pipe()
-        pid, pidfd = start(jail, request, (*fds, told, word), wanted.server)
+        status, told = fds.pipe()
+        word, giver = fds.pipe()
+        pid, pidfd = start(jail, request, (*stdio, told, word), wanted.server)
         ended_by = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
         return SandboxProcess(pid, pidfd, status, supervision, ended_by), giver
     except NamespaceError:
-        ends.close(status, giver)
+        fds.close(status, giver)
         if not wanted.confinement.landlock_instead or not jail.flags:
             raise
         own = f"{wanted.branch.place.path}/tmp"
         os.makedirs(own, mode=0o700, exist_ok=True)
         weaker = plan_landlock(os.fspath(wanted.branch.path), own, wanted.confinement)
-        return _start(weaker, argv, environment | {"TMPDIR": own}, fds, supervision, wanted)
+        return _start(weaker, argv, environment | {"TMPDIR": own}, stdio, supervision, wanted)
     except BaseException:
-        ends.close(status, giver)
+        fds.close(status, giver)
         raise
     finally:
-        ends.close(told, word)
+        fds.close(told, word)
 
 
-def shell(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
+def shell_in_branch(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
     """Run the user's shell, or a command, in a branch on this process's own terminal; gives its exit code.
 
     Unless told otherwise it is not confined (``open``): a person's shell has their files and their history. What the
@@ -226,27 +228,27 @@ class _Run:
             self._disconnect()
             raise
         finally:
-            ends.close(*theirs)
+            fds.close(*theirs)
 
     def _connect(self, theirs: list[int]) -> None:
         """Pipes where something is to pass; nothing is put in, and what is not captured goes where this process's
         output does."""
         if self.left:
-            reading, self.pipes["stdin"] = ends.pipe()
+            reading, self.pipes["stdin"] = fds.pipe()
             os.set_blocking(self.pipes["stdin"], False)
             theirs.append(reading)
         else:
-            theirs.append(ends.descriptor(lambda: os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
+            theirs.append(fds.track(lambda: os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
         for number, name in ((1, "stdout"), (2, "stderr")):
             if self.options.capture or self.options.on_output:
-                self.pipes[name], writing = ends.pipe()
+                self.pipes[name], writing = fds.pipe()
                 theirs.append(writing)
             else:
-                theirs.append(ends.descriptor(functools.partial(os.dup, number)))
+                theirs.append(fds.track(functools.partial(os.dup, number)))
 
     def _disconnect(self) -> None:
         for name in list(self.pipes):
-            ends.close(self.pipes.pop(name))
+            fds.close(self.pipes.pop(name))
 
     def finish(self) -> Finished:
         """Feed it, drain it, wait for it."""
@@ -277,7 +279,7 @@ class _Run:
                     if key.data == "gone" or not self._move(key.data):
                         selector.unregister(key.fileobj)
                         if key.data == "stdin":
-                            ends.close(self.pipes.pop("stdin"))
+                            fds.close(self.pipes.pop("stdin"))
 
     def _move(self, name: str) -> bool:
         """One step of one pipe; False where there is no more to come or to go."""

@@ -15,7 +15,7 @@ from forkwise.testing.formats.junit import read_junit
 from forkwise.testing.formats.python import read_pytest, read_unittest
 from forkwise.testing.formats.tap import read_tap
 from forkwise.testing.report import Tally, TestReport
-from forkwise.text.clean import clipped, plain
+from forkwise.text.clean import clean_text, truncate_middle
 
 __all__ = ["read_report"]
 
@@ -57,7 +57,7 @@ def read_report(
     'exit code 0'
     """
     read = _end(output)
-    text = plain(read)
+    text = clean_text(read)
     doubts: list[str] = []
     written = None
     if junit is not None:
@@ -83,7 +83,7 @@ def read_report(
         source=tally.source,
         exit_code=exit_code,
         duration=duration,
-        output=clipped(text.strip(), _KEPT_OUTPUT),
+        output=truncate_middle(text.strip(), _KEPT_OUTPUT),
         doubt="; ".join(doubts) or None,
     )
 

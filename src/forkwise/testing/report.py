@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from forkwise.text.clean import clipped, plain
+from forkwise.text.clean import clean_text, truncate_middle
 
 __all__ = [
     "FailureKind",
@@ -131,14 +131,14 @@ class TestReport:
         share = limit // (len(shown) + 1)
         for failure in shown:
             heading = "ERROR" if failure.kind == "error" else "FAILED"
-            parts.append(f"{heading} {failure.name}\n{clipped(failure.message, share)}".rstrip())
+            parts.append(f"{heading} {failure.name}\n{truncate_middle(failure.message, share)}".rstrip())
         if self.failing > len(shown) > 0:
             parts.append(f"and {self.failing - len(shown)} more that failed")
         if self.flaky:
             parts.append(f"Flaky, failed in some of {self.runs} runs: {', '.join(self.flaky)}")
         if self.output and not self.is_pass and not any(failure.message for failure in shown):
-            parts.append(f"The output ends with:\n{clipped(self.output, share)}")
-        return clipped("\n\n".join(parts), limit)
+            parts.append(f"The output ends with:\n{truncate_middle(self.output, share)}")
+        return truncate_middle("\n\n".join(parts), limit)
 
     def as_json(self) -> dict[str, Any]:
         """The report in the types of JSON; ``from_json`` gives it back."""
@@ -184,8 +184,10 @@ class Tally:
     def show(self, name: str, message: str, kind: FailureKind = "failed") -> None:
         """Keep the name and the output of a test that failed and is counted already."""
         if len(self.failures) < _MAX_FAILURES:
-            name, message = (plain(text).strip() for text in (name, message))
-            self.failures.append(TestFailure(clipped(name, _MAX_NAME), clipped(message, _MAX_MESSAGE), kind))
+            name, message = (clean_text(text).strip() for text in (name, message))
+            self.failures.append(
+                TestFailure(truncate_middle(name, _MAX_NAME), truncate_middle(message, _MAX_MESSAGE), kind)
+            )
 
 
 def combine(reports: Sequence[TestReport]) -> TestReport:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["clipped", "plain", "sections"]
+__all__ = ["clean_text", "sections", "truncate_middle"]
 
 _CUT = "\n[…]\n"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z^_])")
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {ord("\n"): "\n", ord("\t"): "\t"}
 
 
-def plain(text: bytes | str) -> str:
+def clean_text(text: bytes | str) -> str:
     r"""The text without colours, control characters, carriage returns and what is not valid Unicode.
 
     >>> plain(b"\x1b[31mcaf\xe9\x1b[0m\r\n")
@@ -26,7 +26,7 @@ def plain(text: bytes | str) -> str:
     return _ESCAPES.sub("", data.decode("utf-8", "replace")).translate(_CONTROLS)
 
 
-def clipped(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """At most ``limit`` characters: all of the text, or its beginning and, twice as long, its end.
 
     >>> clipped("beginning, middle and end", 14)

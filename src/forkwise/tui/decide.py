@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.display.output import printable, totals
 from forkwise.errors import BranchingError, ConflictError
 from forkwise.files.store.changes import Commit, OnConflict
@@ -138,7 +138,7 @@ class DecidingScreen(Screen[None]):
             return
         force = False
         while True:
-            done = await self._while("combining", in_thread(self.watched.combine, names, force=force))
+            done = await self._while("combining", run_in_thread(self.watched.combine, names, force=force))
             if done.commit is not None:
                 self._say_committed(done.commit)
                 return
@@ -157,7 +157,7 @@ class DecidingScreen(Screen[None]):
         """Decide the fork for what is chosen, hunk by hunk, of some attempts, or of all that are over."""
         from forkwise.tui.diff_view import NwayScreen  # late: a first frame has no time for them
 
-        lineups = await self._while("lining up", in_thread(self.watched.line_up, names))
+        lineups = await self._while("lining up", run_in_thread(self.watched.line_up, names))
         if not lineups:
             self.notify("They changed nothing.")
             return
@@ -169,25 +169,25 @@ class DecidingScreen(Screen[None]):
                 await self._land(partial(self.watched.commit, wanted))
                 return
             if preview.prepared is not None:
-                await in_thread(self.watched.drop, preview.prepared)
+                await run_in_thread(self.watched.drop, preview.prepared)
             nway = NwayScreen(lineups, nway.choice)
 
     async def abort(self) -> None:
         """Give the fork up."""
         if await self._ask(Question(f"Abort the whole fork, and drop all of its branches?{self._going()}")):
-            await self._while("aborting", in_thread(self.watched.abort))
+            await self._while("aborting", run_in_thread(self.watched.abort))
             self.notify("Aborted; nothing of it is left.")
 
     async def end(self, attempt: AttemptRecord) -> None:
         """End one attempt."""
         if await self._ask(Question(f"End {attempt.id}, with all that it started? The others go on.")):
-            await self._while(f"ending {attempt.id}", in_thread(self.watched.end, attempt.id))
+            await self._while(f"ending {attempt.id}", run_in_thread(self.watched.end, attempt.id))
             self.notify(f"Ended {attempt.id}; the others go on.")
 
     async def undo(self, commit: int) -> None:
         """Take back what the fork committed."""
         if await self._ask(Question(f"Take back commit {commit}?")):
-            done = await self._while("undoing", in_thread(self.watched.undo, commit))
+            done = await self._while("undoing", run_in_thread(self.watched.undo, commit))
             self.notify(f"Undid {commit} as {done.id}: {totals(done)}.", markup=False)
 
     async def _land(self, commit: Callable[..., Commit]) -> None:
@@ -195,7 +195,7 @@ class DecidingScreen(Screen[None]):
         how: OnConflict | None = "refuse"
         while how is not None:
             try:
-                done = await self._while("committing", in_thread(commit, on_conflict=how))
+                done = await self._while("committing", run_in_thread(commit, on_conflict=how))
                 self._say_committed(done)
                 return
             except ConflictError as error:

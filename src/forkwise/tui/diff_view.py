@@ -25,7 +25,7 @@ from textual.widgets import Footer, OptionList
 from textual.widgets.option_list import Option
 
 from forkwise.display.output import printable, size_text
-from forkwise.files.selection import Choice, Lineup
+from forkwise.files.selection import AlignedPath, Choice
 from forkwise.text.diff import Side, is_text, lines_of
 from forkwise.text.merge3 import Alignment, Hunk
 from forkwise.tui.widgets import Line
@@ -151,12 +151,12 @@ class GridRow:
     is_head: bool = False
 
 
-def places(lineup: Lineup) -> int:
+def places(lineup: AlignedPath) -> int:
     """How many regions there are to accept or reject something in."""
     return 1 if lineup.alignment is None else len(lineup.alignment.regions)
 
 
-def changed(lineup: Lineup, place: int, version: str, name: str | None = None) -> str:
+def changed(lineup: AlignedPath, place: int, version: str, name: str | None = None) -> str:
     """What a version, of that name for people, makes of a region, one line below the other as a diff has it."""
     left = f"{name or version} left it as the parent has it"
     if version not in lineup.versions:
@@ -172,7 +172,7 @@ def changed(lineup: Lineup, place: int, version: str, name: str | None = None) -
     return "\n".join([*(f"-{line}" for line in old), *(f"+{line}" for line in new)])
 
 
-def lay_out(lineup: Lineup, versions: Sequence[str]) -> list[GridRow]:
+def lay_out(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
     """The rows of a path. ``versions`` are the columns; one that left the path alone has the parent's lines in it."""
     if lineup.alignment is None:
         return _whole(lineup, versions)
@@ -195,7 +195,7 @@ def lay_out(lineup: Lineup, versions: Sequence[str]) -> list[GridRow]:
 # Accepting and rejecting
 
 
-def is_accepted(chosen: Choice | None, lineup: Lineup, place: int, version: str) -> bool:
+def is_accepted(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> bool:
     """Whether a version's change of a region is part of a choice."""
     if lineup.alignment is None or isinstance(chosen, str):
         return chosen == version
@@ -203,7 +203,7 @@ def is_accepted(chosen: Choice | None, lineup: Lineup, place: int, version: str)
     return bool(own) and set(own) <= (chosen or frozenset())
 
 
-def accept(chosen: Choice | None, lineup: Lineup, place: int, version: str) -> Choice | None:
+def accept(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> Choice | None:
     """The choice with a version's change of a region, which takes the place of those it cannot be had with."""
     if version not in lineup.versions:
         return chosen
@@ -213,7 +213,7 @@ def accept(chosen: Choice | None, lineup: Lineup, place: int, version: str) -> C
     return _kept(chosen, own) | frozenset(own)
 
 
-def reject(chosen: Choice | None, lineup: Lineup, place: int, version: str) -> Choice | None:
+def reject(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> Choice | None:
     """The choice without it: the parent's lines are there again."""
     if lineup.alignment is None or isinstance(chosen, str):
         return None if chosen == version else chosen
@@ -240,7 +240,7 @@ def _shared(
     return [GridRow((Cell(line, "same"),) * (columns + 1)) for line in lines]
 
 
-def _whole(lineup: Lineup, versions: Sequence[str]) -> list[GridRow]:
+def _whole(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
     """A path of which one version is taken as it is."""
     heads = [_head(name in lineup.versions) for name in versions]
     sides = [lineup.base, *(lineup.versions.get(name, lineup.base) for name in versions)]
@@ -332,7 +332,7 @@ class NwayView(ScrollView, can_focus=True):
         self._named = dict(names or {})
         self.place = 0
         self.column = 0
-        self._lineup: Lineup | None = None
+        self._lineup: AlignedPath | None = None
         self._chosen: Choice | None = None
         self._rows: list[GridRow] = []
 
@@ -341,7 +341,7 @@ class NwayView(ScrollView, can_focus=True):
         """The version under the cursor."""
         return self.versions[self.column]
 
-    def show(self, lineup: Lineup, chosen: Choice | None) -> None:
+    def show(self, lineup: AlignedPath, chosen: Choice | None) -> None:
         """Show a path, and what was chosen of it."""
         if lineup is not self._lineup:
             self._lineup, self.place = lineup, 0
@@ -472,7 +472,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
 
     def __init__(
         self,
-        lineups: Sequence[Lineup],
+        lineups: Sequence[AlignedPath],
         choice: Mapping[str, Choice] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
@@ -504,7 +504,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         return self.query_one("#nway-paths", OptionList)
 
     @property
-    def current(self) -> Lineup:
+    def current(self) -> AlignedPath:
         """The path that is shown."""
         return self.lineups[self._paths.highlighted or 0]
 
@@ -548,7 +548,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         """Leave all as it is."""
         self.dismiss(None)
 
-    def _choose(self, lineup: Lineup, chosen: Choice | None) -> None:
+    def _choose(self, lineup: AlignedPath, chosen: Choice | None) -> None:
         if chosen:
             self.choice[lineup.path] = chosen
         else:
@@ -558,7 +558,7 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         self._paths.replace_option_prompt_at_index(number, self._named(lineup))
         self._tell()
 
-    def _named(self, lineup: Lineup) -> str:
+    def _named(self, lineup: AlignedPath) -> str:
         mark = "✓" if lineup.path in self.choice else " "
         return f"{mark} {printable(lineup.path)}"
 

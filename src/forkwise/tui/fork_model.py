@@ -24,12 +24,12 @@ from forkwise.display.board import Row, rows_of
 from forkwise.errors import BranchError, BranchingError, LedgerError
 from forkwise.files.workspace import Workspace
 from forkwise.fork.stored_fork import branch_of
-from forkwise.ledger.logs import follow_output
+from forkwise.ledger.logs import follow_log
 from forkwise.ledger.records import AttemptRecord, ForkRecord, Summary
 from forkwise.ledger.sqlite import open_ledger
 
 if TYPE_CHECKING:
-    from forkwise.files.selection import Choice, Lineup
+    from forkwise.files.selection import AlignedPath, Choice
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.fork.combine import Combined, Prepared
     from forkwise.fork.evaluation import Tests
@@ -130,7 +130,7 @@ class Watched:
 
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
         """What an attempt has printed since its log had so many bytes, and how many it has now."""
-        return follow_output(self._ledger.directory, attempt, start, tail=_TAIL)
+        return follow_log(self._ledger.directory, attempt, start, tail=_TAIL)
 
     def diff(self, attempt: str) -> str:
         """What an attempt changed; for the winner also when it was committed, and its branch is gone."""
@@ -162,7 +162,7 @@ class Watched:
             raise BranchingError(error.message) from error
         return Opening(tuple(map(tuple, commands)))
 
-    def line_up(self, attempts: Sequence[str]) -> list[Lineup]:
+    def line_up(self, attempts: Sequence[str]) -> list[AlignedPath]:
         """What attempts changed, file by file; of all that are over, where none is named."""
         from forkwise.fork.combine import line_up_attempts
 

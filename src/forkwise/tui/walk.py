@@ -18,7 +18,7 @@ from textual.widgets import Footer, Input, Static, Tree
 from textual.widgets.tree import TreeNode
 from textual.worker import Worker
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.talk import Answer, Recombination, Talk, recombine, text_of
@@ -392,7 +392,7 @@ class WalkScreen(Screen[None]):
 
     async def _write(self) -> None:
         try:
-            await in_thread(self._save)
+            await run_in_thread(self._save)
         except (BranchingError, OSError) as error:
             self.notify(str(error), severity="error", markup=False)
 

@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Footer, OptionList
 from textual.widgets.data_table import RowKey
 from textual.widgets.option_list import Option
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.display.board import Row, time_text
 from forkwise.display.output import printable
 from forkwise.ledger.records import Summary
@@ -229,7 +229,7 @@ class WatchScreen(DecidingScreen):
 
     async def _look_on(self) -> None:
         while True:
-            look = await in_thread(self.watched.look)
+            look = await run_in_thread(self.watched.look)
             if not self.table.is_attached:  # the screen is being taken down
                 return
             if look is not None and look.fork.id == self.watched.fork:
@@ -275,7 +275,7 @@ class WatchScreen(DecidingScreen):
     async def _read_on(self, attempt: str) -> None:
         start = 0
         while True:
-            start, piece = await in_thread(self.watched.output, attempt, start)
+            start, piece = await run_in_thread(self.watched.output, attempt, start)
             if piece and self.output.is_attached:
                 self.output.feed(piece)
             await asyncio.sleep(_READING)
@@ -304,7 +304,7 @@ class WatchScreen(DecidingScreen):
             self.notify("Nobody has won yet.")
 
     async def _show_diff(self, name: str, read: Callable[[], str]) -> None:
-        await self.app.push_screen(DiffScreen(f"{name}: what it changed", await in_thread(read)))
+        await self.app.push_screen(DiffScreen(f"{name}: what it changed", await run_in_thread(read)))
 
     def action_open(self) -> None:
         """Open what the attempt under the cursor changed in one's own diff tool."""
@@ -313,20 +313,20 @@ class WatchScreen(DecidingScreen):
             self.attempt_to(self._open(current))
 
     async def _open(self, attempt: str) -> None:
-        opening = await in_thread(self.watched.open, attempt)
+        opening = await run_in_thread(self.watched.open, attempt)
         if opening.in_terminal:
             with self.app.suspend():
                 opening.run()
             return
         self.notify(f"Opened what {attempt} changed.")
-        await in_thread(opening.run_beside)
+        await run_in_thread(opening.run_beside)
 
     def action_forks(self) -> None:
         """Go to another fork."""
         self.attempt_to(self._choose_fork())
 
     async def _choose_fork(self) -> None:
-        fork = await self.app.push_screen_wait(ForksScreen(await in_thread(self.watched.forks)))
+        fork = await self.app.push_screen_wait(ForksScreen(await run_in_thread(self.watched.forks)))
         self.watched.fork = fork or self.watched.fork
 
     # Deciding

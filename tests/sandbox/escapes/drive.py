@@ -15,7 +15,7 @@ from typing import Any
 
 from forkwise import BranchContext, Confinement, Limits, Workspace
 from forkwise.files.branch import Branch
-from forkwise.sandbox.run import run, spawn
+from forkwise.sandbox.run import run_in_branch, spawn
 from tests.sandbox.escapes import appetite, files, kernel, outside, processes, rights
 from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, PRELUDE, Attempt
 from tests.sandbox.escapes.world import TOKEN, World
@@ -165,7 +165,7 @@ def _run(
 ) -> dict[str, Any]:
     if attempt.then == "terminal":
         return _run_on_terminal(branch, command, confinement)
-    done = run(branch, command, confinement=confinement, text=True, **attempt.options)
+    done = run_in_branch(branch, command, confinement=confinement, text=True, **attempt.options)
     problems = []
     return {
         "stdout": done.stdout,

@@ -10,7 +10,7 @@ from forkwise.chat.events import BranchChanged, BranchText, TextDelta, ToolRetur
 from forkwise.tui.chat import transcript as transcript_module
 from forkwise.tui.chat.panels import Stage
 from forkwise.tui.chat.prompt import Prompt
-from forkwise.tui.chat.screen import hear
+from forkwise.tui.chat.screen import show_event
 from forkwise.tui.chat.transcript import Transcript
 from tests.tui.chat.chat_pilot import until
 from tests.tui.pilot import Scene, play
@@ -93,13 +93,13 @@ def test_what_is_said_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
         await shows(scene, "line 199")
         monkeypatch.setattr(transcript_module, "wrapped", noted)
         for word in ("a `word` of ", "**more** ", "\x1b[31mred\r\n", "```py\n", "x = 1\t# so\n", "```\n", "# head"):
-            hear(app.stage, TextDelta(word))
+            show_event(app.stage, TextDelta(word))
         await shows(scene, "a `word` of **more** \\x1b[31mred", "x = 1   # so", "# head")
         assert not any(text.startswith("line") for text in wrapped)
         styles = [row.style for row in talk._rows[-5:]]
         assert styles == ["text", "code", "code", "code", "heading"]
-        hear(app.stage, TurnBegan("a question"))
-        hear(app.stage, ToolReturned("1", "write", "could not", is_error=True))
+        show_event(app.stage, TurnBegan("a question"))
+        show_event(app.stage, ToolReturned("1", "write", "could not", is_error=True))
         await shows(scene, "> a question", "✗ could not")
 
     play(app, script, size=(60, 20))
@@ -150,7 +150,7 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Transcript, "flush", noted)
         for number in range(300):
             for label in TEN:
-                hear(stage, BranchText(label, f"word{number} "))
+                show_event(stage, BranchText(label, f"word{number} "))
             if number % 10 == 0:
                 await scene.pilot.pause()
         await shows(scene, "word299")
@@ -158,17 +158,17 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         assert set(drawn) == {id(seen)}
         assert drawn[id(seen)] <= 100
         assert stage.panels["b4"].transcript.is_behind
-        hear(stage, BranchText("b4/inner", "from inside"))
+        show_event(stage, BranchText("b4/inner", "from inside"))
         stage.choose("b4")
         await shows(scene, "branch b4", "word299", "from inside")
-        hear(stage, BranchChanged("f", "b9", "f.9", "aggregate_budget_exhausted", 2, "too dear"))
+        show_event(stage, BranchChanged("f", "b9", "f.9", "aggregate_budget_exhausted", 2, "too dear"))
         stage.choose("b9")
         await shows(scene, "branch b9 · $$ agg-exhausted · turn 3 · too dear", "[$$ b9]")
         assert "overview" not in scene.text, "the tab that is shown is in sight"
         stage.choose("")
         await shows(scene, "[+ overview]", "b0 ● running", "b9 $$ agg-exhausted", "word299")
         assert stage.strip.beside(-1) == "b9"
-        hear(stage, BranchText("b4", "\nand another"))
+        show_event(stage, BranchText("b4", "\nand another"))
         await shows(scene, "and another")
         stage.choose("b4")
         await shows(scene, "branch b4", "and another")

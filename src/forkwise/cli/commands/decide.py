@@ -182,8 +182,8 @@ def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Pa
 
     Attempts that were over are not run again; those that were not start afresh, in fresh branches.
     """
-    from forkwise.cli.exploration import attend
-    from forkwise.cli.options import Asked
+    from forkwise.cli.exploration import run_and_report
+    from forkwise.cli.options import ExploreOptions
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.explore.resume import resume as go_on
     from forkwise.files.workspace import Workspace
@@ -193,14 +193,16 @@ def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Pa
     workspace = Workspace(directory)
     with open_ledger(workspace) as ledger:
         told = ledger.fork(name).spec
-    asked = Asked(
+    asked = ExploreOptions(
         directory=directory,
         output=output,
         quiet=quiet,
         no_commit=not told.get("commit", True),
         keep=bool(told.get("keep", False)),
     )
-    return attend(lambda witness: go_on(workspace, name, on_conflict=on_conflict, witness=witness), workspace, asked)
+    return run_and_report(
+        lambda witness: go_on(workspace, name, on_conflict=on_conflict, witness=witness), workspace, asked
+    )
 
 
 @click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab.2"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forkwise.cli.options import Asked, ExploringVerb, exploring
+from forkwise.cli.options import ExploreOptions, ExploringVerb, explore_options
 
 if TYPE_CHECKING:
     from forkwise.explore.recipe import Recipe
@@ -25,7 +25,7 @@ _DEPTH = click.option(
 _N = click.argument("n", metavar="N", type=click.IntRange(min=1))
 
 
-def _explore(recipe: Recipe, asked: Asked) -> int:
+def _explore(recipe: Recipe, asked: ExploreOptions) -> int:
     from forkwise.cli.exploration import explore
 
     return explore(recipe, asked)
@@ -34,8 +34,8 @@ def _explore(recipe: Recipe, asked: Asked) -> int:
 @click.command(
     "run", cls=ExploringVerb, example=("forkwise run -- make deps", "forkwise run --agent claude 'fix the typos'")
 )
-@exploring
-def run(asked: Asked) -> int:
+@explore_options
+def run(asked: ExploreOptions) -> int:
     """Try a command once; commit what it changed if it succeeds.
 
     It runs in a branch that stands at the workspace's own path. If it exits with 0, and the tests pass where --test
@@ -53,8 +53,8 @@ def run(asked: Asked) -> int:
     ),
 )
 @click.option("--all", "waits", is_flag=True, help="Wait for all, and take the best instead of the first.")
-@exploring
-def speculate(asked: Asked, waits: bool) -> int:
+@explore_options
+def speculate(asked: ExploreOptions, waits: bool) -> int:
     """Try several commands side by side; the first that succeeds is committed.
 
     Each -c is one, and so is each --agent. The others are ended as soon as one has won.
@@ -71,8 +71,8 @@ def speculate(asked: Asked, waits: bool) -> int:
     ),
 )
 @_N
-@exploring
-def best_of(asked: Asked, n: int) -> int:
+@explore_options
+def best_of(asked: ExploreOptions, n: int) -> int:
     """Try a command N times side by side; the best success is committed.
 
     Of those that pass the tests the best has the highest score, if they write one to the file $FORKWISE_SCORE, and of
@@ -92,8 +92,8 @@ def best_of(asked: Asked, n: int) -> int:
 @click.option(
     "--retries", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="How often, at most."
 )
-@exploring
-def reflexion(asked: Asked, retries: int) -> int:
+@explore_options
+def reflexion(asked: ExploreOptions, retries: int) -> int:
     """Try a command until it succeeds, and tell each attempt what was wrong with the last.
 
     Each starts from the workspace as it is. $FORKWISE_FEEDBACK names a file with the critique: the failing tests with
@@ -117,8 +117,8 @@ def reflexion(asked: Asked, retries: int) -> int:
     metavar="LINE",
     help="Called with two directories; the better one is the first if it prints 0 or a, the second if 1 or b.",
 )
-@exploring
-def tournament(asked: Asked, n: int, judge: str) -> int:
+@explore_options
+def tournament(asked: ExploreOptions, n: int, judge: str) -> int:
     """Try a command N times side by side; a judge compares the successes two by two, and the last one is committed.
 
     A judge that prints nothing says it by its exit code, 0 or 1. It runs in a sandbox, and changes nothing.
@@ -136,8 +136,8 @@ def tournament(asked: Asked, n: int, judge: str) -> int:
 )
 @_EXPAND
 @_DEPTH
-@exploring
-def tree(asked: Asked, expand: tuple[str, ...], depth: int) -> int:
+@explore_options
+def tree(asked: ExploreOptions, expand: tuple[str, ...], depth: int) -> int:
     """Try several commands side by side, then more upon the best of them, level after level; the best is committed."""
     return _explore(asked.recipe("tree", expand=expand, max_depth=depth), asked)
 
@@ -155,8 +155,8 @@ def tree(asked: Asked, expand: tuple[str, ...], depth: int) -> int:
 @click.option(
     "--width", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="How many are kept of each."
 )
-@exploring
-def beam(asked: Asked, expand: tuple[str, ...], depth: int, width: int) -> int:
+@explore_options
+def beam(asked: ExploreOptions, expand: tuple[str, ...], depth: int, width: int) -> int:
     """Try several commands side by side, keep the best few of each level, and try more upon each of those.
 
     The best of the last level that had a success is committed.
@@ -185,8 +185,8 @@ def _fan_out(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option(
     "--fan-out", default="1,2,4", show_default=True, callback=_fan_out, metavar="N,N,...", help="How many in each wave."
 )
-@exploring
-def cascade(asked: Asked, fan_out: tuple[int, ...]) -> int:
+@explore_options
+def cascade(asked: ExploreOptions, fan_out: tuple[int, ...]) -> int:
     """Try a command once, and if that fails in ever wider waves; the first success is committed.
 
     Each wave is told what was wrong with all before it, in the file that $FORKWISE_FEEDBACK names.

@@ -132,7 +132,7 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
         output,
         {
             "began": f"{_moment(fork.started)}{_took(fork.started, fork.ended)}",
-            "process": fork.owner.told if fork.state == "running" else "",
+            "process": fork.owner.label if fork.state == "running" else "",
             "inside": fork.parent or "",
             "of": "" if fork.origin == "/main" else fork.origin,
             "tests": str(fork.spec.get("tests") or ""),
@@ -168,10 +168,10 @@ def _show_attempt(
     ledger: Ledger, workspace: Workspace, attempt: AttemptRecord, output: Output, *, whole: bool, stderr: bool
 ) -> None:
     from forkwise.display.board import Row, attempt_record
-    from forkwise.fork.stored_fork import Remains
+    from forkwise.fork.stored_fork import StoredFork
 
     fork = ledger.fork(attempt.fork)
-    branch = Remains(ledger, workspace, fork.id).branch(attempt.branch)
+    branch = StoredFork(ledger, workspace, fork.id).branch(attempt.branch)
     delta = None if branch is None else branch.delta()
     said = _output_of(ledger, attempt, stderr).decode(errors="replace")
     tail = said if whole else "\n".join(said.splitlines()[-_LINES:])
@@ -246,9 +246,9 @@ def _tell_tests(attempt: AttemptRecord, output: Output) -> None:
 
 
 def _output_of(ledger: Ledger, attempt: AttemptRecord, stderr: bool) -> bytes:
-    from forkwise.ledger.logs import read_output
+    from forkwise.ledger.logs import read_log
 
-    return read_output(ledger.directory, attempt.id, stream="stderr" if stderr else None)
+    return read_log(ledger.directory, attempt.id, stream="stderr" if stderr else None)
 
 
 def _print(content: bytes, output: Output) -> None:

@@ -110,9 +110,9 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, directory: Path, 
     A branch with uncommitted changes is listed and left alone unless --force is given, and so is a fork that was
     interrupted: forkwise resume goes on with it, forkwise abort gives it up.
     """
-    from forkwise.fork.control import clear
+    from forkwise.fork.control import clean_up
 
-    cleared = clear(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
+    cleared = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
     if output.as_json:
         unfinished = [fork_record(fork) for fork in cleared.unfinished]
         told = {"aborted": list(cleared.aborted), "forgotten": list(cleared.forgotten), "unfinished": unfinished}

@@ -138,7 +138,7 @@ class _Session:
         WalkApp(WalkScreen(self.walker, save=self._save, model=model)).run()
 
     def _open(self, name: str) -> Conversation:
-        from forkwise.conversation.store import Saved, export_conversation, import_conversation
+        from forkwise.conversation.store import StoredConversation, export_conversation, import_conversation
 
         if Path(name).exists():
             talk = import_conversation(name)
@@ -147,7 +147,7 @@ class _Session:
         from forkwise.files.workspace import Workspace
         from forkwise.ledger.sqlite import open_ledger
 
-        saved = Saved.load(open_ledger(Workspace(self._directory)).conversations, name)
+        saved = StoredConversation.load(open_ledger(Workspace(self._directory)).conversations, name)
         self._save = saved.save
         return saved.conversation
 

@@ -9,16 +9,16 @@ from functools import lru_cache
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.store.changes import Conflict
-from forkwise.linux.process_id import Owner, boot_id
+from forkwise.linux.process_id import ProcessId, boot_id
 
-__all__ = ["Birth"]
+__all__ = ["BranchInfo"]
 
 _FORMAT = 1
 _FILE = "branch.json"
 
 
 @dataclass(slots=True)
-class Birth:
+class BranchInfo:
     """When, over what and by whom a branch was made.
 
     ``generation`` is the parent's head it was forked at. ``forked`` and ``made`` are moments by the filesystem's
@@ -33,7 +33,7 @@ class Birth:
     made: int
     created: float
     boot: str
-    owner: Owner | None
+    owner: ProcessId | None
     kept: bool = False
     synced: int = 0
     rebased: int = 0
@@ -52,7 +52,7 @@ class Birth:
             os.close(fd)
         os.rename(path + ".new", path)
 
-    def save_first(self, home: str) -> None:
+    def create(self, home: str) -> None:
         """Write it into a home nobody can see yet."""
         fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -68,12 +68,12 @@ class Birth:
             os.close(fd)
 
     @classmethod
-    def write_ahead(cls, home: str, view: str, generation: int) -> None:
+    def create_unstamped(cls, home: str, view: str, generation: int) -> None:
         """Write into a home nobody can see yet what is known of it before it is asked for."""
-        cls(view, generation, 0, 0, 0.0, boot_id(), Owner.me()).save_first(home)
+        cls(view, generation, 0, 0, 0.0, boot_id(), ProcessId.current()).create(home)
 
     @staticmethod
-    def happens(home: str) -> None:
+    def stamp(home: str) -> None:
         """Make this the moment of a birth that was written ahead; as good as ``Lock.now``, where timestamps are
         multigrain: for the second touch of a file that was looked at since the first."""
         path = f"{home}/{_FILE}"
@@ -82,7 +82,7 @@ class Birth:
         os.utime(path)
 
     @classmethod
-    def load(cls, home: str) -> Birth:
+    def load(cls, home: str) -> BranchInfo:
         """Read it; raises BranchNotFoundError where the branch is gone."""
         try:
             fd = os.open(f"{home}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
@@ -98,11 +98,11 @@ class Birth:
                 data["forked"] = data["made"] = os.fstat(fd).st_mtime_ns
                 data["created"] = data["forked"] / 1e9
         del data["format"]
-        data["owner"] = Owner.load(data["owner"]) if data["owner"] else None
+        data["owner"] = ProcessId.load(data["owner"]) if data["owner"] else None
         data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]
         return cls(**data)
 
 
 @lru_cache(maxsize=8)
-def _as_json(owner: Owner | None) -> str:
+def _as_json(owner: ProcessId | None) -> str:
     return json.dumps(owner and owner.dump())

@@ -11,9 +11,9 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
-from forkwise.files.store.journal import Held, Meta, Run, Step, facts
+from forkwise.files.store.journal import Held, Meta, Run, Step, directory_facts
 from forkwise.files.store.overlayfs import is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
@@ -62,7 +62,7 @@ def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
     return conflicts
 
 
-def unresolved(birth: Birth, scan: Scan) -> list[Conflict]:
+def unresolved(birth: BranchInfo, scan: Scan) -> list[Conflict]:
     """What a rebase could not merge and nobody has touched since."""
     now = {e.path: e.new for e in scan.entries} | {t.path or ".": t.new for t in scan.touched if t.is_changed}
     return [
@@ -185,7 +185,7 @@ class _DirectoryPlanner:
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
                 self.plan.left.add(entry.path)
                 continue
-            self.add(entry, Step("rmdir", entry.name, "", facts=facts(entry.old)))
+            self.add(entry, Step("rmdir", entry.name, "", facts=directory_facts(entry.old)))
             if entry.new is not None:
                 self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
 

@@ -20,11 +20,11 @@ __all__ = [
     "Slots",
     "Step",
     "StepCode",
-    "facts",
+    "apply_steps",
+    "directory_facts",
     "has_same_owner",
     "invert",
-    "perform",
-    "revert",
+    "revert_steps",
     "set_metas",
     "sync_content",
     "sync_directories",
@@ -58,10 +58,10 @@ class Meta:
         keeps_time: bool = False,
     ) -> Meta:
         """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
-        after = facts(new)
+        after = directory_facts(new)
         if old is not None and new is not None and has_same_owner(new, old):
             after[1:3] = old.st_uid, old.st_gid
-        meta = cls(path, facts(old), after, *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
+        meta = cls(path, directory_facts(old), after, *((0, 0) if old is None else (old.st_ctime_ns, old.st_ino)))
         if keeps_time:
             meta.after[3] = -1
         if old_attributes != new_attributes:
@@ -77,7 +77,7 @@ class Meta:
         return [getattr(self, name) for name in self.__slots__]
 
 
-def facts(entry: os.stat_result | None) -> list[int]:
+def directory_facts(entry: os.stat_result | None) -> list[int]:
     """A directory's metadata as the journal keeps it."""
     assert entry is not None
     return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
@@ -166,7 +166,7 @@ class Slots:
                 os.close(fd)
 
 
-def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
+def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
     """Carry out all steps, then the directories' metadata. Raises OSError at the first that fails."""
     for run in runs:
         with _RunDirectories(run, slots) as here:
@@ -175,7 +175,7 @@ def perform(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
     set_metas(metas, slots.target, "after")
 
 
-def revert(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
+def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
     """Take back whatever was carried out. Paths that somebody else replaced meanwhile are left, and returned."""
     left: list[str] = []
     metas = list(metas)

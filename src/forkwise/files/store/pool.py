@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from forkwise.files.store.branch_info import Birth
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.record import Record
-from forkwise.files.store.state import Place
-from forkwise.files.store.trash import later
-from forkwise.files.store.view import Detached, View
+from forkwise.files.store.state import StateDir
+from forkwise.files.store.trash import run_later
+from forkwise.files.store.view import DetachedMount, View
 from forkwise.linux.trees import open_root, remove_tree
 
-__all__ = ["Spare", "Spares", "undisturbed"]
+__all__ = ["BranchPool", "PooledHome", "pool_paused"]
 
 _STOCK = 16
 _PAUSE = 0.0003  # seconds for whoever has just got a branch to look into it undisturbed
@@ -39,7 +39,7 @@ _hurried: list[None] = []  # one for each who is
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def pool_paused() -> Iterator[None]:
     """Let no stock be filled while the block lasts, or not for long: it takes processors and the disk."""
     _hurried.append(None)
     try:
@@ -48,7 +48,7 @@ def undisturbed() -> Iterator[None]:
         _hurried.pop()
 
 
-class Spare:
+class PooledHome:
     """A home in stock: the head it was made for, what the parent's directory was when it was dressed like it, the time
     it has as long as nothing is added to it, and its view as far as that is up."""
 
@@ -59,13 +59,13 @@ class Spare:
         self.generation = generation
         self.looks = looks
         self.untouched = untouched
-        self.ahead: Detached | None = None
+        self.ahead: DetachedMount | None = None
 
     def fit(self, view: View, lower: str, head: int) -> None:
         """Make it, now, a branch of what the parent is at the commit ``head``; FileNotFoundError where it is gone."""
         if self.generation != head:
-            Birth.write_ahead(self.home, view.name, head)
-        Birth.happens(self.home)
+            BranchInfo.create_unstamped(self.home, view.name, head)
+        BranchInfo.stamp(self.home)
         looks = _looks(lower)
         if looks == self.looks:
             return
@@ -75,14 +75,14 @@ class Spare:
         view.dress(self.home, lower, self.ahead)
 
 
-class Spares:
+class BranchPool:
     """The stock of one workspace and layered view."""
 
-    def __init__(self, place: Place, view: View, lower: str) -> None:
+    def __init__(self, place: StateDir, view: View, lower: str) -> None:
         self._place = place
         self._view = view
         self._lower = lower
-        self._ready: list[Spare] = []
+        self._ready: list[PooledHome] = []
         self._owner = os.getpid()
         self._asked = 0
         self._asked_at = 0.0
@@ -91,7 +91,7 @@ class Spares:
         self._is_fine: bool | None = None
         weakref.finalize(self, _clear, place.home(""), self._ready, self._owner)
 
-    def take(self) -> Spare | None:
+    def take(self) -> PooledHome | None:
         """One of them; None where none is ready. Somebody's gc may have taken it. ``refill`` comes after."""
         if self._owner != os.getpid():
             return None  # a process forked since has them too
@@ -107,7 +107,7 @@ class Spares:
         wanted = min(self._asked, _STOCK)
         if wanted > 1 and len(self._ready) <= wanted * 3 // 4 and not self._is_filling and self._is_fine is not False:
             self._is_filling = True
-            later(self._fill)
+            run_later(self._fill)
 
     def _fill(self) -> None:
         try:
@@ -133,15 +133,15 @@ class Spares:
         home = self._place.home(f".spare-{self._owner}-{next(_serial)}")
         generation = self._place.head
         os.mkdir(home, 0o700)
-        spare = Spare(home, generation, _looks(self._lower), 0)
+        spare = PooledHome(home, generation, _looks(self._lower), 0)
         try:
             self._view.make(home, [self._lower])
             Record.make_room(home)
-            Birth.write_ahead(home, self._view.name, generation)
+            BranchInfo.create_unstamped(home, self._view.name, generation)
             if self._is_fine is None:
                 self._is_fine = _has_fine_clock(home)
             if self._is_fine:
-                if Detached.count() < _MOUNTS:
+                if DetachedMount.count() < _MOUNTS:
                     spare.ahead = self._view.bring_up_ahead(home, self._lower)
                 spare.untouched = os.stat(home).st_mtime_ns
                 self._ready.append(spare)
@@ -163,16 +163,16 @@ class Spares:
         _remove(self._place.home(""), gone)
 
 
-def _watch(stock: weakref.ref[Spares]) -> None:
+def _watch(stock: weakref.ref[BranchPool]) -> None:
     timer = threading.Timer(_IDLE, _look_after, [stock])
     timer.daemon = True
     timer.start()
 
 
-def _look_after(stock: weakref.ref[Spares]) -> None:
+def _look_after(stock: weakref.ref[BranchPool]) -> None:
     found = stock()
     if found is not None:
-        later(found.give_up)
+        run_later(found.give_up)
 
 
 def _looks(directory: str) -> tuple[int, int, int]:
@@ -194,12 +194,12 @@ def _has_fine_clock(home: str) -> bool:
     return False
 
 
-def _clear(branches: str, ready: list[Spare], owner: int) -> None:
+def _clear(branches: str, ready: list[PooledHome], owner: int) -> None:
     if owner == os.getpid():
         _remove(branches, ready)
 
 
-def _remove(branches: str, spares: list[Spare]) -> None:
+def _remove(branches: str, spares: list[PooledHome]) -> None:
     for spare in spares:
         if spare.ahead is not None:
             spare.ahead.close()

@@ -16,18 +16,18 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
-from forkwise.files.store.journal import Meta, Run, facts
+from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import Marks
-from forkwise.files.store.state import Place, tick
+from forkwise.files.store.state import StateDir, tick
 
 __all__ = [
     "ROOM",
     "Record",
-    "TakenBack",
+    "RolledBack",
     "Times",
     "is_taken_back",
-    "keep_taken_back",
-    "mark_taken_back",
+    "keep_rolled_back",
+    "mark_rolled_back",
 ]
 
 
@@ -155,7 +155,7 @@ class Record:
 _MARK = "taken-back"
 
 
-class TakenBack:
+class RolledBack:
     """The ctimes that entries of a target would have, had no commit ever been taken back."""
 
     def __init__(self, known: Iterable[tuple[int, Times]] = ()) -> None:
@@ -163,7 +163,7 @@ class TakenBack:
         self._known = sorted(known, key=lambda k: k[0], reverse=True)
 
     @classmethod
-    def load(cls, place: Place) -> TakenBack:
+    def load(cls, place: StateDir) -> RolledBack:
         """Read what is known of a place; nearly always that is nothing."""
         try:
             names = [n for n in os.listdir(f"{place.path}/history") if "-" in n]
@@ -180,7 +180,7 @@ class TakenBack:
         """When somebody last changed an entry."""
         ctime = entry.st_ctime_ns
         for moment, times in self._known:
-            had = times.get(entry.st_ino) or times.get(tuple(facts(entry)))
+            had = times.get(entry.st_ino) or times.get(tuple(directory_facts(entry)))
             if had is not None and ctime <= moment and had[1] == entry.st_mtime_ns:
                 ctime = min(ctime, had[0])
         return ctime
@@ -191,7 +191,7 @@ def is_taken_back(history: str) -> bool:
     return os.path.lexists(f"{history}/{_MARK}")
 
 
-def mark_taken_back(history: str) -> int:
+def mark_rolled_back(history: str) -> int:
     """Say that they were; gives the moment, by the filesystem's own clock. Asks a full disk for a name, no more."""
     beside = f"{history}/{_MARK}.new"
     with suppress(FileNotFoundError):
@@ -201,9 +201,9 @@ def mark_taken_back(history: str) -> int:
     return os.lstat(f"{history}/{_MARK}").st_mtime_ns
 
 
-def keep_taken_back(history: str) -> None:
+def keep_rolled_back(history: str) -> None:
     """Keep the record of a commit that was taken back, after the last change, under a name that tells when that was;
     what else lies beside the record may go."""
-    kept = f"{history}-{mark_taken_back(history):x}"
+    kept = f"{history}-{mark_rolled_back(history):x}"
     os.mkdir(kept, 0o700)
     os.rename(f"{history}/record.json", f"{kept}/record.json")

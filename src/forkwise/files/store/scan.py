@@ -16,7 +16,7 @@ from stat import S_ISDIR, S_ISREG
 from forkwise.files.store.changes import Change, ChangeKind, Delta, entry_type
 from forkwise.files.store.journal import has_same_owner
 from forkwise.files.store.overlayfs import Lower, LowerDirectory, is_mark, is_of_user, is_opaque, is_origin, is_whiteout
-from forkwise.files.store.record import TakenBack
+from forkwise.files.store.record import RolledBack
 from forkwise.files.store.view import Base
 from forkwise.linux.syscalls import file_handle
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
@@ -124,7 +124,7 @@ class Scan:
     mounted: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     appeared: list[str] = field(default_factory=list)
-    taken_back: TakenBack = field(default_factory=TakenBack)
+    taken_back: RolledBack = field(default_factory=RolledBack)
 
     def delta(self) -> Delta:
         """What a person is shown."""
@@ -138,7 +138,7 @@ class Scan:
 
 
 def scan_layer(
-    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), taken_back: TakenBack | None = None
+    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), taken_back: RolledBack | None = None
 ) -> Scan:
     """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree.
 
@@ -148,7 +148,7 @@ def scan_layer(
         root = open_root(layer)
         try:
             reader = _LayerReader(root, lower, mark_files)
-            reader.scan.taken_back = taken_back or TakenBack()
+            reader.scan.taken_back = taken_back or RolledBack()
             reader.read()
             reader.tell_moved()
             return reader.scan
@@ -395,7 +395,7 @@ def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, 
         return not theirs.read(1)
 
 
-def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_back: TakenBack) -> Scan:
+def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_back: RolledBack) -> Scan:
     """Read a whole tree against its parent; ``made`` is the filesystem's time at which the tree was complete,
     ``taken_back`` knows what in it was committed to and taken back."""
     with Lower(lowers[:1]) as lower:
@@ -409,7 +409,7 @@ def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_bac
 
 
 class _TreeReader(Reader):
-    def __init__(self, root: int, lower: Lower, base: Base, made: int, taken_back: TakenBack) -> None:
+    def __init__(self, root: int, lower: Lower, base: Base, made: int, taken_back: RolledBack) -> None:
         super().__init__(root, lower)
         self.base = base
         self.made = made

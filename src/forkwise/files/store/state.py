@@ -22,11 +22,11 @@ from functools import lru_cache
 
 from forkwise.errors import MountError
 from forkwise.files.store.view import Site
-from forkwise.linux import fds as ends
+from forkwise.linux import fds
 from forkwise.linux.syscalls import filesystem_magic
 from forkwise.linux.trees import mount_id
 
-__all__ = ["Lock", "Place", "is_ordinary", "locked", "same_mount", "site", "tick"]
+__all__ = ["Lock", "StateDir", "is_ordinary", "locate", "locked", "same_mount", "tick"]
 
 _ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
 _TICKS = 6000  # of half a millisecond: the coarsest clock waited for is one of two seconds
@@ -48,7 +48,7 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-        ends.close(self._fd)
+        fds.close(self._fd)
 
     def now(self) -> int:
         """A moment by the filesystem's clock, in nanoseconds.
@@ -76,18 +76,18 @@ def tick(fd: int) -> int:
 def locked(state: str, *, shared: bool = False) -> Lock:
     """Take the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
     try:
-        fd = ends.descriptor(lambda: os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fd = fds.track(lambda: os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except FileNotFoundError:
         raise MountError(f"the state directory {state} is gone; open the workspace again") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except BaseException:
-        ends.close(fd)
+        fds.close(fd)
         raise
     return Lock(fd)
 
 
-class Place:
+class StateDir:
     """What commits go into, a workspace or a branch: its head, its history and the branches made from it."""
 
     __slots__ = ("_rested", "path", "state")
@@ -102,7 +102,7 @@ class Place:
         """The number of the last commit; 0 before the first."""
         return self._look()[0]
 
-    def resting(self) -> int | None:
+    def settled_head(self) -> int | None:
         """The number of the last commit while none is under way; None where one is, or its process was killed.
 
         A quick question, for who holds the lock. After a loss of power only ``is_interrupted`` knows.
@@ -182,7 +182,7 @@ class Place:
         return is_begun or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
 
 
-def site(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
+def locate(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
     """Find (and make) the state directory of a workspace.
 
     In this order: where ``state`` or $FORKWISE_STATE says; the user's state directory, if it is on the workspace's
@@ -256,7 +256,7 @@ def _make(root: str, state: str) -> str | None:
     try:
         for path in (root, state, f"{state}/trash"):
             os.makedirs(path, mode=0o700, exist_ok=True)
-        Place(state, state).make()
+        StateDir(state, state).make()
     except OSError as error:
         return error.strerror or errno.errorcode.get(error.errno or 0, "error")
     return None if os.access(state, os.W_OK) else "not writable"

@@ -18,16 +18,16 @@ from forkwise.files.store.commit_plan import Plan
 from forkwise.files.store.journal import (
     Meta,
     Slots,
-    perform,
-    revert,
+    apply_steps,
+    revert_steps,
     set_metas,
     sync_content,
     sync_directories,
     sync_steps,
 )
 from forkwise.files.store.overlayfs import write_marks
-from forkwise.files.store.record import Record, is_taken_back, keep_taken_back, mark_taken_back
-from forkwise.files.store.state import Place, same_mount
+from forkwise.files.store.record import Record, is_taken_back, keep_rolled_back, mark_rolled_back
+from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.trees import copy_entry, open_directory, open_root, remove_tree
 
@@ -46,7 +46,7 @@ class Transaction:
     """
 
     def __init__(
-        self, place: Place, target: str, branch: str, *, side: str | None = None, room: str | None = None
+        self, place: StateDir, target: str, branch: str, *, side: str | None = None, room: str | None = None
     ) -> None:
         self.place = place
         self.target = target
@@ -159,7 +159,7 @@ class Transaction:
             strip()
         slots = Slots(self.target, layer, self.side)
         try:
-            perform(record.runs, record.metas, slots)
+            apply_steps(record.runs, record.metas, slots)
             if sync:
                 sync_steps(record.runs, record.metas, slots)
         finally:
@@ -186,7 +186,7 @@ class Transaction:
             os.close(kept)
 
 
-def recover(place: Place, target: str) -> list[str]:
+def recover(place: StateDir, target: str) -> list[str]:
     """Take back a commit that was begun and not finished. Called under the exclusive lock.
 
     Gives the paths that somebody else replaced since, which are left as they are.
@@ -202,10 +202,10 @@ def recover(place: Place, target: str) -> list[str]:
         left = []
         if record and not is_taken_back(history):
             left = _take_back(place, target, history, record)
-            mark_taken_back(history)  # from here on its slots may go
+            mark_rolled_back(history)  # from here on its slots may go
         _remove_stage(place, target, record, "before")
         if record:
-            keep_taken_back(history)
+            keep_rolled_back(history)
         discard(place, history)
         place.rest()
         return left
@@ -220,7 +220,7 @@ def as_commit_error(what: str) -> Iterator[None]:
         raise CommitError(f"{what}: {error}") from error
 
 
-def _take_back(place: Place, target: str, history: str, record: Record) -> list[str]:
+def _take_back(place: StateDir, target: str, history: str, record: Record) -> list[str]:
     if record.home:
         if os.path.isdir(f"{history}/home"):
             os.rename(f"{history}/home", place.home(record.home))
@@ -231,7 +231,7 @@ def _take_back(place: Place, target: str, history: str, record: Record) -> list[
             layer = None  # of a whole view: its commit went without
     slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{place.path}/{record.side}")
     try:
-        left = revert(record.runs, record.metas, slots)
+        left = revert_steps(record.runs, record.metas, slots)
         if record.durable:
             sync_steps(record.runs, record.metas, slots)
     finally:
@@ -251,7 +251,7 @@ def _root_meta(metas: Iterable[Meta]) -> Meta | None:
     return next((m for m in metas if not m.path), None)
 
 
-def _remove_stage(place: Place, target: str, record: Record | None, side: Literal["before", "after"]) -> None:
+def _remove_stage(place: StateDir, target: str, record: Record | None, side: Literal["before", "after"]) -> None:
     """Remove the stage, if there is one, and give the target the time it then has to have."""
     try:
         stage, _, mtime = os.readlink(f"{place.path}/stage").rpartition(":")

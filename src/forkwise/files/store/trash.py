@@ -13,19 +13,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from forkwise.files.store.state import Place
+from forkwise.files.store.state import StateDir
 from forkwise.linux.trees import open_root, remove_tree
 
-__all__ = ["discard", "empty", "held_back", "later", "wait"]
+__all__ = ["deferred", "discard", "empty", "run_later", "wait_until_empty"]
 
 _PATIENCE = 10.0  # seconds a process that ends gives to deletions still under way; the rest is found by gc
 
 
-def discard(place: Place, path: str) -> None:
+def discard(place: StateDir, path: str) -> None:
     """Take a directory of a place out of sight at once, and delete it later."""
     gone = f"{place.state}/trash/{secrets.token_hex(8)}"
     os.rename(path, gone)
-    later(lambda: _delete(gone))
+    run_later(lambda: _delete(gone))
 
 
 def empty(state: str) -> list[str]:
@@ -38,7 +38,7 @@ def empty(state: str) -> list[str]:
     return left
 
 
-def later(job: Callable[[], object]) -> None:
+def run_later(job: Callable[[], object]) -> None:
     """Run a job in this process's one background thread."""
     if _caller.held is None:
         _Background.get().jobs.put(job)
@@ -47,7 +47,7 @@ def later(job: Callable[[], object]) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def deferred() -> Iterator[None]:
     """Start what is put off inside the block when it is left, so that it takes no processor from who is in a hurry."""
     jobs: list[Callable[[], object]] = []
     before = _caller.held
@@ -57,10 +57,10 @@ def held_back() -> Iterator[None]:
     finally:
         _caller.held = before
         for job in jobs:
-            later(job)
+            run_later(job)
 
 
-def wait() -> None:
+def wait_until_empty() -> None:
     """Block until all that was put off so far has been done."""
     _Background.get().jobs.join()
 

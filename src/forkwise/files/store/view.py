@@ -20,7 +20,7 @@ from forkwise.linux.syscalls import fsmount, fsopen, move_mount
 
 __all__ = [
     "Base",
-    "Detached",
+    "DetachedMount",
     "Refusal",
     "Site",
     "View",
@@ -80,15 +80,15 @@ class View(ABC):
     def make(self, home: str, lowers: Sequence[str]) -> None:
         """Put into the new directory ``home`` what a branch needs before anybody looks at it."""
 
-    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:  # noqa: B027 - a whole tree has them
+    def dress(self, home: str, lower: str, ahead: DetachedMount | None = None) -> None:  # noqa: B027 - a whole tree has them
         """For a layered view: give what ``make`` put there the looks of the parent's own directory."""
 
-    def bring_up_ahead(self, home: str, lower: str) -> Detached | None:
+    def bring_up_ahead(self, home: str, lower: str) -> DetachedMount | None:
         """Do of ``show`` what can be done before anybody looks; None where that is nothing."""
         return None
 
     @abstractmethod
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
         """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch. ``ahead`` is
         what ``bring_up_ahead`` gave, for a branch that is writable."""
 
@@ -123,7 +123,7 @@ class View(ABC):
 _guard = threading.Lock()  # held by whoever forks: what is mounted is listed below, or not mounted yet
 
 
-class Detached:
+class DetachedMount:
     """An overlay that hangs on a descriptor. ``layer`` is where its writes would land."""
 
     __slots__ = ("__weakref__", "_fd", "_stamp", "layer")
@@ -191,5 +191,5 @@ def _forget() -> None:
     _guard.release()
 
 
-_all: weakref.WeakSet[Detached] = weakref.WeakSet()
+_all: weakref.WeakSet[DetachedMount] = weakref.WeakSet()
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_forget)

@@ -19,7 +19,7 @@ from functools import cache
 from typing import ClassVar
 
 from forkwise.errors import BranchError, MountError
-from forkwise.files.store.view import Detached, Refusal, Site, View
+from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views.overlay import dress_like
 from forkwise.files.views.whole import state_refusal
 from forkwise.linux.mountinfo import is_mount_point, kept_flags
@@ -54,10 +54,10 @@ class FuseView(View):
         os.mkfifo(f"{home}/alive", 0o600)
         self.dress(home, lowers[0])
 
-    def dress(self, home: str, lower: str, ahead: Detached | None = None) -> None:
+    def dress(self, home: str, lower: str, ahead: DetachedMount | None = None) -> None:
         dress_like(f"{home}/layer", lower)
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
         view = f"{home}/view"
         if is_mount_point(view) and not _is_served(view):
             _unmount(home, lazily=True)

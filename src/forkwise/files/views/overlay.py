@@ -242,7 +242,10 @@ def _explain(error: OSError, site: Site) -> Refusal:
     if error.errno == errno.EPERM:
         return Refusal(
             "mounting needs CAP_SYS_ADMIN, which this process lacks",
-            "run as root, or call forkwise.linux.namespace.enter() first (forkwise branch shell does)",
+            "in a container: docker run --cap-add SYS_ADMIN, and --security-opt apparmor=unconfined where AppArmor is "
+            "enabled"
+            if os.geteuid() == 0
+            else "run as root, or call forkwise.linux.namespace.enter() first (forkwise branch shell does)",
         )
     if error.errno == errno.ENODEV:
         return Refusal("this kernel has no overlayfs", "modprobe overlay")

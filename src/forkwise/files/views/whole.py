@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from forkwise.errors import BranchError, ForkwiseWarning, MountError
-from forkwise.files.store.view import Base, Detached, Refusal, Site, View
+from forkwise.files.store.view import Base, DetachedMount, Refusal, Site, View
 from forkwise.linux.mountinfo import is_mount_point, kept_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
 from forkwise.linux.trees import CopiedTree, copy_tree
@@ -33,7 +33,7 @@ class WholeView(View):
 
     whole: ClassVar[bool] = True
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: Detached | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
         if writable:
             self._unprotect(home)
         else:

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from forkwise.concurrency import before_leaving, in_thread
+from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import CommitError
 from forkwise.files.branch import Branch
-from forkwise.files.file_tree import AddressedTree
+from forkwise.files.file_tree import FileTree
 from forkwise.files.store.changes import Change, Commit
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
@@ -297,7 +297,7 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
         done = await super().async_execute(command, timeout)
         if self.is_mirrored:
-            await before_leaving(in_thread(self.mirror_all))
+            await finish_then_cancel(run_in_thread(self.mirror_all))
         return done
 
     # What it changed
@@ -309,7 +309,7 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         self._seen = {change.path: self._standing(tree, change) for change in changes}
         return self._seen
 
-    def _standing(self, tree: AddressedTree, change: Change) -> Standing:
+    def _standing(self, tree: FileTree, change: Change) -> Standing:
         operation = _OPERATIONS[change.kind, change.type == "directory"]
         entry = None if change.kind == "deleted" else tree.entry(change.path)
         if entry is not None:
@@ -429,7 +429,7 @@ def conflict_contents(landed: Landed) -> dict[str, bytes | None]:
     """The winner's version of what was left as the parent has it."""
     if landed.kept is None:
         return {}
-    tree = AddressedTree(os.fspath(landed.kept.path), os.fspath(landed.kept.workspace.path))
+    tree = FileTree(os.fspath(landed.kept.path), os.fspath(landed.kept.workspace.path))
     return {conflict.path: tree.content(conflict.path) for conflict in landed.conflicts}
 
 
@@ -573,7 +573,7 @@ class MemoryOverlay(BranchOverlay, Dated):
         """A branch of a directory with this branch's files in it, gone when the block ends."""
         branch = Workspace(parent_root).branch(f"snapshot-{secrets.token_hex(4)}", None, None)
         try:
-            tree = AddressedTree(os.fspath(branch.path), os.fspath(branch.workspace.path))
+            tree = FileTree(os.fspath(branch.path), os.fspath(branch.workspace.path))
             for path, change in self._layer.items():
                 if change.content is not None:
                     tree.write(path, change.content)

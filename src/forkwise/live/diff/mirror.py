@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from forkwise.concurrency import in_thread, to_its_end
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.live.values import BranchStatus, FileChange
 
 __all__ = [
@@ -207,13 +207,13 @@ class Manifest:
         """Write how it ended; nothing is written after that."""
         self.note()
         assert self._writing is not None
-        await to_its_end(self._writing)
+        await finish(self._writing)
 
     async def _write(self) -> None:
         while self._is_due:
             self._is_due = False
             with suppress(OSError):  # such as a full disk: it is only to be looked at
-                await in_thread(self._mirror.update_manifest, list(self._statuses()))
+                await run_in_thread(self._mirror.update_manifest, list(self._statuses()))
 
 
 EditorKind = Literal["pycharm", "vscode", "tui", "custom"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic_ai.messages import ModelMessage
 
-from forkwise.ledger.ledger import Reading
+from forkwise.ledger.ledger import LedgerReader
 from forkwise.ledger.records import ForkRecord
 from forkwise.live.diff.diff_report import BranchDiffReport, support
 from forkwise.live.diff.tool_calls import retries_of
@@ -210,7 +210,7 @@ class Calibration:
     bands: Mapping[int, tuple[int, int]]
 
     @classmethod
-    def from_ledger(cls, ledger: Reading) -> dict[str, Calibration]:
+    def from_ledger(cls, ledger: LedgerReader) -> dict[str, Calibration]:
         """The calibration of every judge whose picks a ledger has, by the judge's name."""
         return calibrate(judged_forks(ledger))
 
@@ -248,7 +248,7 @@ def calibrate(records: Iterable[JudgedFork]) -> dict[str, Calibration]:
     return {judge: _calibration(judge, picks) for judge, picks in by_judge.items()}
 
 
-def judged_forks(ledger: Reading) -> list[JudgedFork]:
+def judged_forks(ledger: LedgerReader) -> list[JudgedFork]:
     """The picks of judges that a ledger tells of, and what became of them, the newest first.
 
     A pick counts once its fork was decided. It was overridden where somebody decided for another branch, and undone

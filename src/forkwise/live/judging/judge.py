@@ -30,7 +30,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.usage import RunUsage
 from pydantic_core import from_json
 
-from forkwise.concurrency import in_thread
+from forkwise.concurrency import run_in_thread
 from forkwise.live.diff.diff_report import BranchDiffReport, PathDiff
 from forkwise.live.diff.symbols import each_symbol, has_grammars
 from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
@@ -44,9 +44,9 @@ __all__ = [
     "Judge",
     "JudgeAgent",
     "VerdictDraft",
+    "ask_judge",
     "build_judge_prompt",
     "evidence_first",
-    "heard",
     "name_of",
 ]
 
@@ -293,7 +293,7 @@ class JudgeAgent:
         """The verdict, and what it took. Errors of the provider are raised; what a judge says never is one."""
         usage = RunUsage()
         kind = _verdict_among(outcomes, is_brief=self._is_brief)
-        prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
+        prompt = await run_in_thread(build_judge_prompt, goal, diff_report, outcomes)
         async with self._connected():
             try:
                 result = await self.agent.run(prompt, output_type=kind, usage=usage)
@@ -307,7 +307,7 @@ class JudgeAgent:
         """The verdict while it is being said; a judge that is sent back begins anew. The last draft has all of it."""
         usage = RunUsage()
         kind = _verdict_among(outcomes, is_brief=self._is_brief)
-        prompt = await in_thread(build_judge_prompt, goal, diff_report, outcomes)
+        prompt = await run_in_thread(build_judge_prompt, goal, diff_report, outcomes)
         said = ""
         async with self._connected():
             try:
@@ -333,7 +333,7 @@ def name_of(judge: Judge) -> str:
     return name if isinstance(name, str) else type(judge).__name__
 
 
-async def heard(
+async def ask_judge(
     judge: Judge, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
 ) -> tuple[JudgeVerdict, RunUsage]:
     """What a judge says, whoever wrote it: a branch that is none of the fork's, or a confidence that is no number from

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic_ai.usage import RunUsage
 
 from forkwise.live.diff.diff_report import BranchDiffReport
-from forkwise.live.judging.judge import Judge, heard, name_of
+from forkwise.live.judging.judge import Judge, ask_judge, name_of
 from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
 
 __all__ = [
@@ -89,7 +89,7 @@ async def _play(judge: Judge, goal: str, report: BranchDiffReport, pair: tuple[B
     """A winner that changes with the order is none to be sure of."""
     shown = _between(report, pair)
     (one, spent), (other, also) = await asyncio.gather(
-        heard(judge, goal, shown, pair), heard(judge, goal, shown, pair[::-1])
+        ask_judge(judge, goal, shown, pair), ask_judge(judge, goal, shown, pair[::-1])
     )
     ids = (pair[0].branch_id, pair[1].branch_id)
     surer, less = sorted((one, other), key=lambda verdict: -verdict.confidence)
@@ -179,7 +179,7 @@ async def vote(
 ) -> Vote:
     """Let all judge at once. A judge whose provider fails has no vote; where all do, the first failure is raised."""
     answers = await asyncio.gather(
-        *(heard(judge, goal, diff_report, outcomes) for judge in judges), return_exceptions=True
+        *(ask_judge(judge, goal, diff_report, outcomes) for judge in judges), return_exceptions=True
     )
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
     given = [answer for answer in answers if not isinstance(answer, BaseException)]

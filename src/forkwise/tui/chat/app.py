@@ -63,7 +63,7 @@ class ChatApp(App[None]):
 
     async def _open(self) -> None:
         try:
-            session = await self._opening(listener=self.chat.hear)
+            session = await self._opening(listener=self.chat.show_event)
         except Exception as error:  # noqa: BLE001 - it is raised again when the terminal is as it was
             self.failure = error
             self.action_leave()

@@ -43,7 +43,7 @@ from forkwise.chat.events import (
     ToolReturned,
     TurnBegan,
     TurnEnded,
-    told,
+    error_text,
 )
 from forkwise.chat.slash_commands import COMMANDS, Line, UsageError, parse
 from forkwise.display.output import printable
@@ -62,16 +62,16 @@ __all__ = [
     "ChatScreen",
     "ListeningScreen",
     "call_text",
-    "hear",
     "merge_text",
-    "retell",
+    "replay",
+    "show_event",
 ]
 
 
 _WIDE = 160
 
 
-def hear(stage: Stage, event: Event) -> None:
+def show_event(stage: Stage, event: Event) -> None:
     """Put an event on the stage, if it is one that is seen there."""
     match event:
         case TextDelta(text):
@@ -133,7 +133,7 @@ def merge_text(event: ForkResolved) -> str:
     return "\n".join(lines)
 
 
-def retell(transcript: Transcript, told: Iterable[tuple[str, str, str]]) -> None:
+def replay(transcript: Transcript, told: Iterable[tuple[str, str, str]]) -> None:
     """Write what was said before, by who said it, what, and the tool that was used."""
     for who, text, name in told:
         if who == "call":
@@ -178,23 +178,23 @@ class ListeningScreen(Screen[None]):
         self._count_checkpoints()
         self.tell_status()
 
-    def complain(self, text: str) -> None:
+    def show_error(self, text: str) -> None:
         """Say that something did not happen."""
         self.app.notify(printable(text), severity="error", timeout=10, markup=False)
 
     # What happens
 
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show what the session tells."""
         branch = getattr(event, "branch", None)
         if branch is not None and self.stage.branch(branch) is None:
             self._early.append(event)
             return
         if isinstance(event, TextDelta | BranchText | ThoughtDelta):
-            hear(self.stage, event)
+            show_event(self.stage, event)
             return
         self._take(event)
-        hear(self.stage, event)
+        show_event(self.stage, event)
         self.show_approvals()
         self.tell_status()
 
@@ -230,7 +230,7 @@ class ListeningScreen(Screen[None]):
             case Notice(text):
                 self.app.notify(printable(text), timeout=6, markup=False)
             case Failed(text):
-                self.complain(text)
+                self.show_error(text)
             case SettingsChanged(text):
                 self.stage.talk.say("note", text)
                 self.status.model = self.status.model if self.session is None else self.session.model_name
@@ -258,7 +258,7 @@ class ListeningScreen(Screen[None]):
         self._begin_panels(added, is_new=True)
         early, self._early = self._early, []
         for event in early:
-            self.hear(event)
+            self.show_event(event)
 
     def _begin_panels(self, labels: Any, *, is_new: bool) -> None:
         """Show what branches were told, or all that was said in them before somebody looked."""
@@ -270,7 +270,7 @@ class ListeningScreen(Screen[None]):
                 if is_new:
                     transcript.say("user", view.steer)
                 else:
-                    retell(transcript, ((one.who, one.text, one.name) for one in self.session.said(view.label)))
+                    replay(transcript, ((one.who, one.text, one.name) for one in self.session.said(view.label)))
 
     def _settle(self, *, is_over: bool) -> None:
         """A fork is over, or the conversation goes on elsewhere: show the one that there is now."""
@@ -285,7 +285,7 @@ class ListeningScreen(Screen[None]):
     def _retell(self) -> None:
         if self.session is not None:
             self.stage.talk.begin()
-            retell(self.stage.talk, ((one.who, one.text, one.name) for one in self.session.said()))
+            replay(self.stage.talk, ((one.who, one.text, one.name) for one in self.session.said()))
             self.stage.changed()
 
     # What is drawn
@@ -371,7 +371,7 @@ class ChatScreen(ListeningScreen):
         try:
             await work(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever a model or a tool raises is told, and the chat goes on
-            self.complain(told(error))
+            self.show_error(error_text(error))
 
     # Writing
 
@@ -392,7 +392,7 @@ class ChatScreen(ListeningScreen):
         try:
             line = parse(text)
         except UsageError as error:
-            self.complain(str(error))
+            self.show_error(str(error))
             return
         if line is None:
             return
@@ -414,7 +414,7 @@ class ChatScreen(ListeningScreen):
 
     def _speak(self, label: str, state: str, text: str) -> None:
         if state == "running":
-            self.complain(f"{label} still runs: wait for it, or steer it with >>{label} …")
+            self.show_error(f"{label} still runs: wait for it, or steer it with >>{label} …")
         else:
             self.submit(f">>{label} {text}")
 

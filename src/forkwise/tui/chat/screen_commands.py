@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forkwise.chat.events import told
-from forkwise.concurrency import in_thread
+from forkwise.chat.events import error_text
+from forkwise.concurrency import run_in_thread
 from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import NWAY, DiffPicker, ForkPicker, MergePicker, MergeRow
 from forkwise.tui.decide import PreviewScreen
@@ -39,7 +39,7 @@ async def choose(session: Session, chat: ChatScreen, path: str = "") -> None:
     found = await session.choices.line_up()
     lineups = [one for one in found if not path or one.path == path]
     if not lineups:
-        chat.complain(f"no branch that is over changed {path or 'anything'}")
+        chat.show_error(f"no branch that is over changed {path or 'anything'}")
         return
     names = {view.id: view.label for view in session.branches()}
     nway = NwayScreen(lineups, names=names)
@@ -79,7 +79,7 @@ async def load(chat: ChatScreen) -> None:
         (one.id, f"{one.created_at.astimezone():%H:%M:%S}  {one.label}  {one.message_count} messages") for one in found
     ]
     if not choices:
-        chat.complain("there is no checkpoint yet")
+        chat.show_error("there is no checkpoint yet")
         return
     chosen = await chat.app.push_screen_wait(ChoiceScreen("go back to", choices))
     if chosen is not None:
@@ -100,7 +100,7 @@ async def merge(chat: ChatScreen) -> None:
     while True:
         answer = await chat.app.push_screen_wait(AcceptanceScreen(verdict))
         if answer == "diff":
-            text = await in_thread(branch_diff, session, verdict.winner)
+            text = await run_in_thread(branch_diff, session, verdict.winner)
             await chat.app.push_screen_wait(DiffScreen(f"{verdict.winner}: what it changed", text))
             continue
         if answer == "accept":
@@ -118,7 +118,7 @@ async def _judged(chat: ChatScreen, session: Session) -> Judged | None:
     try:
         await asyncio.wait([chat.judging])
         if not chat.judging.cancelled() and (error := chat.judging.exception()) is not None:
-            chat.complain(told(error))
+            chat.show_error(error_text(error))
     finally:
         chat.judging.cancel()
         chat.judging = None
@@ -133,7 +133,7 @@ async def override(chat: ChatScreen, verdict: Judged | None) -> None:
     why = "" if verdict is None else f"the judge ({verdict.confidence:.2f}): {verdict.reasoning}"
     picker = MergePicker(
         rows,
-        lambda label: in_thread(branch_diff, session, label),
+        lambda label: run_in_thread(branch_diff, session, label),
         partial(_open_outside, chat),
         preferred=None if verdict is None else verdict.winner,
         why=why,
@@ -173,20 +173,20 @@ async def tree(chat: ChatScreen) -> None:
 async def fork_diff(chat: ChatScreen) -> None:
     """``/fork diff``: a file is chosen, and the branches whose versions of it are compared."""
     session = _session(chat)
-    report = await in_thread(session.choices.diff)
+    report = await run_in_thread(session.choices.diff)
     touched = {
         path.path: [change.branch_label for change in path.branches.values() if change.operation != "untouched"]
         for path in report.paths
     }
     if not touched:
-        chat.complain("no branch changed a file")
+        chat.show_error("no branch changed a file")
         return
     picker = DiffPicker(touched)
     chosen = await chat.app.push_screen_wait(picker)
     if chosen is not None:
         path, labels = chosen
         if not await session.choices.open_diff(path, labels):
-            text = await in_thread(_versions, session, path, labels)
+            text = await run_in_thread(_versions, session, path, labels)
             await chat.app.push_screen_wait(DiffScreen(f"{path}: {', '.join(labels)}", text))
 
 
@@ -200,11 +200,11 @@ def _versions(session: Session, path: str, labels: Sequence[str]) -> str:
 async def _open_outside(chat: ChatScreen, label: str) -> None:
     """Show what a branch changed in a diff tool, if there is one."""
     session = _session(chat)
-    report = await in_thread(session.choices.diff)
+    report = await run_in_thread(session.choices.diff)
     name = _id_of(session, label)
     opened = [await session.choices.open_diff(path.path, [label]) for path, _ in report.changes_of(name)]
     if not any(opened):
-        chat.complain("there is no diff tool: set FORKWISE_DIFFTOOL" if opened else f"{label} changed no file")
+        chat.show_error("there is no diff tool: set FORKWISE_DIFFTOOL" if opened else f"{label} changed no file")
 
 
 def branch_diff(session: Session, label: str) -> str:

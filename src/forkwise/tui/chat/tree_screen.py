@@ -18,7 +18,7 @@ from forkwise.chat.events import (
     Moved,
     TurnBegan,
     TurnEnded,
-    told,
+    error_text,
 )
 from forkwise.chat.storage import FORK, LOADING, MERGED, OVER, UNDOING
 from forkwise.conversation.node import Node
@@ -118,7 +118,7 @@ class TreeScreen(WalkScreen):
         try:
             self.session.label(text, node)
         except (BranchingError, ValueError, OSError) as error:
-            self.notify(told(error), severity="error", markup=False)
+            self.notify(error_text(error), severity="error", markup=False)
         self.tree_panel.redraw()
 
     async def make_one(self, nodes: Sequence[Node], how: Recombination) -> None:
