@@ -1,7 +1,7 @@
-"""``make demo``: a project with a bug, four fixes tried side by side, judged by its own tests; one wins, and is undone.
+"""``make demo``: four fixes for a bug run side by side; the best, by the project's own tests, is committed and undone.
 
-What is shown are real commands and what they print. Everything happens in a temporary directory, state included, and
-nothing is left behind.
+The demo runs real commands and shows their real output. Everything, forkwise's state included, is in a temporary
+directory that is removed at the end.
 """
 
 from __future__ import annotations
@@ -39,19 +39,41 @@ class TestRoman(unittest.TestCase):
     def test_letters_add_up(self):
         self.assertEqual(number("MDCLXVI"), 1666)
 
-    def test_a_smaller_letter_before_a_larger_one_is_taken_away(self):
+    def test_a_smaller_letter_before_a_larger_one_is_subtracted(self):
         self.assertEqual(number("XIV"), 14)
         self.assertEqual(number("MCMXCIX"), 1999)
 """,
 }
 
-_RIGHT = """\
+_HEAD = """\
 cat > roman.py <<'END'
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 
 
 def number(numeral: str) -> int:
     total = 0
+"""
+
+_LONG = f"""\
+{_HEAD}\
+    position = 0
+    while position < len(numeral):
+        value = VALUES[numeral[position]]
+        if position + 1 < len(numeral):
+            following = VALUES[numeral[position + 1]]
+        else:
+            following = 0
+        if value < following:
+            total = total - value
+        else:
+            total = total + value
+        position = position + 1
+    return total
+END
+"""
+
+_SHORT = f"""\
+{_HEAD}\
     for letter, following in zip(numeral, numeral[1:] + "I"):
         value = VALUES[letter]
         total += -value if value < VALUES[following] else value
@@ -59,17 +81,17 @@ def number(numeral: str) -> int:
 END
 """
 
-#: What four people, or agents, might have come up with.
+#: Four fixes that four people, or agents, might have written: two do not pass the tests, two do.
 FIXES = {
     "wrong": "sed -i 's/in numeral/in reversed(numeral)/' roman.py\n",
     "breaks": 'sed -i \'s/return sum.*/return {"XIV": 14, "MCMXCIX": 1999}[numeral]/\' roman.py\n',
-    "slow": f"echo thinking...; sleep 50\n{_RIGHT}",
-    "right": _RIGHT,
+    "long": f"sleep 1\n{_LONG}",
+    "short": _SHORT,
 }
 
 
 def demo(home: Path, output: Output) -> bool:
-    """Play it in an empty directory; True where the workspace ended exactly as it began."""
+    """Run the demo in the empty directory ``home``. Return whether the project ended exactly as it began."""
     project = home / "roman"
     (project / "fixes").mkdir(parents=True)
     for name, text in PROJECT.items():
@@ -82,25 +104,28 @@ def demo(home: Path, output: Output) -> bool:
     test = "python3 -m unittest -q"
 
     output.line("A project with a bug, and a test that fails:", "bold cyan")
-    _play(shlex.split(test), project, home, output, expected=1)
+    _run(shlex.split(test), project, home, output, expected=1)
 
-    output.line("Four fixes, each in a sandbox on its own branch of the project; the tests decide:", "bold cyan")
+    output.line(
+        "Four fixes, each in a sandbox on its own branch of the project; the tests judge all four,", "bold cyan"
+    )
+    output.line("and of those that pass, the one with the smallest diff is committed:", "bold cyan")
     fixes = [word for name in FIXES for word in ("-c", f"fixes/{name}.sh")]
-    _play(["forkwise", "speculate", *fixes, "--test", test], project, home, output)
+    _run(["forkwise", "speculate", "--all", *fixes, "--test", test], project, home, output)
 
-    output.line("The bug is gone from the project:", "bold cyan")
-    _play(shlex.split(test), project, home, output)
+    output.line("The project's own tests pass now:", "bold cyan")
+    _run(shlex.split(test), project, home, output)
 
-    output.line("And all of it can be taken back:", "bold cyan")
-    _play(["forkwise", "undo"], project, home, output)
-    _play(["forkwise", "ls"], project, home, output)
+    output.line("The commit can be undone:", "bold cyan")
+    _run(["forkwise", "undo"], project, home, output)
+    _run(["forkwise", "ls"], project, home, output)
     same = _content(project) == before
     output.line(f"The project is {'exactly as before' if same else 'NOT as before'}.", "bold cyan")
     return same
 
 
-def _play(words: Sequence[str], project: Path, home: Path, output: Output, expected: int = 0) -> None:
-    """Show a command, run it, and show what it prints."""
+def _run(words: Sequence[str], project: Path, home: Path, output: Output, expected: int = 0) -> None:
+    """Show a command and run it in the project. Exit if its status is not ``expected``."""
     output.line(f"$ {shlex.join(words)}", "bold")
     sys.stdout.flush()
     real = [sys.executable, "-c", _START, *words[1:]] if words[0] == "forkwise" else [sys.executable, *words[1:]]
@@ -110,7 +135,7 @@ def _play(words: Sequence[str], project: Path, home: Path, output: Output, expec
     )
     output.line()
     if done.returncode != expected:
-        raise SystemExit(f"the demo failed: {shlex.join(words)} ended with {done.returncode}")
+        raise SystemExit(f"the demo failed: {shlex.join(words)} exited with {done.returncode}, not {expected}")
 
 
 def _content(root: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -119,7 +144,7 @@ def _content(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def main() -> int:
-    """Play the demo in a temporary directory."""
+    """Run the demo in a temporary directory."""
     home = Path(tempfile.mkdtemp(prefix="forkwise-demo-"))
     try:
         return 0 if demo(home, Output(as_json=False)) else 1
