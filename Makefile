@@ -1,70 +1,97 @@
-# One way to do each chore. Every target makes the environment it needs in .venv first.
+# Every target first makes the virtual environment that it needs. PYTHON chooses the interpreter it is made with.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-DOCS_STAMP := $(VENV)/.installed-docs
-DIST_STAMP := $(VENV)/.installed-dist
+CORE := $(VENV)/.core
+DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
+DIST := $(VENV)/.dist
+INTEGRATION := .venv-integration
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean system weights screenshots docs dist
+.PHONY: help venv demo test test-integration crash fuzz check format bench clean system screenshots docs dist
 
-help:  ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 19
 
-$(STAMP): pyproject.toml
+$(CORE): pyproject.toml
+	@echo "Creating a virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Installing forkwise and its dependencies"
+	@$(BIN)/python $(PIP_INSTALL) --no-compile --editable .
 	@touch $@
 
-venv: $(STAMP)  ## the environment, in .venv
+$(DEV): $(CORE)
+	@echo "Installing the development tools"
+	@$(BIN)/python scripts/install-group dev
+	@touch $@
+
+$(INTEGRATION)/.installed: pyproject.toml
+	@echo "Creating a virtual environment in $(INTEGRATION)"
+	@test -x $(INTEGRATION)/bin/python || $(PYTHON) -m venv $(INTEGRATION)
+	@echo "Installing forkwise and what the integration tests need"
+	@$(INTEGRATION)/bin/python $(PIP_INSTALL) --editable .
+	@$(INTEGRATION)/bin/python scripts/install-group integration
+	@touch $@
 
 system:
 	@scripts/system-packages
 
-# Where they cannot be had, the tests that need them say so themselves.
-weights: $(STAMP)
-	-@$(BIN)/forkwise model fetch --quiet
+venv: $(DEV)  ## create .venv with the development tools
 
-demo: $(STAMP)  ## try four fixes side by side, commit the one that passes the tests, undo it
+demo: $(CORE)  ## try four fixes side by side, commit the one that passes the tests, undo it
+	@echo "Running the demo"
 	@$(BIN)/python -m tools.demo
 
-test: system weights  ## all tests (PYTEST_ARGS='-k name' for some)
+test: system $(DEV)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
 
-check: $(STAMP)  ## lint, format, types, import direction
+test-integration: system $(INTEGRATION)/.installed  ## run the tests that need large components, such as the local model
+	-@$(INTEGRATION)/bin/forkwise model fetch --quiet  # without the weights, the tests themselves skip or fail
+	@$(INTEGRATION)/bin/python scripts/run-tests --integration $(PYTEST_ARGS)
+
+crash: system $(DEV)  ## kill commits, forks and sandboxes at many more moments than make test
+	FORKWISE_FULL=1 $(BIN)/python -m pytest -m crash --timeout 3600 $(PYTEST_ARGS)
+
+fuzz: system $(DEV)  ## run the property tests with random examples, and many more of them
+	FORKWISE_FULL=1 FORKWISE_FUZZ=1 $(BIN)/python -m pytest -m hypothesis --timeout 3600 $(PYTEST_ARGS)
+
+check: $(DEV)  ## check style, format, types, imports and documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory docs
 
-format: $(STAMP)  ## put the sources into shape
+format: $(DEV)  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: system $(STAMP)  ## figures against the raw floor and the peers (BENCH_ARGS=--json)
+bench: system $(DEV)  ## measure against the raw system calls and against peers (BENCH_ARGS=--json)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
-$(DOCS_STAMP): $(STAMP)
-	$(BIN)/python scripts/install-group docs
+$(DOCS): $(DEV)
+	@echo "Installing the tools for the documentation site"
+	@$(BIN)/python scripts/install-group docs
 	@touch $@
 
-docs: $(DOCS_STAMP)  ## the documentation site, in site/; a broken link or an undocumented name is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+docs: $(DOCS)  ## build the documentation site in site/; fail at a broken link or an undocumented name
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-$(DIST_STAMP): $(STAMP)
-	$(BIN)/python scripts/install-group dist
+$(DIST): $(DEV)
+	@echo "Installing the tools for building packages"
+	@$(BIN)/python scripts/install-group dist
 	@touch $@
 
-dist: $(DIST_STAMP)  ## the wheel and the sdist, in dist/, checked and tried in a clean environment
+dist: $(DIST)  ## build the wheel and the sdist in dist/, and try the wheel in a clean environment
 	@$(BIN)/python -m tools.dist
 
-screenshots: $(STAMP)  ## draw the pictures of the panels in docs/images anew
+screenshots: $(DEV)  ## redraw the pictures of the panels in docs/images
 	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
 
-clean:  ## remove what was made here
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean:  ## remove everything that make created
+	rm -rf $(VENV) $(INTEGRATION) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

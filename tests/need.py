@@ -1,6 +1,6 @@
-"""What a test does where the machine lacks something: skip, unless this run promised that everything works.
+"""Requirements of tests: a test skips if the machine lacks something, unless this run must not skip.
 
-On CI ``FORKWISE_MUST_WORK=1`` turns every such skip into a failure, so that no view goes untested unnoticed.
+With ``FORKWISE_MUST_WORK=1``, as in ``.ci/run``, every such skip is a failure, so that no test is skipped unnoticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["need"]
 
 
 def need(condition: bool, reason: str) -> None:
-    """Go on where ``condition`` holds; else skip the test, or fail it where everything must work."""
+    """Skip the test with ``reason`` unless ``condition`` holds. With ``FORKWISE_MUST_WORK=1``, fail it instead."""
     if condition:
         return
     if os.environ.get("FORKWISE_MUST_WORK") == "1":

@@ -54,6 +54,10 @@ PROJECTS: dict[str, dict[str, str]] = {
     "broken": {**GREETER, "greeter.py": 'def hello(name):\n    return "Hello " + name\n'},
 }
 
+MARKED_PAGES = [
+    pytest.param(page, marks=[pytest.mark.integration] if page.name == "local-model.md" else []) for page in PAGES
+]
+
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -85,7 +89,7 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         branch.abort()
 
 
-@by_page
+@pytest.mark.parametrize("page", MARKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_work_as_written(page: Path, project: Path) -> None:
     if page.name == "local-model.md":
         need_local_model()

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.chat.kill_at_moment import MOMENTS
+
+pytestmark = pytest.mark.crash
 
 B = {"lib.txt": "from b\n"}
 MERGED = {"prompts": ["hello", "task"], "answer": "b wrote lib.txt.", "fork": [], "files": B, "last_merge": True}

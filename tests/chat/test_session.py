@@ -136,6 +136,7 @@ async def test_a_model_that_cannot_be_had_is_told(
         await Session.open(project, model=name)
 
 
+@pytest.mark.integration
 async def test_the_local_model_is_talked_with_and_forked(project: Path) -> None:
     need_local_model()
     async with chatting(project, "local") as (session, heard):

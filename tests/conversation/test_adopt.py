@@ -21,6 +21,7 @@ from pydantic_ai.messages import (
 
 from forkwise.conversation.adopt import NOTHING, UNANSWERED, adopted
 from forkwise.conversation.conversation import Conversation
+from tests.counts import examples
 
 IDS = st.sampled_from(["a", "b", "a.b", "a_b", "", "x" * 50, "x" * 40, "call_1"])
 TEXT = st.sampled_from(["", " ", "yes", "no \n"])
@@ -42,15 +43,15 @@ messages: st.SearchStrategy[ModelMessage] = st.one_of(
 
 
 def texts(history: list[ModelMessage]) -> list[str]:
-    found = []
-    for message in history:
-        for part in message.parts:
-            if isinstance(part, TextPart | UserPromptPart) and isinstance(part.content, str) and part.content.strip():
-                found.append(part.content)
-    return found
+    return [
+        part.content
+        for message in history
+        for part in message.parts
+        if isinstance(part, TextPart | UserPromptPart) and isinstance(part.content, str) and part.content.strip()
+    ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(messages, max_size=8))
 def test_the_tree_takes_it(history: list[ModelMessage]) -> None:
     before = ModelMessagesTypeAdapter.dump_json(history)
@@ -60,7 +61,7 @@ def test_the_tree_takes_it(history: list[ModelMessage]) -> None:
     assert [t for t in texts(made) if t in ("yes", "no \n")] == texts(history)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(messages, max_size=8))
 def test_adopted_twice_is_adopted_once(history: list[ModelMessage]) -> None:
     made = adopted(history)

@@ -16,6 +16,7 @@ from forkwise.conversation.branch_self import BranchSelf
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.talk import Talk, text_of
+from tests.counts import examples
 from tests.provider.fixtures import StartProvider, check_requests
 from tests.provider.models import provider_models
 from tests.provider.reply import answer, call
@@ -103,7 +104,7 @@ def server() -> Any:
     check_requests(running)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 @given(steps=STEPS)
 async def test_any_tree(steps: list[tuple[int, int, bool]], server: ProviderServer) -> None:
     talk = grown(steps)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.counts import rounds
 from tests.explore import kill_at_random
 
 _SHARES = 2
-_ROUNDS = 100
+_ROUNDS = rounds(20, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 @pytest.mark.parametrize("seed", range(_SHARES))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -24,6 +24,7 @@ from forkwise import (
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import read_log
+from tests.counts import examples
 from tests.leftovers import check_ledger, check_nothing_left
 
 
@@ -180,7 +181,7 @@ def patterns(draw: st.DrawFn) -> tuple[str, Pattern]:
     return f"{kind} {first} {second} {options}", made[kind]()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=patterns())
 def test_whatever_is_tried_the_ledger_agrees(made: tuple[str, Pattern], workspace: Workspace) -> None:
     _, pattern = made

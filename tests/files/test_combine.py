@@ -37,6 +37,7 @@ from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.views import branchfs
 from forkwise.text.merge3 import ConflictHunk as Hunk
+from tests.counts import examples
 from tests.files import sample
 from tests.files.snapshot import Seen, snapshot
 from tests.files.steps import Steps, in_child
@@ -1184,11 +1185,11 @@ def related(one: str, two: str) -> bool:
     return one == two or one.startswith(f"{two}/") or two.startswith(f"{one}/")
 
 
-def examples(number: int) -> settings:
-    return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def some(number: int) -> settings:
+    return settings(max_examples=examples(number), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@examples(30)
+@some(30)
 @given(doings=st.lists(st.lists(anything, max_size=5), min_size=2, max_size=3))
 def test_any_changes_come_to_what_the_model_says(tmp_path: Path, view: str, doings: list[list[Op]]) -> None:
     with World(tmp_path, view) as world:
@@ -1220,7 +1221,7 @@ def test_any_changes_come_to_what_the_model_says(tmp_path: Path, view: str, doin
             assert snapshot(alone.branch.path) == snapshot(branch.path)
 
 
-@examples(30)
+@some(30)
 @given(doings=st.lists(st.lists(changes, max_size=4), min_size=2, max_size=2))
 def test_what_can_be_committed_one_after_the_other_comes_to_the_same(
     tmp_path: Path, view: str, doings: list[list[Op]]
@@ -1239,7 +1240,7 @@ def test_what_can_be_committed_one_after_the_other_comes_to_the_same(
             assert read(world.workspace.path) == combined
 
 
-@examples(25)
+@some(25)
 @given(doings=st.tuples(*(st.lists(anything, max_size=4) for _ in range(3))))
 def test_changes_of_different_paths_are_those_of_each(
     tmp_path: Path, view: str, doings: tuple[list[Op], list[Op], list[Op]]

@@ -20,12 +20,15 @@ from pathlib import Path
 import pytest
 
 from forkwise.linux.mountinfo import mounts
+from tests.counts import rounds
 from tests.files.crash_scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
 from tests.files.fork_helper import dismiss
 from tests.files.images import mounted_tmpfs
 from tests.files.steps import CALLS, Steps
 
-RANDOM_KILLS = 500
+pytestmark = pytest.mark.crash
+
+RANDOM_KILLS = rounds(60, 500)
 LAST = 10  # steps around the moment at which it has happened: each of these is killed in a scene of its own
 JOURNAL = ("rename", "renameat2", "symlink", "fsync", "syncfs")
 NOBODY = 65534

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forkwise.files.file_tree import FileTree
+from tests.counts import examples
 
 NAMES = ["a", "b", "c"]
 parts = st.lists(st.sampled_from([*NAMES, "..", "."]), min_size=1, max_size=5).map("/".join)
@@ -56,7 +57,7 @@ def _make(path: Path, what: str | None, where: str) -> None:
         path.symlink_to(what.replace("WHERE", where))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(made=entries, path=parts)
 @example(made={"c": "c"}, path="a/../c")
 @example(made={"c": "c", "b": "file"}, path="a/../c/../b")
@@ -85,7 +86,7 @@ def _is_loop(path: Path, links_left: int = 40) -> bool:
     return False
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(made=entries, path=parts)
 @example(made={"c": "c"}, path="a/../c")
 def test_reads_and_writes_its_own_and_nothing_else(memory_room: Path, made: dict[str, str | None], path: str) -> None:

@@ -28,8 +28,11 @@ from forkwise import Branch, BranchError, BranchNotFoundError, BranchStaleError,
 from forkwise.files.store import trash
 from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.syscalls import MNT_DETACH, umount2
+from tests.counts import IS_FUZZ, rounds
 from tests.files.images import loop_image
 from tests.need import need
+
+pytestmark = pytest.mark.hypothesis
 
 IN_MEMORY = True
 
@@ -874,7 +877,7 @@ def run(machine: type[Machine], examples: int, steps: int) -> None:
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
-        derandomize=True,
+        derandomize=not IS_FUZZ,
         database=None,
         suppress_health_check=list(HealthCheck),
         print_blob=False,
@@ -884,7 +887,7 @@ def run(machine: type[Machine], examples: int, steps: int) -> None:
     machine.TestCase().runTest()
 
 
-EXAMPLES = int(os.environ.get("FORKWISE_MODEL_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("FORKWISE_MODEL_EXAMPLES", rounds(30, 300)))
 
 
 def test_overlay(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forkwise import LedgerError
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.process_id import ProcessId
+from tests.counts import examples
 from tests.ledger.conftest import IMPLEMENTATIONS
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
 from tests.ledger.test_rules import DEAD
@@ -75,7 +76,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @given(steps=steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_everything_can_be_had_again_from_the_events(
     name: str, rooms: Callable[[], Path], steps: list[tuple[str, int, int]]
 ) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from forkwise.linux import trees as beneath
 from forkwise.linux.trees import CopiedTree, copy_entry, copy_tree, open_beneath, remove_tree
+from tests.counts import examples
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.need import need
 
@@ -203,7 +204,7 @@ class TestFiles:
         copied_entry(tmp_path / "a", tmp_path / "b")
         assert not os.path.lexists(tmp_path / "b")
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(50))
     @given(
         extents=st.lists(st.tuples(st.integers(0, 400_000), st.binary(min_size=1, max_size=20_000)), max_size=6),
         tail=st.integers(0, 100_000),

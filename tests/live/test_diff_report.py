@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from forkwise import BranchDiffReport, DiffSummary, build_diff_report
 from forkwise.live.diff.diff_report import combination, support
+from tests.counts import examples
 from tests.live.fork_scene import Files, Scene, report_of
 
 APP = b"one\ntwo\nthree\n"
@@ -185,7 +186,7 @@ def test_a_mode_is_a_change() -> None:
 _LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "é\n", "end"]), max_size=12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(old=_LINES, new=_LINES)
 def test_a_diff_applies(old: list[str], new: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     before, after = "".join(old).encode(), "".join(new).encode()
@@ -248,7 +249,7 @@ def test_support_is_the_share_of_others_that_did_the_same() -> None:
     assert support(report_of({"x": b"old"}, a={"x": b"1"}), "a") == 1.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     st.dictionaries(
         st.sampled_from("abc"),

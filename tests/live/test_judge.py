@@ -376,7 +376,7 @@ async def test_a_provider_that_fails_is_an_error(provider: StartProvider, model_
         await JudgeAgent(model_of(server)).evaluate("goal", REPORT, OUTCOMES)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 async def test_the_local_model_can_only_choose_a_branch_there_is() -> None:
     need_local_model()
     verdict, usage = await JudgeAgent("local", instructions="Choose.").evaluate(

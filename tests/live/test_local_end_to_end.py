@@ -19,7 +19,7 @@ from forkwise.local_model import local_model
 from tests.live.worker import BEFORE, all_over
 from tests.local_model.requirements import need_local_model
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 Words = Annotated[str, Field(min_length=2, max_length=24, pattern=r"^[A-Za-z ]+$")]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.counts import rounds
 from tests.live.kill_nested import HOWS
 
-_ROUNDS = 30
+_ROUNDS = rounds(10, 30)
 _SPOKEN = 3  # so often does each branch inside speak
 
 
@@ -34,7 +35,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]) -> None:
     first, *rest = told[len(HOWS) :]
     before, after = first["before"], first["after"]
@@ -56,7 +57,7 @@ def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]
     assert "interrupted" in inside
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_a_tool_that_forks_the_same_way_again_goes_on_with_its_fork(told: list[dict[str, Any]]) -> None:
     then = told[HOWS.index("again")]
     assert then["forks"] == [[True, "resolved"], [False, "resolved"]]  # and no other was made
@@ -64,7 +65,7 @@ def test_a_tool_that_forks_the_same_way_again_goes_on_with_its_fork(told: list[d
     assert (then["branches"], then["going"]) == ([], [])
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_what_nobody_takes_up_is_given_up_and_the_branch_can_be_written_to(told: list[dict[str, Any]]) -> None:
     then = told[HOWS.index("otherwise")]
     assert then["forks"] == [[True, "resolved"], [False, "aborted"]]
@@ -72,7 +73,7 @@ def test_what_nobody_takes_up_is_given_up_and_the_branch_can_be_written_to(told:
     assert (then["branches"], then["going"]) == ([], [])
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_what_was_open_in_a_branch_that_loses_goes_with_it(told: list[dict[str, Any]]) -> None:
     then = told[HOWS.index("merged")]
     assert then["forks"] == [[True, "resolved"], [False, "aborted"]]

@@ -22,13 +22,14 @@ from forkwise import (
     Workspace,
     open_ledger,
 )
+from tests.counts import rounds
 from tests.live.kill_at_random import LABELS
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Asked, Brain
 
 pytestmark = pytest.mark.anyio
 
-_ROUNDS = 50
+_ROUNDS = rounds(12, 50)
 _TURNS = 5  # of every branch
 LEFT = """
 import asyncio, os
@@ -129,7 +130,7 @@ async def test_nothing_to_go_on_with(workspace: Workspace) -> None:
     await coordinator.aclose()
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -52,6 +52,7 @@ def test_it_is_asked_for_by_name() -> None:
     assert not is_local(None)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_it_answers() -> None:
     result = asyncio.run(Agent(local_model()).run("Say hello.", model_settings=words(8)))
@@ -61,6 +62,7 @@ def test_it_answers() -> None:
     assert result.response.provider_name == "local"
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_it_streams() -> None:
     async def ask() -> list[str]:
@@ -70,6 +72,7 @@ def test_it_streams() -> None:
     assert len(asyncio.run(ask())) > 5
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("question", ["Which is better?", "Answer with a poem, never with JSON."])
 def test_a_judge_says_what_its_schema_allows(question: str) -> None:
@@ -77,12 +80,14 @@ def test_a_judge_says_what_its_schema_allows(question: str) -> None:
     assert isinstance(asyncio.run(agent.run(question)).output, Verdict)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_one_model_serves_one_loop_after_the_other() -> None:
     agent = Agent(local_model(), model_settings=words(4))
     assert [asyncio.run(agent.run("Hello")).usage.output_tokens for _ in range(2)] == [4, 4]
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_several_ask_at_once() -> None:
     async def ask() -> list[Any]:
@@ -92,6 +97,7 @@ def test_several_ask_at_once() -> None:
     assert [result.usage.output_tokens for result in asyncio.run(ask())] == [8] * 4
 
 
+@pytest.mark.integration
 def test_who_stops_listening_frees_the_slot_and_disturbs_nobody(server: Server) -> None:
     agent = Agent(local_model())
 
@@ -122,6 +128,7 @@ def _slots(server: Server) -> Any:
         return client.get(f"{server.address}/slots", headers={"Authorization": f"Bearer {server.key}"}).json()
 
 
+@pytest.mark.integration
 def test_it_listens_on_the_loopback_to_those_who_have_its_key(server: Server) -> None:
     assert server.address.startswith("http://127.0.0.1:")
     with httpx2.Client(trust_env=False) as client:
@@ -129,6 +136,7 @@ def test_it_listens_on_the_loopback_to_those_who_have_its_key(server: Server) ->
         assert client.post(f"{server.address}/v1/chat/completions", json={"messages": []}).status_code == 401
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:  # bound, and not listening
@@ -141,6 +149,7 @@ def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asyncio.run(agent.run("Hello")).usage.output_tokens == 4
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_tools_are_refused_rather_than_left_out() -> None:
     agent = Agent(local_model())

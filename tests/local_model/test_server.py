@@ -140,6 +140,8 @@ def test_it_outlives_the_thread_that_started_it() -> None:
 
 FORKS = """
 import signal, threading
+
+pytestmark = pytest.mark.integration
 inside, go_on = threading.Event(), threading.Event()
 
 class Slow:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.counts import examples
 from tests.provider.conversations import (
     ANTHROPIC_BREAKS,
     OPENAI_BREAKS,
@@ -18,8 +19,8 @@ from tests.provider.conversations import (
 )
 from tests.provider.rules import anthropic_fault, openai_fault
 
-some = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-many = settings(some, max_examples=150)
+some = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
+many = settings(some, max_examples=examples(150))
 PLACES = st.integers(0, 10)
 
 

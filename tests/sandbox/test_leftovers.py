@@ -23,10 +23,11 @@ from forkwise.linux import cgroup
 from forkwise.sandbox import jail_plan as plan
 from forkwise.sandbox import launcher
 from forkwise.sandbox.run import spawn
+from tests.counts import rounds
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
-ROUNDS = 200
+ROUNDS = rounds(40, 200)
 DESCRIPTORS = 8  # of a forkserver with nothing to do: three, a socket, its parent, itself, two of a process kept ready
 
 # What a command does so as not to be ended. Each is marked by a variable that all descendants inherit.
@@ -170,7 +171,8 @@ ENDINGS: tuple[tuple[Callable[[Branch, str], str], set[str]], ...] = (
 )
 
 
-def test_after_two_hundred_rounds_of_mixed_endings(branch: Branch, count: Count) -> None:
+@pytest.mark.crash
+def test_after_many_rounds_of_mixed_endings(branch: Branch, count: Count) -> None:
     before = count.take()
     for number in range(ROUNDS):
         end, expected = ENDINGS[number % len(ENDINGS)]
@@ -178,6 +180,7 @@ def test_after_two_hundred_rounds_of_mixed_endings(branch: Branch, count: Count)
     assert count.take() == before
 
 
+@pytest.mark.crash
 def test_after_functions_that_end_in_every_way(count: Count, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()

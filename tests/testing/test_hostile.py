@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forkwise.testing import TestReport, read_report
@@ -140,13 +140,11 @@ well_formed = st.recursive(
 junit = st.none() | anything | st.lists(st.sampled_from(TAGS), max_size=20).map(b"".join) | well_formed
 
 
-@settings(deadline=None)
 @given(output, junit, st.integers(-64, 255), st.sampled_from(HINTS))
 def test_no_bytes_make_it_raise(output: bytes, junit: bytes | None, exit_code: int, hint: str | None) -> None:
     check(read_report(output, junit, exit_code, hint))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["go-failing.jsonl", "vitest-tap.txt", "jest-failing.txt", "cargo-failing.txt"]), st.data())
 def test_no_damage_to_a_real_report_makes_it_raise(name: str, data: st.DataObject) -> None:
     whole = sample(name)
@@ -154,7 +152,6 @@ def test_no_damage_to_a_real_report_makes_it_raise(name: str, data: st.DataObjec
     check(read_report(whole[:start] + data.draw(anything) + whole[stop:], None, 1))
 
 
-@settings(deadline=None)
 @given(well_formed)
 def test_every_case_of_a_junit_report_is_counted(junit: bytes) -> None:
     report = read_report(b"", b"<testsuites>" + junit + b"</testsuites>", 1)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forkwise.text.diff import FileDiff, Side, chunks, unified
+from tests.counts import examples
 from tests.need import need
 
 FILE, PROGRAM, LINK = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755, stat.S_IFLNK | 0o777
@@ -36,7 +37,7 @@ ENVIRONMENT = {
 Tree = dict[str, Side]
 
 # Most of an example's time is git's, and a busy machine is no failure.
-unhurried = settings(deadline=None, max_examples=50)
+unhurried = settings(max_examples=examples(50))
 
 PLAIN_NAMES = ["a", "b", "caf\u00e9", 'quo"te', "-p"]
 NAMES = [*PLAIN_NAMES, "space d", " ", "tab\tbed", "new\nline", "back\\slash", "\udcff\udcfe", "\x7f"]

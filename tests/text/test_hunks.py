@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forkwise.text.merge3 import Alignment, Hunk, align, merge, overlaps
-
-unhurried = settings(deadline=None)
 
 # Few lines that repeat, some texts without an ending: edits could stand elsewhere, and lines could be glued together.
 texts = st.builds(
@@ -21,7 +19,6 @@ texts = st.builds(
 several = st.dictionaries(st.sampled_from(["one", "two", "three", "four"]), texts, min_size=1)
 
 
-@unhurried
 @given(base=texts, versions=several)
 def test_all_hunks_of_a_version_give_that_version(base: bytes, versions: dict[str, bytes]) -> None:
     found = align(base, versions)
@@ -30,7 +27,6 @@ def test_all_hunks_of_a_version_give_that_version(base: bytes, versions: dict[st
     assert found.apply([]) == base
 
 
-@unhurried
 @given(base=texts, versions=several, seed=st.randoms(use_true_random=False))
 def test_the_order_of_a_choice_says_nothing(base: bytes, versions: dict[str, bytes], seed: random.Random) -> None:
     found = align(base, versions)
@@ -41,7 +37,6 @@ def test_the_order_of_a_choice_says_nothing(base: bytes, versions: dict[str, byt
     assert found.apply([*chosen, *chosen]) == once
 
 
-@unhurried
 @given(base=texts, versions=several)
 def test_hunks_that_meet_are_refused_and_all_others_are_not(base: bytes, versions: dict[str, bytes]) -> None:
     found = align(base, versions)
@@ -56,7 +51,6 @@ def test_hunks_that_meet_are_refused_and_all_others_are_not(base: bytes, version
                 assert not overlaps([first, second])
 
 
-@unhurried
 @given(base=texts, ours=texts, theirs=texts)
 def test_what_merges_can_be_chosen_together(base: bytes, ours: bytes, theirs: bytes) -> None:
     merged = merge(base, ours, theirs)
@@ -66,7 +60,6 @@ def test_what_merges_can_be_chosen_together(base: bytes, ours: bytes, theirs: by
         assert found.apply(found.hunks) == merged.content
 
 
-@unhurried
 @given(base=texts, versions=several)
 def test_outside_of_the_regions_all_have_the_lines_of_the_base(base: bytes, versions: dict[str, bytes]) -> None:
     found = align(base, versions)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forkwise.text import diff as line_edits
@@ -25,7 +25,6 @@ ENVIRONMENT = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_GLOBAL": os.devnu
 LABELS = ["-L", "branch", "-L", "base", "-L", "parent"]
 
 # Much of an example's time is git's, and a busy machine is no failure.
-unhurried = settings(deadline=None)
 
 Git = Callable[..., subprocess.CompletedProcess[bytes]]
 
@@ -156,7 +155,6 @@ def test_text_is_what_git_calls_text() -> None:
     assert is_text(b"a" * 8000 + b"\0")
 
 
-@unhurried
 @given(ours=changed(OURS, SHARED), theirs=changed(THEIRS, SHARED), ending=st.sampled_from([b"\n", b"\r\n"]))
 def test_same_bytes_as_git_where_the_diff_can_be_only_one(
     git: Git, ours: list[bytes], theirs: list[bytes], ending: bytes
@@ -166,7 +164,6 @@ def test_same_bytes_as_git_where_the_diff_can_be_only_one(
     assert (found.content, found.clean) == merged_by_git(git, base, mine, other)
 
 
-@unhurried
 @given(base=few_lines, ours=few_lines, theirs=few_lines)
 def test_same_bytes_as_git_given_its_diff(git: Git, base: bytes, ours: bytes, theirs: bytes) -> None:
     """With lines that repeat there are several shortest diffs, and git takes one; all else must be the same."""
@@ -183,7 +180,6 @@ def test_same_bytes_as_git_given_its_diff(git: Git, base: bytes, ours: bytes, th
         assert cost(by_us[text]) <= cost(by_git[text])
 
 
-@unhurried
 @given(old=few_lines, new=few_lines)
 def test_edits_turn_old_into_new(old: bytes, new: bytes) -> None:
     before, after = lines_of(old), lines_of(new)
@@ -192,7 +188,6 @@ def test_edits_turn_old_into_new(old: bytes, new: bytes) -> None:
     assert all(first.old_stop < second.old_start for first, second in pairwise(found))
 
 
-@unhurried
 @given(old=few_lines, new=few_lines, bits=st.integers(1, 40))
 def test_edits_of_texts_too_large_for_one_table(old: bytes, new: bytes, bits: int) -> None:
     before, after = lines_of(old), lines_of(new)
@@ -201,7 +196,6 @@ def test_edits_of_texts_too_large_for_one_table(old: bytes, new: bytes, bits: in
         assert applied(edits(before, after), before, after) == after
 
 
-@unhurried
 @given(ours=changed(OURS, SHARED))
 def test_lines_that_stand_once_find_each_other_without_a_table(ours: list[bytes]) -> None:
     whole = edits(BASE, ours)
@@ -210,13 +204,11 @@ def test_lines_that_stand_once_find_each_other_without_a_table(ours: list[bytes]
         assert edits(BASE, ours) == whole
 
 
-@unhurried
 @given(base=few_lines, ours=few_lines)
 def test_a_side_that_changed_nothing_gives_way(base: bytes, ours: bytes) -> None:
     assert merge(base, ours, base) == merge(base, base, ours) == merge(base, ours, ours) == Merge(ours, ())
 
 
-@unhurried
 @given(base=few_lines, ours=few_lines, theirs=few_lines)
 def test_symmetry(base: bytes, ours: bytes, theirs: bytes) -> None:
     here, there = merge(base, ours, theirs), merge(base, theirs, ours)
@@ -226,7 +218,6 @@ def test_symmetry(base: bytes, ours: bytes, theirs: bytes) -> None:
         assert here.content == there.content
 
 
-@unhurried
 @given(ours=changed(OURS, []), theirs=changed(THEIRS, []))
 def test_a_clean_merge_holds_both_sides_changes(ours: list[bytes], theirs: list[bytes]) -> None:
     found = merge(joined(BASE), joined(ours), joined(theirs))
@@ -237,7 +228,6 @@ def test_a_clean_merge_holds_both_sides_changes(ours: list[bytes], theirs: list[
         assert [line for line in lines if line in BASE] == [line for line in BASE if line in ours and line in theirs]
 
 
-@unhurried
 @given(base=few_lines, ours=few_lines, theirs=few_lines)
 def test_hunks_tell_where_they_are(base: bytes, ours: bytes, theirs: bytes) -> None:
     found = merge(base, ours, theirs)

@@ -140,8 +140,8 @@ def shown_lines(history: History) -> str:
         if entry.get("role") == "assistant":
             if content:
                 lines.append(f"[Assistant] {content}")
-            for call in entry.get("tool_calls") or []:
-                lines.append(f"[Assistant] Called {call['function']['name']}({call['function']['arguments']})")
+            calls = [call["function"] for call in entry.get("tool_calls") or []]
+            lines += [f"[Assistant] Called {call['name']}({call['arguments']})" for call in calls]
         elif entry.get("role") in ("tool", "user"):
             lines.append(f"[{'User' if entry['role'] == 'user' else 'Tool Result'}] {content}")
     return "\n".join(lines)

@@ -104,9 +104,7 @@ def _mounts(
     mounts: list[Mount] = []
     temporary = f"mode=1777{_memory(confinement)}"
     if confinement.read_only:
-        for place in _TEMPORARY:
-            if os.path.isdir(place):
-                mounts.append(Mount("tmpfs", place, writable=True, options=temporary))
+        mounts += [Mount("tmpfs", path, writable=True, options=temporary) for path in _TEMPORARY if os.path.isdir(path)]
         mounts += [Mount("bind", p, p) for p in _needed(environment) if _is_beneath(p, *_TEMPORARY)]
         if os.path.isdir("/run"):
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
