@@ -24,6 +24,8 @@ from forkwise.local_model.server import Server, leave, take
 from forkwise.local_model.weights import SIZE, weights_path
 from tests.local_model.requirements import need_local_model
 
+pytestmark = pytest.mark.integration
+
 BRIEF = ModelSettings(max_tokens=4, temperature=0)
 
 
@@ -140,8 +142,6 @@ def test_it_outlives_the_thread_that_started_it() -> None:
 
 FORKS = """
 import signal, threading
-
-pytestmark = pytest.mark.integration
 inside, go_on = threading.Event(), threading.Event()
 
 class Slow:
