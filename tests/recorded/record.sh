@@ -1,19 +1,46 @@
-set -eu
+#!/usr/bin/env bash
+# Record the state that a version of forkwise leaves on disk: record.sh FORKWISE OUTPUT.img.xz
+#
+# FORKWISE is the command of the version to record. Needs root. Everything happens in a mount namespace of its own, with
+# the filesystem mounted at /mnt and a fixed machine id, because state names paths, inodes and the machine.
+set -euo pipefail
+if [ "${3:-}" != inside ]; then
+    image=$(mktemp --suffix=.img)
+    truncate -s 2M "$image"
+    mkfs.ext4 -q -O ^has_journal -m 0 -I 256 "$image"
+    unshare --mount "$0" "$1" "$image" inside
+    xz -9e --stdout "$image" > "$2"
+    rm "$image"
+    exit
+fi
+
+forkwise=$1
 mount --make-rprivate /
-printf '0123456789abcdef0123456789abcdef\n' > /tmp/rec2/machine-id
-mount --bind /tmp/rec2/machine-id /etc/machine-id
-mount -o loop /tmp/rec2/state.img /mnt
-mkdir /mnt/project; cd /mnt/project; printf 'one\n' > a.txt; printf 'two\n' > b.txt; printf 'grep -q fixed a.txt\n' > check.sh
-export PYTHONPATH=/tmp/before/src FORKWISE_STATE=/mnt/state HOME=/tmp/rec2
-f() { /work/main/.venv/bin/python -c 'from forkwise.app.cli import main; main()' "$@"; }
-f branch create first >/dev/null; f branch run first -- sh -c 'echo more >> a.txt; echo new > c.txt'; f branch commit first
-f best-of 2 -q --test 'sh check.sh' -- sh -c 'echo fixed >> a.txt'
-f undo
-f branch create kept >/dev/null; f branch run kept -- sh -c 'echo open > d.txt'
-setsid /work/main/.venv/bin/python -c 'from forkwise.app.cli import main; main()' best-of 2 --test 'sh check.sh' -- sh -c 'echo fixed >> b.txt; if [ ! -e /mnt/project/go ]; then sleep 300; fi; echo fixed >> a.txt' > out 2>&1 & 
-pid=$!; rm -f out
-for i in $(seq 60); do sleep 0.5; f ls --json | grep -q running && break; done; sleep 2; kill -9 $pid; sleep 2
-f ls; f log; f branch ls
-for m in $(findmnt -rn -o TARGET | grep ^/mnt/state | sort -r); do umount $m; done
-rm -rf /mnt/project/__pycache__; find /mnt -xdev | wc -l
-sync; umount /mnt
+mount -o loop "$2" /mnt
+identity=$(mktemp)
+echo 0123456789abcdef0123456789abcdef > "$identity"
+mount --bind "$identity" /etc/machine-id
+export FORKWISE_STATE=/mnt/state
+mkdir /mnt/project
+cd /mnt/project
+printf 'one\n' > a.txt
+printf 'two\n' > b.txt
+printf 'grep -q fixed a.txt\n' > check.sh
+
+"$forkwise" branch create first
+"$forkwise" branch run first -- sh -c 'echo more >> a.txt; echo new > c.txt'
+"$forkwise" branch commit first
+"$forkwise" best-of 2 -q --test 'sh check.sh' -- sh -c 'echo fixed >> a.txt'
+"$forkwise" undo
+"$forkwise" branch create kept
+"$forkwise" branch run kept -- sh -c 'echo open > d.txt'
+
+# A fork whose process is killed while its attempts run.
+attempt='echo fixed >> b.txt; if [ ! -e go ]; then sleep 300; fi; echo fixed >> a.txt'
+setsid "$forkwise" best-of 2 --test 'sh check.sh' -- sh -c "$attempt" > /dev/null 2>&1 &
+until "$forkwise" ls --json | grep -q running; do sleep 0.2; done
+sleep 2
+kill -9 $!
+rm "$identity"
+findmnt -rn -o TARGET | grep '^/mnt/state' | sort -r | xargs -r -n1 umount
+sync
