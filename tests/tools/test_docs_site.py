@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import pytest
-import yaml
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-from mkdocs.exceptions import Abort
 from tools.dist import check_sdist, check_wheel
 from tools.docs_site.command_line import format_commands, walk_commands
-from tools.docs_site.docstrings import format_docstring
 from tools.docs_site.links import ROOT, ROOT_PAGES, rewrite_links
 from tools.docs_site.reference import documented_names, find_problems, format_index
 
 import forkwise
+from tests.need import need
+
+
+@pytest.fixture
+def site_tools() -> None:
+    """Skip the test unless the dependency group ``docs`` is installed."""
+    need(find_spec("mkdocstrings") is not None, "the tools for the documentation site are missing; run: make docs")
 
 
 def test_the_reference_documents_every_public_name() -> None:
@@ -81,7 +86,10 @@ def test_the_pages_of_the_root_exist() -> None:
     assert all((ROOT / name).is_file() for name in ROOT_PAGES)
 
 
+@pytest.mark.usefixtures("site_tools")
 def test_a_docstring_becomes_markdown() -> None:
+    from tools.docs_site.docstrings import format_docstring
+
     text = "Use ``Workspace``, ``pick`` or ``pick()``.\n>>> a()  # doctest: +SKIP\n1\n\nMore of ``Branch``."
     assert format_docstring(text, "Branch") == (
         "Use [`Workspace`][forkwise.Workspace], ``pick`` or [`pick()`][forkwise.pick].\n\n"
@@ -89,6 +97,7 @@ def test_a_docstring_becomes_markdown() -> None:
     )
 
 
+@pytest.mark.usefixtures("site_tools")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -101,11 +110,17 @@ def test_a_docstring_becomes_markdown() -> None:
 def test_a_broken_link_or_a_missing_anchor_fails_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, message: str
 ) -> None:
+    import yaml
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort
+
     for name in list(ROOT_PAGES):  # they link to pages that this small site does not have
         monkeypatch.delitem(ROOT_PAGES, name)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(text)
-    settings = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=_Loader)
+    # The same as in mkdocs.yml, with the names of Python objects left out.
+    settings = yaml.safe_load(re.sub(r"!!python/name:\S+", "x", (ROOT / "mkdocs.yml").read_text()))
     small = {
         "site_name": "test",
         "theme": {"name": "mkdocs", "highlightjs": False},
@@ -113,7 +128,7 @@ def test_a_broken_link_or_a_missing_anchor_fails_the_build(
         "validation": settings["validation"] | {"nav": {"omitted_files": "ignore"}},
         "plugins": [],
     }
-    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(small))
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(small))
     with caplog.at_level(logging.WARNING, "mkdocs"):
         config = load_config(str(tmp_path / "mkdocs.yml"), strict=True)
         if message:
@@ -125,16 +140,20 @@ def test_a_broken_link_or_a_missing_anchor_fails_the_build(
     assert bool(message) == bool(caplog.text)
 
 
+@pytest.mark.usefixtures("site_tools")
+def test_a_page_of_the_site_has_no_notes_to_the_tests_and_no_backslashes_in_code() -> None:
+    from types import SimpleNamespace
+
+    from tools.docs_site.hooks import on_page_markdown
+
+    page, config = SimpleNamespace(file=SimpleNamespace(src_uri="a.md")), SimpleNamespace(repo_url=None)
+    text = on_page_markdown("<!-- project: empty -->\n# A\n\n| `a\\|b` | c\\|d |\n", page, config, None)
+    assert text == "# A\n\n| `a|b` | c\\|d |\n"
+
+
 def test_what_a_wheel_and_an_sdist_must_contain() -> None:
     wheel = ["forkwise/py.typed", "forkwise/cli/agents.toml", "f.dist-info/METADATA", "f.dist-info/licenses/LICENSE"]
     assert check_wheel(wheel) == []
     assert check_wheel([*wheel, "tests/test_a.py"]) == ["the wheel contains tests/"]
     assert check_wheel(wheel[1:]) == ["the wheel has no forkwise/py.typed"]
     assert "the sdist has no LICENSE" in check_sdist(["forkwise-1/README.md"])
-
-
-class _Loader(yaml.SafeLoader):
-    """Loader that ignores the names of Python objects in ``mkdocs.yml``."""
-
-
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda *_: None)

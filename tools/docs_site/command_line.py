@@ -13,8 +13,8 @@ from forkwise.cli.app import EXIT_CODES, Verb
 
 __all__ = ["COMMANDS_MARKER", "format_commands", "walk_commands"]
 
-#: The line of ``docs/reference/cli.md`` that the commands replace.
-COMMANDS_MARKER = "<!-- commands -->"
+#: The part of ``docs/reference/cli.md`` that the commands replace.
+COMMANDS_MARKER = "commands"
 
 _EXTRAS = re.compile(r"\s*\[([^\[\]]*)\]$")
 _WORD = re.compile(r"(?<![\w`-])(--?[a-z][\w-]*(?:[=|][\w|]+)*|\$[A-Z_]+|[A-Z_]*[A-Z][A-Z_]+(?:\.N)?)(?![\w`])")
@@ -22,7 +22,7 @@ _WORD = re.compile(r"(?<![\w`-])(--?[a-z][\w-]*(?:[=|][\w|]+)*|\$[A-Z_]+|[A-Z_]*
 
 def walk_commands() -> Iterator[tuple[click.Context, click.Command]]:
     """Yield every command below ``forkwise``, each after the group that holds it, with a context of its own."""
-    context = click.Context(forkwise_command, info_name="forkwise")
+    context = click.Context(forkwise_command, info_name="forkwise", **forkwise_command.context_settings)
     yield from _walk(context, forkwise_command)
 
 

@@ -1,12 +1,14 @@
 """Extension of griffe that turns the docstrings into Markdown.
 
 A doctest becomes a code block: Markdown would read its ``>>>`` as a quotation. A public name in backticks becomes a
-link to its entry. Members of a class that are not documented are left out, except the fields of a data class.
+link to its entry. A member of a class without a docstring has that of its base class, or is left out; the fields of a
+pydantic model stay.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
@@ -16,6 +18,7 @@ import forkwise
 __all__ = ["DocstringMarkdown", "format_docstring"]
 
 _NAME = re.compile(r"``(\w+)(\(\))?``")
+_BASES_WITH_FIELDS = {"BaseModel", "Enum", "NamedTuple", "Protocol", "StrEnum", "TypedDict"}
 _DIRECTIVE_COMMENT = re.compile(r"\s*# doctest:.*$")
 
 
@@ -27,16 +30,43 @@ class DocstringMarkdown(griffe.Extension):
         if obj.docstring:
             obj.docstring.value = format_docstring(obj.docstring.value, obj.name)
 
-    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Remove the methods of ``cls`` without a docstring, and the attributes that only its methods assign."""
-        bodies = [(member.lineno or 0, member.endlineno or 0) for member in cls.members.values() if member.is_function]
-        for name, member in list(cls.members.items()):
-            if member.is_alias or name.startswith("_") or member.docstring:
-                continue
-            is_assigned_in_method = any(start < (member.lineno or 0) <= end for start, end in bodies)
-            is_property = "property" in member.labels
-            if member.is_function or is_property or (member.is_attribute and is_assigned_in_method):
-                del cls.members[name]
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Inherit docstrings from base classes, and remove the members that have none, in all classes of ``pkg``."""
+        classes = list(_walk_classes(pkg))
+        for cls in classes:
+            for member in _undocumented(cls):
+                member.docstring = _inherited_docstring(cls, member.name)
+        for cls in classes:
+            bases = {str(base).rpartition(".")[2] for kind in (cls, *cls.mro()) for base in kind.bases}
+            # The fields of a dataclass are in its signature.
+            has_fields = bool(bases & _BASES_WITH_FIELDS) and "dataclass" not in cls.labels
+            bodies = [(m.lineno or 0, m.endlineno or 0) for m in cls.members.values() if m.is_function]
+            for member in _undocumented(cls):
+                is_field = member.is_attribute and "property" not in member.labels and has_fields
+                is_assigned_in_method = any(start < (member.lineno or 0) <= end for start, end in bodies)
+                if not member.is_class and (not is_field or is_assigned_in_method):
+                    del cls.members[member.name]
+
+
+def _walk_classes(scope: griffe.Object) -> Iterator[griffe.Class]:
+    for member in scope.members.values():
+        if isinstance(member, griffe.Class):
+            yield member
+        if isinstance(member, griffe.Class | griffe.Module):
+            yield from _walk_classes(member)
+
+
+def _undocumented(cls: griffe.Class) -> list[griffe.Object]:
+    members = [member for member in cls.members.values() if isinstance(member, griffe.Object)]
+    return [member for member in members if not member.docstring and not member.name.startswith("_")]
+
+
+def _inherited_docstring(cls: griffe.Class, name: str) -> griffe.Docstring | None:
+    """Return the docstring of the nearest base class that documents the member ``name``."""
+    for base in cls.mro():
+        if name in base.members and base.members[name].docstring:
+            return base.members[name].docstring
+    return None
 
 
 def format_docstring(text: str, own_name: str = "") -> str:

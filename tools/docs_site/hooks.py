@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -19,12 +20,16 @@ from tools.docs_site.reference import INDEX_MARKER, documented_names, find_probl
 
 __all__ = ["on_files", "on_page_markdown", "on_post_build"]
 
+_log = get_plugin_logger("docs_site")
+
 # Stylesheets, scripts, pictures and fonts; links that a reader follows are not loaded.
 _LOADED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(https?:)?//|<link\b[^>]*\bhref=["']?https?://"""
 )
 _IDENTITY = re.compile(r"""<link\b[^>]*\brel=["']?(?:canonical|prev|next)\b[^>]*>""")
 
+_ADDRESS = re.compile(r"""<[a-z][^<>]*\b(?:src|srcset|href)="([^"]*)\"""")
+_TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 # The note to tests/test_docs.py in the first line of a page.
 _PROJECT = re.compile(r"\A<!-- project: \S+ -->\n")
 
@@ -45,17 +50,35 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = _insert(markdown, INDEX_MARKER, format_index(documented_names()))
     elif page.file.src_uri == "reference/cli.md":
         markdown = _insert(markdown, COMMANDS_MARKER, format_commands())
+    markdown = _TABLE_ROW.sub(_unescape_pipes, markdown)
     return rewrite_links(markdown, page.file.src_uri, config.repo_url)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Check that no page loads anything over the network."""
-    for path in sorted(Path(config.site_dir).rglob("*.html")):
-        if found := _LOADED.search(_IDENTITY.sub("", path.read_text())):
-            raise PluginError(f"{path.relative_to(config.site_dir)} loads something over the network: {found[0]}")
+    """Check that no page loads anything over the network, and that every picture and page it names exists."""
+    site = Path(config.site_dir)
+    for path in sorted(site.rglob("*.html")):
+        text = _IDENTITY.sub("", path.read_text())
+        if found := _LOADED.search(text):
+            raise PluginError(f"{path.relative_to(site)} loads something over the network: {found[0]}")
+        for address in set(_ADDRESS.findall(text)):
+            target = address.partition("#")[0].partition("?")[0]
+            # mkdocs checks the links of Markdown, but not those of HTML in a page. 404.html has absolute ones.
+            if not target or ":" in target or target.startswith("/") or target.endswith(".md"):
+                continue
+            if not (path.parent / target).exists():
+                _log.warning(f"{path.relative_to(site)} refers to {address}, which does not exist")
+
+
+def _unescape_pipes(row: re.Match[str]) -> str:
+    """Drop the backslash before a pipe in the code of a table's row: a git forge needs it, mkdocs would show it."""
+    return re.sub("`[^`]*`", lambda code: code[0].replace("\\|", "|"), row[0])
 
 
 def _insert(markdown: str, marker: str, text: str) -> str:
-    if marker not in markdown:
-        raise PluginError(f"the marker {marker} is missing")
-    return markdown.replace(marker, text)
+    """Replace the part of a page between ``<!-- marker -->`` and ``<!-- /marker -->``."""
+    before, opening, rest = markdown.partition(f"<!-- {marker} -->")
+    _, closing, after = rest.partition(f"<!-- /{marker} -->")
+    if not opening or not closing:
+        raise PluginError(f"<!-- {marker} --> or <!-- /{marker} --> is missing")
+    return f"{before}{text}{after}"

@@ -17,8 +17,8 @@ from tools.docs_site.links import ROOT
 
 __all__ = ["INDEX_MARKER", "documented_names", "find_problems", "format_index"]
 
-#: The line of ``docs/reference/index.md`` that the list of all names replaces.
-INDEX_MARKER = "<!-- names -->"
+#: The part of ``docs/reference/index.md`` that the list of all names replaces.
+INDEX_MARKER = "names"
 
 _REFERENCE = ROOT / "docs/reference"
 _DIRECTIVE = re.compile(r"^::: forkwise\.(\S+)$", re.MULTILINE)
