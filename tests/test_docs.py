@@ -5,9 +5,9 @@ The blocks of a page run in order, in one new project directory:
 ``python``
     Executed. The blocks of a page share their variables.
 ``console``
-    ``sh`` runs each ``$ command``, and the lines below it must be its output. ``...`` matches anything, within a line
-    or as a line of its own. ``[3]`` as the last line is the exit code, which is 0 otherwise. If no lines follow a
-    command, its output is ignored.
+    ``sh`` runs each ``$ command``, continued by lines that start with ``> ``. The other lines below it must be its
+    output. ``...`` matches anything, within a line or as a line of its own. ``[3]`` as the last line is the exit code,
+    which is 0 otherwise. If no lines follow a command, its output is ignored.
 ``shell``
     Setup that the tests do not run; its ``make`` targets must exist.
 ``text``, ``mermaid``, ``json``, ``toml``, ``yaml``

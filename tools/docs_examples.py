@@ -30,13 +30,18 @@ def parse_blocks(page: Path) -> Iterator[Block]:
 
 
 def parse_commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands of a console block, each with the lines of output that the page shows."""
+    """Yield the commands of a console block, each with the lines of output that the page shows.
+
+    Lines that start with ``> `` continue the command above them, as a shell shows it.
+    """
     command, expected = "", []
     for line in text.splitlines():
         if line.startswith("$ "):
             if command:
                 yield command, expected
             command, expected = line[2:], []
+        elif command and not expected and re.match(r">( |$)", line):
+            command += f"\n{line[2:]}"
         else:
             expected.append(line)
     if command:
