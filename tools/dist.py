@@ -147,6 +147,8 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="forkwise-dist-"))
     try:
         _try_wheel(wheel, directory)
+    except AssertionError as error:
+        raise SystemExit(f"the example failed: {error}") from None
     finally:
         shutil.rmtree(directory)
     print(f"{wheel.relative_to(ROOT)} and {sdist.relative_to(ROOT)} are ready")
