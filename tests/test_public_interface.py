@@ -1,10 +1,15 @@
-"""The rules a review would ask about, as tests, so that nobody has to ask."""
+"""Review rules as tests: the shape of the source tree, its names, its language and its public surface."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import io
+import re
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_origin
 
@@ -14,9 +19,33 @@ import forkwise
 from forkwise import errors
 
 ROOT = Path(forkwise.__file__).parent
+PROJECT = Path(__file__).parents[1]
 MODULES = sorted(ROOT.rglob("*.py"))
-MAX_LINES = 800
+PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
+
+MOST_MODULES = 15
+SMALLEST_MODULE = 100
+"""Lines below which a module with one neighbouring importer belongs to that neighbour."""
+
+SHARED = {"app", "branch", "combine", "decide", "doctor", "forks", "model", "resume", "walk"}
+"""Basenames that may occur twice: a command or a screen over the thing of the same name one floor down."""
+
+EXTENSION_POINTS = {"files/views", "testing/formats", "explore", "cli/commands"}
+"""Folders with one module for each view, format, pattern or command, however small it is."""
+
+REEXPORTS: set[str] = set()
+"""Modules that only re-export names under a path that a seed documents; the rules on names and size exempt them."""
+
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core"}
+IDIOMS = re.compile(
+    r"\b(whoever|somebody|for who|who (is|has|looks|asks|waits|wants|leaves|forks)|gone on with|had back|be had|"
+    r"(is|was|are|were) told|goes on|comes? to rest|at it|what (is|was) said)\b"
+)
+"""Phrases of a private English that readers had to translate. Plain words say the same: see CONTRIBUTING.md."""
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT).with_suffix(""))
 
 
 def name_of(path: Path) -> str:
@@ -25,31 +54,103 @@ def name_of(path: Path) -> str:
 
 
 by_module = pytest.mark.parametrize("path", MODULES, ids=name_of)
+RULED = [path for path in MODULES if path.stem != "__init__" and relative(path) not in REEXPORTS]
+
+
+# --- the tree -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_at_most_fifteen_modules() -> None:
+    folders = Counter(path.parent for path in RULED)
+    crowded = {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > MOST_MODULES}
+    assert not crowded, "a package is hiding in these folders"
+
+
+def test_a_basename_is_used_once() -> None:
+    stems = Counter(path.stem for path in RULED if path.stem != "__main__")
+    assert {stem for stem, count in stems.items() if count > 1} <= SHARED
+
+
+def test_a_module_is_named_after_a_noun_or_an_infinitive() -> None:
+    assert not [relative(path) for path in RULED if path.stem.endswith("ing")]
+    assert not [relative(path) for path in RULED if path.stem.strip("_").lower() in VAGUE]
+
+
+def test_every_word_of_a_module_name_is_in_the_glossary() -> None:
+    tables = re.findall(r"^\|.*", (PROJECT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    known = set(re.findall(r"[a-z0-9]+", "".join(tables).lower()))
+    words = {word for path in RULED for word in path.stem.strip("_").split("_")}
+    assert words - known == set(), "a new word needs a line in the glossary of ARCHITECTURE.md"
+
+
+def test_a_fragment_belongs_to_its_only_importer() -> None:
+    importers = defaultdict(set)
+    modules = {name_of(path): path for path in MODULES}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    as_module = f"{node.module}.{alias.name}"
+                    importers[as_module if as_module in modules else node.module].add(path)
+    fragments = []
+    for path in RULED:
+        if str(path.parent.relative_to(ROOT)) in EXTENSION_POINTS or "__main__" in path.read_text():
+            continue  # an extension point, or a program of its own
+        users = importers[name_of(path)] - {path}
+        if len(path.read_text().splitlines()) < SMALLEST_MODULE and len(users) == 1:
+            fragments += [relative(path)] if users.pop().parent == path.parent else []
+    assert not fragments, "move each of these into the one module that imports it"
+
+
+def test_a_class_name_is_defined_once() -> None:
+    classes = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in classes.items() if count > 1} <= set()
+
+
+# --- the language ---------------------------------------------------------------------------------------------------
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield every docstring, message and comment of a source file, with its line."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 @by_module
-def test_a_module_says_what_it_is(path: Path) -> None:
-    text = path.read_text()
-    if not text.strip():
-        pytest.fail(f"{path} is empty: give it a docstring that says what the folder holds")
-    docstring = ast.get_docstring(ast.parse(text))
-    assert docstring, f"{path} has no docstring"
+def test_words_of_the_field(path: Path) -> None:
+    found = [f"{path}:{line}: {match[0]}" for line, text in texts_of(path) for match in IDIOMS.finditer(text)]
+    assert not found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_words_of_the_field_in_documents(page: Path) -> None:
+    if page.name == "CONTRIBUTING.md":
+        return  # it lists the idioms
+    assert not [match[0] for match in IDIOMS.finditer(page.read_text())]
+
+
+# --- what a module says and offers ----------------------------------------------------------------------------------
+
+
+@by_module
+def test_a_module_has_a_docstring(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, f"{path} needs a docstring that says what the module or folder holds"
     assert docstring.splitlines()[0].strip()
 
 
 @by_module
-def test_a_module_holds_one_noun(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{path} has {lines} lines: look for the seam between its two nouns"
-
-
-@by_module
-def test_a_module_is_named_after_a_noun(path: Path) -> None:
-    assert path.stem.strip("_").lower() not in VAGUE
-
-
-@by_module
-def test_what_a_module_offers_is_sorted_documented_and_there(path: Path) -> None:
+def test_exported_names_are_sorted_documented_and_defined(path: Path) -> None:
     module = importlib.import_module(name_of(path))
     names: list[str] = getattr(module, "__all__", [])
     assert names == sorted(names, key=_isort_style), f"{module.__name__}.__all__ is not sorted"
@@ -97,7 +198,7 @@ def test_the_tree_of_exceptions() -> None:
 
 
 def _isort_style(name: str) -> tuple[int, str]:
-    """Constants, then classes, then the rest, as the linter sorts them."""
+    """Sort constants first, then classes, then the rest, as the linter does."""
     if name.isupper() and len(name) > 1:
         return 0, name
     return (1 if name[:1].isupper() else 2), name
