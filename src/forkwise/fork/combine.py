@@ -18,10 +18,10 @@ from forkwise.files.branch import Branch
 from forkwise.files.combine import Combination, combine
 from forkwise.files.path_merge import Clash
 from forkwise.files.selection import AlignedPath, Choice, align_branches, select
-from forkwise.files.store.changes import Commit, OnConflict
+from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Tests
-from forkwise.fork.resolve import ConflictPolicy, Landed, conclude
+from forkwise.fork.resolve import Landed, conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord

@@ -27,14 +27,14 @@ from forkwise.files.branch import Branch
 from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.shelf import ShelvedBranch
 from forkwise.files.store import trash
-from forkwise.files.store.changes import Commit, OnConflict
+from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt, failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.execute import execute
-from forkwise.fork.resolve import ConflictPolicy, Landed, commit_winner, land, shelve_losers
+from forkwise.fork.resolve import Landed, commit_winner, land, shelve_losers
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import remove_output

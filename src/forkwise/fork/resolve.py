@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from forkwise.errors import (
     BranchingError,
@@ -27,7 +27,7 @@ from forkwise.errors import (
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.files.shelf import ShelvedBranch, shelve
-from forkwise.files.store.changes import Commit, Conflict, OnConflict
+from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt
@@ -37,7 +37,6 @@ from forkwise.ledger.records import AttemptRecord
 from forkwise.ledger.sqlite import open_ledger
 
 __all__ = [
-    "ConflictPolicy",
     "Landed",
     "bring_back",
     "carry_out",
@@ -49,10 +48,6 @@ __all__ = [
     "replace_winner",
     "shelve_losers",
 ]
-
-
-#: Whose a path is that a winner and somebody else changed: what is newer in the parent stays, or the winner's takes it.
-ConflictPolicy = Literal["keep_newer", "last_write_wins"]
 
 
 def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = False) -> Commit:

@@ -1,4 +1,7 @@
-"""What a branch did to its files, event by event, and what became of it in the parent."""
+"""The values of live forking: specs and strategies, states and handles, costs, and the results of a merge.
+
+They have no behaviour and import nothing of the package that runs something, so every other module may use them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from forkwise.fork.resolve import ConflictPolicy
+from forkwise.files.store.changes import ConflictPolicy
 
 __all__ = [
     "FINAL_STATES",
@@ -36,16 +39,16 @@ __all__ = [
 
 MergeKind = Literal["manual", "auto", "auto_with_fallback", "vote"]
 
-#: What the branches worked on, and so what a judge is told to look at.
+#: The kind of work the branches do; it selects the criteria in the judge's prompt.
 JudgeDomain = Literal["general", "code", "research", "prose"]
 
-#: Whether a judge sees all branches at once, every two of them, or two at a time until one is left.
+#: How a judge compares branches: all at once, every pair, or a knockout of pairs.
 JudgingMode = Literal["all", "pairwise", "tournament"]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be spent; None is as much as it takes."""
+    """A spending limit per unit; None means unlimited."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -54,17 +57,16 @@ class Budget:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether nothing is limited."""
+        """Whether no unit is limited."""
         return self == Budget()
 
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """One branch of a fork, as it is asked for.
+    """The request for one branch of a fork.
 
-    ``steer`` is the first message of the branch. ``model`` and ``extra_instructions`` are what it runs with beside
-    what the agent has. ``budget_usd`` is the cap in dollars; ``budget`` has all others, ``tool_budgets`` those of
-    single tools, by name.
+    ``steer`` is the first message of the branch. ``model`` replaces the agent's model, ``extra_instructions`` add to
+    its instructions. ``budget_usd`` limits dollars, ``budget`` any unit, ``tool_budgets`` single tools by name.
 
     >>> BranchSpec("a", "Try it with a cache.", budget_usd=2.0, budget=Budget(requests=20)).spending
     Budget(usd=2.0, tokens=None, requests=20, seconds=None)
@@ -80,14 +82,14 @@ class BranchSpec:
 
     @property
     def spending(self) -> Budget:
-        """All that limits the branch as a whole, ``budget_usd`` with it: the lower, where both cap the dollars."""
+        """The budget of the whole branch: ``budget``, with the lower of both dollar limits."""
         caps = [cap for cap in (self.budget_usd, self.budget.usd) if cap is not None]
         return replace(self.budget, usd=min(caps, default=None))
 
 
 @dataclass(frozen=True)
 class BranchIsolation:
-    """What a branch has of its own, and what it shares with the parent."""
+    """What a branch gets its own copy of, and what it shares with the parent."""
 
     history: Literal["copy"] = "copy"
     backend: Literal["copy", "share_readonly", "share"] = "copy"
@@ -99,11 +101,12 @@ class BranchIsolation:
 
 @dataclass(frozen=True)
 class MergeStrategy:
-    """How a fork comes to one outcome.
+    """How a fork is resolved.
 
-    ``kind`` is ``manual`` (the caller picks), ``auto`` (a judge picks, and that is committed), ``auto_with_fallback``
-    (a judge picks; the caller commits if the confidence reaches ``confidence_threshold``, else picks) or ``vote``
-    (several judges, ``judge_models``, or those whose keys are in the environment; the majority is committed).
+    ``kind`` is ``manual`` (the caller picks), ``auto`` (a judge picks, and its pick is committed),
+    ``auto_with_fallback`` (a judge picks; the caller commits if the confidence reaches ``confidence_threshold``, and
+    picks otherwise) or ``vote`` (several judges vote and the majority is committed; the judges are ``judge_models``, or
+    the models whose API keys are in the environment).
     """
 
     kind: MergeKind = "auto_with_fallback"
@@ -117,12 +120,12 @@ class MergeStrategy:
 
     def __post_init__(self) -> None:
         if self.judge_models is not None and not self.judge_models:
-            raise ValueError("judge_models names no model: leave it None to have the judges found by their keys")
+            raise ValueError("judge_models is empty: name a model, or pass None to find judges by the API keys")
 
 
 BranchState = Literal["running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted"]
 
-#: A branch in one of these does nothing more, unless it is told to go on.
+#: The states in which a branch does not run; `ForkCoordinator.run_on_branch` starts it again.
 FINAL_STATES: frozenset[BranchState] = frozenset(
     {"done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted"}
 )
@@ -130,7 +133,7 @@ FINAL_STATES: frozenset[BranchState] = frozenset(
 
 @dataclass
 class BranchStatus:
-    """Where one branch stands."""
+    """The current status of one branch."""
 
     id: str
     label: str
@@ -143,7 +146,7 @@ class BranchStatus:
 
 @dataclass
 class ForkHandle:
-    """Names a fork: its branches by their ids, how it is to be merged, and the checkpoint before it."""
+    """The identity of a fork: its id, branch ids, merge strategy, and the checkpoint saved before it."""
 
     fork_id: str
     parent_checkpoint_id: str | None
@@ -154,7 +157,7 @@ class ForkHandle:
 
 @dataclass
 class PendingApprovalRequest:
-    """A branch waits for a person: put True or False into ``response`` to let it go on."""
+    """A branch that waits for an approval: put True or False into ``response`` to let it continue."""
 
     branch_id: str
     description: str
@@ -163,7 +166,7 @@ class PendingApprovalRequest:
 
 @dataclass(frozen=True)
 class BranchCost:
-    """What one branch has cost; ``cumulative_usd`` is None where its model has no known price."""
+    """The cost of one branch; ``cumulative_usd`` is None if its model has no known price."""
 
     branch_id: str
     branch_label: str
@@ -177,10 +180,10 @@ class BranchCost:
 
 @dataclass(frozen=True)
 class ForkCostSummary:
-    """What a fork has cost.
+    """The cost of a fork.
 
-    ``aggregate_usd`` sums the branches whose cost is known, and is None where none is. ``judge_usd`` is what its
-    judges cost, which is no part of the aggregate; None where no judge ran, or its model has no known price.
+    ``aggregate_usd`` sums the branches whose cost is known; None if no cost is known. ``judge_usd`` is the cost of the
+    judges, which the aggregate does not include; None if no judge ran or its model has no known price.
     """
 
     fork_id: str
@@ -196,7 +199,7 @@ FileOperation = Literal["write", "edit", "delete", "mkdir", "rmdir"]
 
 @dataclass(frozen=True)
 class FileChange:
-    """One write, edit or deletion in a branch, when it happened."""
+    """One write, edit or deletion in a branch, with its time."""
 
     path: str
     op: FileOperation
@@ -205,7 +208,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class FlushError:
-    """A change that could not be made in the parent, and why."""
+    """A change that could not be applied to the parent, and why."""
 
     path: str
     op: FileOperation
@@ -214,11 +217,12 @@ class FlushError:
 
 @dataclass(frozen=True)
 class FlushReport:
-    """What became of a branch's changes in the parent.
+    """The result of applying a branch's changes to the parent.
 
-    ``applied_changes`` counts operations, of which a path may have seen several. ``conflicts`` are paths that somebody
-    else changed meanwhile; ``conflict_contents`` has the branch's version of each that was left alone (None: deleted
-    there), so that nothing is lost; of a directory's files ``kept_branch`` names the branch that has those versions.
+    ``applied_changes`` counts operations; one path may have several. ``conflicts`` are paths that another writer
+    changed in the parent meanwhile. ``conflict_contents`` holds the branch's version of each conflict that was not
+    applied (None: the branch deleted it), so that nothing is lost; on disk ``kept_branch`` names the branch that has
+    those versions.
     """
 
     applied_paths: list[str]
@@ -232,11 +236,11 @@ class FlushReport:
 
 @dataclass
 class MergeResult:
-    """How a fork ended: the winner, the conversation to go on with, and what became of its files.
+    """The result of a merge: the winner, the conversation to continue with, and the changes to the files.
 
-    The fields on files are those of `FlushReport`. ``blocked_commands`` are approvals the winner was refused.
-    ``combined_branches`` are all whose work is in it, where several were combined; ``commit_id`` is what undoes it,
-    where the parent is a workspace.
+    The fields on files are those of `FlushReport`. ``blocked_commands`` are the tool calls whose approval was denied.
+    ``combined_branches`` lists the branches of a combination. ``commit_id`` is the commit to undo, if the parent is a
+    workspace.
     """
 
     fork_id: str

@@ -15,6 +15,7 @@ __all__ = [
     "CommitKind",
     "Conflict",
     "ConflictKind",
+    "ConflictPolicy",
     "Delta",
     "EntryType",
     "OnConflict",
@@ -82,6 +83,10 @@ def entry_type(mode: int) -> EntryType:
 
 ConflictKind = Literal["changed", "deleted", "metadata", "unmerged"]
 OnConflict = Literal["refuse", "ours", "theirs", "merge"]
+
+#: Which version of a path wins if both the winning branch and another writer changed it: the parent's newer one, or the
+#: winner's.
+ConflictPolicy = Literal["keep_newer", "last_write_wins"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import CommitError
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
-from forkwise.files.store.changes import Change, Commit
+from forkwise.files.store.changes import Change, Commit, ConflictPolicy
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
-from forkwise.fork.resolve import ConflictPolicy, Landed, land
+from forkwise.fork.resolve import Landed, land
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
 from forkwise.live.backends.local import PlaceBackend
 from forkwise.live.backends.memory import Dated, above, listed, moment, plain_name
