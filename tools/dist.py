@@ -114,7 +114,7 @@ def _try_wheel(wheel: Path, directory: Path) -> None:
         if block.language == "console":
             run_console(block, "README.md", directory=example, environment=environment)
         elif block.language == "python":
-            _run([str(python), "-c", block.text], environment, example)
+            _run([str(python), "-c", block.text], environment, example, quiet=True)
             break
     print("README.md: the examples up to the first in Python work")
 
