@@ -121,7 +121,9 @@ def test_the_doctor_says_what_is_missing_and_what_to_grant(container: Container)
         assert "seccomp=unconfined" in str(finding["remedy"])
     if container.user == 0:
         assert "--cap-add SYS_ADMIN" in str(found["overlay"]["remedy"])
-    assert "branches get: the view" in container.forkwise("doctor").stdout
+    text = container.forkwise("doctor").stdout
+    assert f"the view '{found['chosen']}'" in text
+    assert "seccomp=unconfined" in text
 
 
 def test_files_are_branched_committed_and_undone(container: Container) -> None:
@@ -139,8 +141,9 @@ def test_files_are_branched_committed_and_undone(container: Container) -> None:
 def test_commands_are_refused_with_what_is_missing(container: Container, words: tuple[str, ...]) -> None:
     done = container.forkwise(*words, "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
     assert done.returncode == 7, done.stderr
-    assert "no namespaces could be made for a sandbox: Operation not permitted" in done.stdout
-    assert "Confinement(landlock_instead=True)" in done.stdout
+    assert "namespaces" in done.stdout
+    assert "Operation not permitted" in done.stdout
+    assert "landlock_instead" in done.stdout
     assert (container.project / "a.txt").read_text() == "one\n"
 
 
@@ -149,7 +152,7 @@ def test_a_command_in_a_branch_is_refused_likewise(container: Container) -> None
     done = container.forkwise("branch", "run", "b", "--", "true")
     assert container.forkwise("branch", "abort", "b").returncode == 0
     assert done.returncode == 6
-    assert "no namespaces could be made" in done.stderr
+    assert "Operation not permitted" in done.stderr
     assert "landlock_instead" in done.stderr
 
 
@@ -176,7 +179,8 @@ def test_a_grant_gives_sandboxes_only_with_a_proc_that_is_not_masked(container: 
     words = ("best-of", "2", "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
     refused = container.forkwise(*words, grants=[grant])
     assert refused.returncode == 7
-    assert "the sandbox could not be set up at /proc: Operation not permitted; forkwise doctor" in refused.stdout
+    assert "/proc: Operation not permitted" in refused.stdout
+    assert "forkwise doctor" in refused.stdout
     assert container.doctor([grant, "systempaths"])["private /proc"]["works"]
     allowed = container.forkwise(*words, grants=[grant, "systempaths"])
     assert allowed.returncode == 0, allowed.stdout
