@@ -1,7 +1,7 @@
-"""Loops: where a coroutine runs that plain code waits for.
+"""The bridges between blocking and asynchronous code, one for each direction.
 
-All plain calls share one event loop, in a thread of its own, whichever thread they are made in: the providers' clients
-keep connections, and a connection belongs to one loop.
+``run_in_thread`` runs blocking code from a coroutine, ``run_sync`` runs a coroutine from blocking code, and ``finish``
+awaits work that must not be abandoned halfway. They live on the bottom floor because every other floor needs them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,7 +26,6 @@ __all__ = [
     "finish_then_cancel",
     "is_loop_running",
     "run_in_thread",
-    "run_on_shared_loop",
     "run_sync",
     "try_call",
 ]
@@ -34,16 +33,21 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds between attempts to start a thread
+_RETRY_DELAYS_S = (0.01, 0.05, 0.2, 0.5)  # between attempts to start a thread
+_SIGNAL_POLL_S = 0.1
+
+
+# Blocking code, called from a coroutine.
 
 
 def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Call a function in a new thread, with this task's context variables; the future has what comes of it.
+    """Call a function in a new thread, with this task's context variables, and return a future of its result.
 
-    Cancelled, the future is done and the thread goes on, unheard. Nor does the thread keep the program from ending.
+    Cancelling the future does not stop the thread; its result is then ignored. The thread is a daemon, so it does not
+    keep the program from exiting.
 
     >>> async def main() -> tuple[int, int]:
-    ...     return await in_thread(divmod, 7, 2)
+    ...     return await run_in_thread(divmod, 7, 2)
     >>> asyncio.run(main())
     (3, 1)
     """
@@ -55,61 +59,30 @@ def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         try:
             value = context.run(function, *args, **kwargs)
         except StopIteration as error:
-            _tell(loop, _fail, future, _not_a_generators_end(error))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
-            _tell(loop, _fail, future, error)
+            post(_fail, _wrap_stop_iteration(error))
+        except BaseException as error:  # noqa: BLE001 - raised when the future is awaited
+            post(_fail, error)
         else:
-            _tell(loop, _succeed, future, value)
+            post(_succeed, value)
+
+    def post(settle: Callable[[asyncio.Future[T], Any], None], outcome: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing awaits the future any more
+            loop.call_soon_threadsafe(settle, future, outcome)
 
     _start(threading.Thread(target=work, name=f"forkwise {getattr(function, '__name__', 'work')}", daemon=True))
     return future
 
 
 def _start(thread: threading.Thread) -> None:
-    """Where the system has no more threads just now, a little later."""
-    for pause in _PAUSES:
+    """Start a thread, and retry for a moment if the system has reached its limit on threads."""
+    for delay in _RETRY_DELAYS_S:
         try:
             thread.start()
         except RuntimeError:
-            time.sleep(pause)
+            time.sleep(delay)
         else:
             return
     thread.start()
-
-
-async def call_any(function: Callable[..., Any], *args: Any) -> Any:
-    """Call what somebody gave, be it ``async``, plain, or plain with something to await in the end.
-
-    >>> asyncio.run(call(divmod, 7, 2))
-    (3, 1)
-    """
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    value = await run_in_thread(function, *args)
-    return await value if inspect.isawaitable(value) else value
-
-
-async def finish(work: asyncio.Future[T]) -> T:
-    """Wait for what must not be left halfway. Who is cancelled while waiting waits all the same."""
-    while not work.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([work])
-    return work.result()
-
-
-async def finish_then_cancel(work: asyncio.Future[T]) -> T:
-    """Wait for what must not be left halfway. Who is cancelled while waiting leaves when it is done."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        with suppress(BaseException):  # whatever becomes of it, being cancelled is what is told
-            await finish(work)
-        raise
-
-
-def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *what: object) -> None:
-    with suppress(RuntimeError):  # the loop is closed, and with it whoever wanted to know
-        loop.call_soon_threadsafe(how, *what)
 
 
 def _succeed(future: asyncio.Future[T], value: T) -> None:
@@ -122,22 +95,37 @@ def _fail(future: asyncio.Future[T], error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _not_a_generators_end(error: StopIteration) -> RuntimeError:
-    """What Python makes of it in a coroutine; a future refuses it, and would never be done."""
-    told = RuntimeError("a function in a thread raised StopIteration")
-    told.__cause__ = error
-    return told
+def _wrap_stop_iteration(error: StopIteration) -> RuntimeError:
+    """Wrap StopIteration as Python does in a coroutine; a future refuses it and would never be done."""
+    wrapped = RuntimeError("a function in a thread raised StopIteration")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+# A function of the user's, which may be blocking or asynchronous.
+
+
+async def call_any(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that is ``async``, blocking (in a thread), or blocking and returns an awaitable.
+
+    >>> asyncio.run(call_any(divmod, 7, 2))
+    (3, 1)
+    """
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    value = await run_in_thread(function, *args)
+    return await value if inspect.isawaitable(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a function returned, or the ``error`` that it raised."""
+    """The ``value`` that a function returned, or the ``error`` that it raised."""
 
     value: Any = None
     error: BaseException | None = None
 
     def get(self) -> Any:
-        """The value. What was raised is raised again, as an Exception whatever it was."""
+        """Return the value, or raise the error; an error that is no Exception is wrapped in a RuntimeError."""
         if self.error is None:
             return self.value
         if isinstance(self.error, Exception):
@@ -146,28 +134,28 @@ class CallResult:
 
 
 async def try_call(function: Callable[..., Any], *args: Any) -> CallResult:
-    """Call a function, be it ``async``, plain (in a thread of its own), or plain with something to await in the end.
+    """Call a function like ``call_any``, and return whatever it raises instead of raising it.
 
-    What is raised here is meant for who asks: being cancelled, and a keyboard's interrupt, which comes where the event
-    loop runs and not in a thread.
+    Two exceptions are meant for the caller and are raised: CancelledError if this task was cancelled, and a
+    KeyboardInterrupt in the event loop's own thread.
 
-    >>> asyncio.run(ask(divmod, 7, 0))
-    Answer(value=None, error=ZeroDivisionError('integer division or modulo by zero'))
+    >>> asyncio.run(try_call(divmod, 7, 0))
+    CallResult(value=None, error=ZeroDivisionError('integer division or modulo by zero'))
     """
     if inspect.iscoroutinefunction(function):
-        return await _awaited(function(*args))
-    answer = await run_in_thread(_called, function, *args)
-    return await _awaited(answer.value) if inspect.isawaitable(answer.value) else answer
+        return await _try_await(function(*args))
+    result = await run_in_thread(_try, function, *args)
+    return await _try_await(result.value) if inspect.isawaitable(result.value) else result
 
 
-def _called(function: Callable[..., Any], *args: Any) -> CallResult:
+def _try(function: Callable[..., Any], *args: Any) -> CallResult:
     try:
         return CallResult(function(*args))
-    except BaseException as error:  # noqa: BLE001 - handed on
+    except BaseException as error:  # noqa: BLE001 - returned
         return CallResult(error=error)
 
 
-async def _awaited(value: Any) -> CallResult:
+async def _try_await(value: Any) -> CallResult:
     try:
         return CallResult(await value)
     except KeyboardInterrupt:
@@ -176,148 +164,163 @@ async def _awaited(value: Any) -> CallResult:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return CallResult(error=error)  # it cancelled itself
-    except BaseException as error:  # noqa: BLE001 - handed on
+        return CallResult(error=error)  # the function cancelled itself
+    except BaseException as error:  # noqa: BLE001 - returned
         return CallResult(error=error)
 
 
-def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end. Interrupted, it has ended all that it began when the interrupt is raised.
-
-    >>> async def answer() -> int:
-    ...     return 42
-    >>> block(answer)
-    42
-    """
-    return _in_a_thread(make) if _is_in_a_loop() else asyncio.run(_heeding(make))
+# Work that must not be abandoned halfway.
 
 
-async def _heeding(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """An interrupt may come too late to stop something; it has come all the same."""
-    value = await make()
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-    return value
+async def finish(work: asyncio.Future[T]) -> T:
+    """Await ``work`` to completion, ignoring cancellation."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    return work.result()
 
 
-def _in_a_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    done: Future[T] = Future()
-    begun: Future[Callable[[], object]] = Future()
-
-    async def main() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
-        return await _heeding(make)
-
-    def work() -> None:
-        try:
-            done.set_result(asyncio.run(main()))
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
-            done.set_exception(error)
-
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(work,), name="forkwise pattern", daemon=True).start()
+async def finish_then_cancel(work: asyncio.Future[T]) -> T:
+    """Await ``work`` to completion; if this task is cancelled meanwhile, raise CancelledError afterwards."""
     try:
-        return done.result()
-    except BaseException:
-        if not done.done():  # it is who waits that was interrupted
-            begun.result()()
-            done.exception()
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(BaseException):  # the cancellation takes precedence over an error of the work
+            await finish(work)
         raise
 
 
-def _is_in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+# A coroutine, run from blocking code.
 
 
 _lock = threading.Lock()
-_shared: tuple[int, asyncio.AbstractEventLoop] | None = None  # of the process that made it
+_shared: asyncio.AbstractEventLoop | None = None
+#: The loop for calls made by code that itself runs inside a blocking call on the shared loop.
+_nested: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("_nested", default=None)
 
 
 def is_loop_running() -> bool:
-    """Whether an event loop runs in this thread, so that nothing here may wait."""
-    return asyncio._get_running_loop() is not None
+    """Return whether an event loop runs in this thread, so that code here must not block."""
+    return _running_loop() is not None
 
 
-def run_on_shared_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop | None = None) -> Any:
-    """What a coroutine gives, by a loop that runs elsewhere: the one given, or that of all plain calls.
+def run_sync(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+    """Run a coroutine on an event loop in another thread, wait for it, and return its result.
 
-    Whoever is interrupted while waiting cancels it, and waits until it has cleaned up.
+    The loop is ``loop``, else one that all callers share: clients of model providers keep connections, and a
+    connection belongs to one loop. The coroutine has this thread's context variables. If this thread is interrupted
+    while it waits, the coroutine is cancelled, and the interrupt is raised once its cleanup is done.
 
     >>> async def three() -> int:
     ...     return 3
-    >>> waited_for(three())
+    >>> run_sync(three())
     3
     """
-    where = loop if loop is not None else _shared_loop()
-    if where is asyncio._get_running_loop():
-        with ThreadPoolExecutor(1) as elsewhere:
-            return elsewhere.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
-    outcome: Future[Any] = Future()
-    begun: list[asyncio.Task[Any]] = []
+    if loop is None:
+        nested = _nested.get()
+        loop = nested if nested is not None and not nested.is_closed() else _shared_loop()
+    if loop is not _running_loop():
+        return _run_on(loop, coroutine)
+    # This very thread runs the loop and is about to block it: the coroutine gets a loop of its own.
+    with _temporary_loop() as other:
+        token = _nested.set(other)
+        try:
+            return _run_on(other, coroutine)
+        finally:
+            _nested.reset(token)
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    outcome: Future[T] = Future()
+    tasks: list[asyncio.Task[T]] = []
 
     def begin() -> None:
-        begun.append(where.create_task(coroutine))
-        begun[0].add_done_callback(lambda task: _tell_outcome(task, outcome))
+        tasks.append(loop.create_task(coroutine))
+        tasks[0].add_done_callback(report)
 
-    def cancel() -> None:
-        begun[0].cancel()
+    def report(task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            outcome.set_exception(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
 
-    where.call_soon_threadsafe(begin)
+    loop.call_soon_threadsafe(begin)  # in a copy of this thread's context
     try:
-        return outcome.result()
-    except BaseException:
-        if not outcome.done():
-            where.call_soon_threadsafe(cancel)
-            wait([outcome])
+        _wait_for(outcome)
+    except BaseException:  # this thread was interrupted
+        loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+        _wait_for(outcome)
         raise
+    return outcome.result()
 
 
-def _tell_outcome(task: asyncio.Task[Any], outcome: Future[Any]) -> None:
-    if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+def _wait_for(outcome: Future[Any]) -> None:
+    # Only the main thread runs signal handlers, but the kernel may deliver a signal to another thread, and a lock does
+    # not wake up for that one: so the main thread looks now and then.
+    timeout_s = _SIGNAL_POLL_S if threading.current_thread() is threading.main_thread() else None
+    while not wait([outcome], timeout_s).done:
+        pass
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _shared_loop() -> asyncio.AbstractEventLoop:
     global _shared
     with _lock:
-        if _shared is None or _shared[0] != os.getpid():  # a fork has no threads but one
-            _shared = os.getpid(), _new_loop()
-        return _shared[1]
+        if _shared is None:
+            _shared, stop = _start_loop("forkwise loop")
+            process_id = os.getpid()
+            atexit.register(lambda: stop(1) if os.getpid() == process_id else None)
+        return _shared
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+@contextmanager
+def _temporary_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop, stop = _start_loop("forkwise nested loop")
+    try:
+        yield loop
+    finally:
+        stop(None)
+
+
+def _start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, Callable[[float | None], None]]:
+    """Run a new event loop in a daemon thread; return it and a function that stops it within so many seconds."""
+    started: Future[asyncio.AbstractEventLoop] = Future()
 
     def work() -> None:
-        asyncio.set_event_loop(loop)
-        while not loop.is_closed():
-            try:
-                loop.run_forever()
-                return
-            except (KeyboardInterrupt, SystemExit):
-                continue  # a task raised it, and whoever waits for that task is told
+        with asyncio.Runner() as runner:  # on exit it cancels the tasks that are left, and closes the loop
+            loop = runner.get_loop()
+            asyncio.set_event_loop(loop)
+            started.set_result(loop)
+            while True:
+                try:
+                    loop.run_forever()
+                    return
+                except (KeyboardInterrupt, SystemExit):
+                    continue  # a task raised it, and the code that awaits the task receives it
 
-    thread = threading.Thread(target=work, name="forkwise loop", daemon=True)
-    thread.start()
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _start(thread)
+    loop = started.result()
 
-    def end() -> None:
-        if os.getpid() == made_by:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(1)
-            if not loop.is_running():
-                loop.close()
+    def stop(timeout_s: float | None) -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout_s)
 
-    made_by = os.getpid()
-    atexit.register(end)
-    return loop
+    return loop, stop
+
+
+def _reset_after_fork() -> None:
+    """Forget the shared loop in a forked child: its thread is not there, and another may have held the lock."""
+    global _lock, _shared
+    _lock, _shared = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

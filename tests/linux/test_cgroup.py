@@ -44,10 +44,15 @@ def need_groups() -> None:
         need(version_of(controller) is not None, cgroup.why_not(controller))
 
 
+def create(limits: Limits, enforcement: Enforcement | None = None) -> Cgroup:
+    chosen = choose_enforcement(limits) if enforcement is None else enforcement
+    return Cgroup.make(chosen, memory=limits.memory, processes=limits.processes)
+
+
 def make(limits: Limits) -> Cgroup:
-    """A group for limits that control groups must enforce."""
+    """Create a group for limits that control groups must enforce."""
     need_groups()
-    return Cgroup.make(limits, choose_enforcement(limits))
+    return create(limits)
 
 
 def test_all_directories_of_a_sandbox_have_one_name() -> None:
@@ -58,14 +63,14 @@ def test_all_directories_of_a_sandbox_have_one_name() -> None:
 def test_controllers_of_both_versions_go_together() -> None:
     need(version_of("memory") == 1, "the memory controller is not one of version 1")
     need("" in own_groups() and cgroup._is_ours(own_groups()[""]), "no group of version 2 is ours")
-    with Cgroup.make(Limits(memory=64 * MB, cpu=1), {"memory": "cgroup v1", "cpu": "cgroup v2"}) as group:
+    with create(Limits(memory=64 * MB, cpu=1), {"memory": "cgroup v1", "cpu": "cgroup v2"}) as group:
         do(lambda: group.add(os.getpid()))
         assert group.peak_memory() is not None
         assert group.cpu_seconds() is not None
 
 
 def test_a_group_without_purpose_is_no_directory() -> None:
-    with Cgroup.make(Limits(wall=1), choose_enforcement(Limits(wall=1))) as group:
+    with create(Limits(wall=1)) as group:
         assert group.paths == ()
         assert (group.peak_memory(), group.cpu_seconds(), group.oom_kills()) == (None, None, 0)
         group.kill()
@@ -139,7 +144,7 @@ def test_cpu_time_of_all_processes_is_seen() -> None:
 def test_cpu_time_is_seen_by_version_2_as_well() -> None:
     need("" in own_groups() and cgroup._is_ours(own_groups()[""]), "no group of version 2 is ours")
     enforcement: Enforcement = {"cpu": "cgroup v2"}
-    with Cgroup.make(Limits(cpu=1), enforcement) as group:
+    with create(Limits(cpu=1), enforcement) as group:
 
         def burner() -> None:
             group.add(os.getpid())
@@ -174,7 +179,7 @@ def test_nothing_survives_the_removal(version: int, survivor: Callable[[], None]
         need("" in own_groups() and cgroup._is_ours(own_groups()[""]), "no group of version 2 is ours")
         chosen = {"cpu": "cgroup v2", "processes": chosen["processes"]}
     lifeline, held = os.pipe()
-    with Cgroup.make(Limits(processes=30, cpu=10), chosen) as group:
+    with create(Limits(processes=30, cpu=10), chosen) as group:
 
         def attempt() -> None:
             group.add(os.getpid())
@@ -232,7 +237,7 @@ def test_groups_of_the_dead_are_swept_and_no_others() -> None:
     lifeline, held = os.pipe()
 
     def forget() -> None:
-        group = Cgroup.make(ALL, choose_enforcement(ALL))
+        group = create(ALL)
         if os.fork() == 0:
             group.add(os.getpid())
             os.kill(os.getppid(), signal.SIGCONT)
@@ -264,7 +269,7 @@ def test_a_group_that_cannot_be_made_is_an_error_and_leaves_none(monkeypatch: py
 
     monkeypatch.setattr(cgroup, "_write", refuse)
     with pytest.raises(NamespaceError, match=r"Permission denied; .*Delegate=yes"):
-        Cgroup.make(ALL, choose_enforcement(ALL))
+        create(ALL)
     assert made
     assert not os.path.exists(made[0])
 
@@ -305,7 +310,7 @@ def test_controllers_are_passed_on_after_the_processes_moved_down(tree: Path, mo
 
     monkeypatch.setattr(cgroup, "_write", write)
     limits = Limits(memory=64 * MB, processes=7)
-    with Cgroup.make(limits, choose_enforcement(limits)) as group:
+    with create(limits) as group:
         (path,) = group.paths
         name = os.path.basename(path)
         assert cgroup._owner(name) == ProcessId.current()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forkwise.text.diff import FileDiff, Side, chunks, unified
+from forkwise.text.diff import FileDiff, FileVersion, chunks, unified
 from tests.counts import examples
 from tests.need import need
 
@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "GIT_COMMITTER_EMAIL": "a@b",
 }
 
-Tree = dict[str, Side]
+Tree = dict[str, FileVersion]
 
 # Most of an example's time is git's, and a busy machine is no failure.
 unhurried = settings(max_examples=examples(50))
@@ -86,9 +86,9 @@ def read(place: Path) -> Tree:
             path = os.path.join(top, name)
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
-                side = Side(LINK, os.readlink(os.fsencode(path)))
+                side = FileVersion(LINK, os.readlink(os.fsencode(path)))
             else:
-                side = Side(PROGRAM if mode & stat.S_IXUSR else FILE, Path(path).read_bytes())
+                side = FileVersion(PROGRAM if mode & stat.S_IXUSR else FILE, Path(path).read_bytes())
             tree[os.path.relpath(path, place)] = side
     return tree
 
@@ -116,18 +116,18 @@ def applied(place: Path, old: Tree, text: str, *options: str) -> Tree:
 few_lines = st.lists(st.sampled_from([b"a\n", b"b\n", b"\r\n", b"a\r\n", b"\xff\n", b"-- \n", b"\n"]), max_size=20)
 endings = st.sampled_from([b"", b"", b"end", b"a", b"\r"])
 files = st.builds(
-    lambda mode, lines, ending: Side(mode, b"".join(lines) + ending),
+    lambda mode, lines, ending: FileVersion(mode, b"".join(lines) + ending),
     st.sampled_from([FILE, PROGRAM]),
     few_lines,
     endings,
 )
 # None leads to itself: git cannot put a directory where such a link was.
-links = st.builds(Side, st.just(LINK), st.sampled_from([b"none", b"../x", b"/none", b"two\nlines", b"\xff"]))
-data = st.builds(Side, st.sampled_from([FILE, PROGRAM]), st.binary(max_size=200).map(lambda tail: b"\0" + tail))
+links = st.builds(FileVersion, st.just(LINK), st.sampled_from([b"none", b"../x", b"/none", b"two\nlines", b"\xff"]))
+data = st.builds(FileVersion, st.sampled_from([FILE, PROGRAM]), st.binary(max_size=200).map(lambda tail: b"\0" + tail))
 
 
 @st.composite
-def trees(draw: st.DrawFn, sides: st.SearchStrategy[Side], names: list[str]) -> Tree:
+def trees(draw: st.DrawFn, sides: st.SearchStrategy[FileVersion], names: list[str]) -> Tree:
     """A few files, some of them in directories; none of them is where another needs a directory."""
     name = st.sampled_from(names)
     drawn = draw(st.dictionaries(st.one_of(name, st.tuples(name, name).map("/".join)), sides, max_size=4))
@@ -150,7 +150,7 @@ def test_git_applies_it_backwards(old: Tree, new: Tree) -> None:
 
 
 # Without context git takes a last line that has no ending for any line that begins like it, in its own diffs too.
-ended_files = files.map(lambda side: Side(side.mode, (side.content or b"") + b"\n"))
+ended_files = files.map(lambda side: FileVersion(side.mode, (side.content or b"") + b"\n"))
 
 
 @unhurried
@@ -188,7 +188,10 @@ def test_patch_applies_it(old: Tree, new: Tree) -> None:
 
 def test_patch_finds_a_name_with_spaces_by_its_tab(place: Path) -> None:
     """Where there is content: a diff without any, as of an empty file, `patch` cannot read from git either."""
-    old, new = {"a b/c d": Side(FILE, b"old\n")}, {"a b/c d": Side(FILE, b"new\n"), " e": Side(FILE, b"made\n")}
+    old, new = (
+        {"a b/c d": FileVersion(FILE, b"old\n")},
+        {"a b/c d": FileVersion(FILE, b"new\n"), " e": FileVersion(FILE, b"made\n")},
+    )
     assert patched(place, old, unified(between(old, new))) == new
 
 
@@ -196,10 +199,10 @@ LINES = [b"%d\n" % n for n in range(30)]
 
 
 @st.composite
-def distinct(draw: st.DrawFn) -> Side:
+def distinct(draw: st.DrawFn) -> FileVersion:
     """A file made from LINES whose difference from any other such file can be told in one way only."""
     lines = [line for line in LINES if draw(st.integers(0, 9))]
-    return Side(draw(st.sampled_from([FILE, PROGRAM])), b"".join(lines) + draw(endings))
+    return FileVersion(draw(st.sampled_from([FILE, PROGRAM])), b"".join(lines) + draw(endings))
 
 
 # Without the one name that git writes in a way it cannot read.
@@ -225,21 +228,23 @@ def test_it_is_what_git_writes(old: Tree, new: Tree) -> None:
 
 
 def test_pieces_make_the_whole() -> None:
-    changes = [FileDiff("a", None, Side(FILE, b"a\n")), FileDiff("b", Side(FILE, b"b\n"), None)]
+    changes = [FileDiff("a", None, FileVersion(FILE, b"a\n")), FileDiff("b", FileVersion(FILE, b"b\n"), None)]
     assert "".join(chunks(iter(changes))) == unified(changes)
 
 
 def test_a_change_of_mode_alone() -> None:
-    change = FileDiff("run", Side(FILE, b"\0"), Side(PROGRAM, b"\0"))
+    change = FileDiff("run", FileVersion(FILE, b"\0"), FileVersion(PROGRAM, b"\0"))
     assert unified([change]) == "diff --git a/run b/run\nold mode 100644\nnew mode 100755\n"
 
 
 def test_only_the_owners_right_to_execute_counts() -> None:
-    assert unified([FileDiff("a", Side(stat.S_IFREG | 0o600, b"x"), Side(stat.S_IFREG | 0o674, b"x"))]) == ""
+    assert (
+        unified([FileDiff("a", FileVersion(stat.S_IFREG | 0o600, b"x"), FileVersion(stat.S_IFREG | 0o674, b"x"))]) == ""
+    )
 
 
 def test_a_file_that_becomes_a_link_is_deleted_and_made() -> None:
-    text = unified([FileDiff("a", Side(FILE, b"x\n"), Side(LINK, b"there"))])
+    text = unified([FileDiff("a", FileVersion(FILE, b"x\n"), FileVersion(LINK, b"there"))])
     modes = re.findall(r"(?m)^(?:deleted|new) file mode \d+$", text)
     assert modes == ["deleted file mode 100644", "new file mode 120000"]
     assert text.endswith("+there\n\\ No newline at end of file\n")
@@ -247,48 +252,50 @@ def test_a_file_that_becomes_a_link_is_deleted_and_made() -> None:
 
 @pytest.mark.parametrize("mode", [DIRECTORY, PIPE])
 def test_what_git_has_no_form_for_is_left_out(mode: int) -> None:
-    thing = Side(mode, None)
+    thing = FileVersion(mode, None)
     assert unified([FileDiff("a", None, thing), FileDiff("b", thing, None), FileDiff("c", thing, thing)]) == ""
 
 
 def test_a_directory_that_becomes_a_file_is_a_new_file() -> None:
-    made = Side(FILE, b"x\n")
-    assert unified([FileDiff("a", Side(DIRECTORY, None), made)]) == unified([FileDiff("a", None, made)])
+    made = FileVersion(FILE, b"x\n")
+    assert unified([FileDiff("a", FileVersion(DIRECTORY, None), made)]) == unified([FileDiff("a", None, made)])
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (Side(FILE, b"x" * 9), Side(FILE, b"x"), "Files a/f (9 bytes) and b/f (1 bytes) differ"),
-        (None, Side(FILE, b"x" * 9), "Files /dev/null and b/f (9 bytes) differ"),
-        (Side(FILE, None, 70), None, "Files a/f (70 bytes) and /dev/null differ"),
-        (Side(FILE, None), Side(FILE, b"x"), "Files a/f (of unknown size) and b/f (1 bytes) differ"),
+        (FileVersion(FILE, b"x" * 9), FileVersion(FILE, b"x"), "Files a/f (9 bytes) and b/f (1 bytes) differ"),
+        (None, FileVersion(FILE, b"x" * 9), "Files /dev/null and b/f (9 bytes) differ"),
+        (FileVersion(FILE, None, 70), None, "Files a/f (70 bytes) and /dev/null differ"),
+        (FileVersion(FILE, None), FileVersion(FILE, b"x"), "Files a/f (of unknown size) and b/f (1 bytes) differ"),
     ],
 )
 def test_large_content_is_told_by_its_size_and_refused(
-    place: Path, old: Side | None, new: Side | None, line: str
+    place: Path, old: FileVersion | None, new: FileVersion | None, line: str
 ) -> None:
     text = unified([FileDiff("f", old, new)], limit=8, binary=True)
     assert text.splitlines()[-1] == line
     if old:
-        write(place, {"f": Side(FILE, old.content or b"")})
+        write(place, {"f": FileVersion(FILE, old.content or b"")})
     before = read(place)
     assert run(place, "git", "apply", stdin=encoded(text), check=False).returncode != 0
     assert read(place) == before
 
 
 def test_a_side_at_the_limit_is_shown() -> None:
-    change = FileDiff("f", None, Side(FILE, b"x" * 8))
+    change = FileDiff("f", None, FileVersion(FILE, b"x" * 8))
     assert "+xxxxxxxx\n" in unified([change], limit=8)
     assert "+xxxxxxxx\n" in unified([change], limit=None)
 
 
 def test_large_content_that_only_changed_its_mode_is_not_said_to_differ() -> None:
-    assert "differ" not in unified([FileDiff("f", Side(FILE, b"x" * 9), Side(PROGRAM, b"x" * 9))], limit=8)
+    assert "differ" not in unified(
+        [FileDiff("f", FileVersion(FILE, b"x" * 9), FileVersion(PROGRAM, b"x" * 9))], limit=8
+    )
 
 
 def test_binary_content_that_was_not_asked_for_is_refused(place: Path) -> None:
-    text = unified([FileDiff("f", None, Side(FILE, b"\0"))])
+    text = unified([FileDiff("f", None, FileVersion(FILE, b"\0"))])
     assert text.endswith("Binary files /dev/null and b/f differ\n")
     assert run(place, "git", "apply", stdin=encoded(text), check=False).returncode != 0
     assert read(place) == {}
@@ -302,8 +309,8 @@ def test_context_is_not_negative() -> None:
 def test_looking_at_new_files_loads_no_library() -> None:
     code = """
 import sys
-from forkwise.text.diff import FileDiff, Side, unified
-assert unified([FileDiff("a", None, Side(0o100644, b"a"))])
+from forkwise.text.diff import FileDiff, FileVersion, unified
+assert unified([FileDiff("a", None, FileVersion(0o100644, b"a"))])
 assert "rapidfuzz" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

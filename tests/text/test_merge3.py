@@ -257,7 +257,7 @@ def test_gaps_are_moved_in_linear_time(period: int, step: int) -> None:
     lines = [n % period for n in range(size)]
     bounds = Counted([-1, *(n for n in range(size) if n % step), size])
     other = [n - 1 for n in range(len(bounds))]
-    line_edits._settle(lines, bounds, other)
+    line_edits._place_gaps(lines, bounds, other)
     assert bounds.moves <= 4 * size
 
 

@@ -1,7 +1,7 @@
-"""Control groups: one for each sandbox, below this process's own, gone when the sandbox is.
+"""Control groups: create them below this process's own group, read their counters, kill and remove them.
 
-Version 2 is used where this user was given a part of the tree, version 1 where its controllers may be written. The only
-place that knows their files.
+Version 2 is used if a part of the tree is delegated to this user, version 1 if its controllers are writable. No other
+module knows the names of their files.
 """
 
 from __future__ import annotations
@@ -23,90 +23,94 @@ from forkwise.linux.process_id import ProcessId, boot_id, machine_id
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from forkwise.sandbox.limits import Limits, Means
-
 __all__ = ["Cgroup", "Controller", "own_groups", "sweep", "version_of", "why_not"]
 
 Controller = Literal["memory", "pids", "cpuacct"]
 
 _CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpuacct")
 _VERSIONS = ("cgroup v1", "cgroup v2")
-_UNIFIED = ""  # how /proc/self/cgroup writes version 2
+_UNIFIED = ""  # the name of version 2 in /proc/self/cgroup
 _SUPERVISOR = "forkwise-supervisor"
-# The process that made a group: its number, its start, its PID namespace; then the number of the group.
+# The process that created a group: its PID, its start time, its PID namespace; then the number of the group.
 _NAME = re.compile(r"forkwise-(\d+)-(\d+)-(\d+)-\d+")
-_PATIENCE = 10.0  # seconds that killed processes may take to be gone; a core dump or a slow disk holds them up
+_REMOVE_TIMEOUT_S = 10.0  # a core dump or a slow disk delays the exit of killed processes
 _serial = itertools.count(1)
 
 
 class Cgroup:
     """The control groups of one sandbox: one directory with version 2, one for each controller with version 1.
 
-    It has none where control groups enforce nothing; then it does nothing and knows nothing. Use it with ``with``.
+    It has no directory if control groups enforce nothing; then every method is a no-op. Use it with ``with``.
     """
 
     def __init__(self, directories: Mapping[str, str]) -> None:
         self._directories = dict(directories)
 
     @classmethod
-    def make(cls, limits: Limits, enforcement: Mapping[str, Means | None]) -> Cgroup:
-        """Make the groups that the enforcement needs and set their limits, before any process is in them."""
+    def make(
+        cls, enforcement: Mapping[str, str | None], *, memory: int | None = None, processes: int | None = None
+    ) -> Cgroup:
+        """Create the groups that an enforcement needs and set their limits, before any process is in them.
+
+        ``enforcement`` maps "memory", "processes" and "cpu" to "cgroup v1" or "cgroup v2"; anything else is enforced
+        elsewhere. ``memory`` is in bytes.
+        """
         group, name = cls({}), _name()
         try:
             for controller, base in _bases(enforcement).items():
                 group._make(controller, f"{base}/{name}")
-            if limits.memory is not None and enforcement.get("memory") in _VERSIONS:
-                group._limit_memory(limits.memory)
-            if limits.processes is not None and enforcement.get("processes") in _VERSIONS:
-                _write(f"{group._directory('pids')}/pids.max", str(limits.processes))
+            if memory is not None and enforcement.get("memory") in _VERSIONS:
+                group._limit_memory(memory)
+            if processes is not None and enforcement.get("processes") in _VERSIONS:
+                _write(f"{group._directory('pids')}/pids.max", str(processes))
         except OSError as error:
             group.remove()
             raise NamespaceError(
-                f"no control group could be made ({error.filename}): {error.strerror}; run beneath systemd-run --user "
+                f"no control group could be created ({error.filename}): {error.strerror}; run under systemd-run --user "
                 "--scope -p Delegate=yes, or mark the limits best_effort"
             ) from error
         return group
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The directories; a process that writes "0" to ``cgroup.procs`` in each of them is in the group."""
+        """The directories; a process that writes "0" to ``cgroup.procs`` in each of them joins the group."""
         return tuple(self._directories.values())
 
     def add(self, pid: int) -> None:
-        """Put a process in, with all it starts from now on."""
+        """Move a process into the group; processes that it starts from now on are in it too."""
         for directory in self.paths:
             _write(f"{directory}/cgroup.procs", str(pid))
 
     def peak_memory(self) -> int | None:
-        """The most bytes that its processes held together; None where nothing counts it."""
+        """Return the peak memory of all its processes together, in bytes; None if no controller counts it."""
         for name in ("memory.peak", "memory.max_usage_in_bytes"):
             if (value := self._number("memory", name)) is not None:
                 return value
         return None
 
     def cpu_seconds(self) -> float | None:
-        """CPU time of all its processes so far, those that ended included; None where nothing counts it."""
+        """Return the CPU time of all its processes, including those that exited; None if no controller counts it."""
         if (nanoseconds := self._number("cpuacct", "cpuacct.usage")) is not None:
             return nanoseconds / 1e9
         microseconds = self._events("cpuacct", "cpu.stat").get("usage_usec")
         return None if microseconds is None else microseconds / 1e6
 
     def oom_kills(self) -> int:
-        """How many of its processes were killed because the memory limit was reached."""
+        """Count the processes that were killed because the memory limit was reached."""
         for name in ("memory.events", "memory.oom_control"):
             if (events := self._events("memory", name)) and "oom_kill" in events:
                 return events["oom_kill"]
         return 0
 
     def forks_refused(self) -> int:
-        """How often a process or thread more than the limit was asked for."""
+        """Count the forks and threads that failed because the limit on processes was reached."""
         return self._events("pids", "pids.events").get("max", 0)
 
     def kill(self) -> None:
-        """Kill every process in it, also those that fork meanwhile."""
-        groups = [group for directory in self.paths for group in _with_groups_inside(directory)]
+        """Kill every process in the group, including those that fork meanwhile."""
+        groups = [group for directory in self.paths for group in _walk(directory)]
         for group in groups:
-            with suppress(OSError):  # another controller's, or gone
+            with suppress(OSError):  # a group of another controller, or removed
                 _write(f"{group}/pids.max", "0")
         for group in groups:
             try:
@@ -115,19 +119,19 @@ class Cgroup:
                 _kill_each(group)
 
     def remove(self) -> None:
-        """Kill what is left in it and take it away, waiting until that is done."""
-        deadline = time.monotonic() + _PATIENCE
+        """Kill the processes left in the group, remove it, and wait until it is removed."""
+        deadline = time.monotonic() + _REMOVE_TIMEOUT_S
         pause = 0.0005
         while self._directories:
             for key, directory in list(self._directories.items()):
-                if _removed(directory):
+                if _try_remove(directory):
                     del self._directories[key]
             if not self._directories:
                 return
             if time.monotonic() > deadline:
                 raise NamespaceError(
                     f"control groups do not get empty: {', '.join(self.paths)}; a process in them cannot be killed "
-                    "(see their cgroup.procs), and the first sweep after it is gone takes them away"
+                    "(see their cgroup.procs); they are removed by the first sweep after it has exited"
                 )
             self.kill()
             time.sleep(pause)
@@ -149,12 +153,13 @@ class Cgroup:
         directory = self._directory("memory")
         if "memory" in self._directories:
             _write(f"{directory}/memory.limit_in_bytes", str(limit))
-            swap, most = "memory.memsw.limit_in_bytes", str(limit)  # counts both, and may not be less than the first
+            # It counts memory and swap together, and the kernel refuses a value below limit_in_bytes.
+            swap_file, swap_limit = "memory.memsw.limit_in_bytes", str(limit)
         else:
             _write(f"{directory}/memory.max", str(limit))
-            swap, most = "memory.swap.max", "0"
+            swap_file, swap_limit = "memory.swap.max", "0"
         with suppress(FileNotFoundError):  # a kernel without swap accounting
-            _write(f"{directory}/{swap}", most)
+            _write(f"{directory}/{swap_file}", swap_limit)
 
     def _directory(self, controller: Controller) -> str | None:
         return self._directories.get(controller, self._directories.get(_UNIFIED))
@@ -171,48 +176,48 @@ class Cgroup:
 
 
 def version_of(controller: Controller) -> Literal[1, 2] | None:
-    """The version by which this user may use a controller below this process's own group; None where not at all."""
+    """Return the version with which this user can use a controller below this process's group; None if with neither."""
     groups = own_groups()
     tree = groups.get(_UNIFIED)
-    if tree is not None and controller in _offered(tree) and _is_ours(tree):
+    if tree is not None and controller in _controllers(tree) and _is_ours(tree):
         return 2
-    if _may_write(groups.get(controller)):
+    if _can_write(groups.get(controller)):
         return 1
-    # Every group of version 2 counts CPU time, whatever it is offered.
+    # Every group of version 2 counts CPU time, even without the cpu controller.
     return 2 if controller == "cpuacct" and tree is not None and _is_ours(tree) else None
 
 
 def why_not(controller: Controller) -> str:
-    """Why this user cannot use a controller, for a message."""
+    """Explain for a message why this user cannot use a controller."""
     groups = own_groups()
     if controller in groups:
         return f"this user may not write {groups[controller]}"
     if _UNIFIED not in groups:
-        return "no control group filesystem with it is mounted"
-    if controller not in _offered(groups[_UNIFIED]):
+        return f"no control group filesystem with the controller {controller} is mounted"
+    if controller not in _controllers(groups[_UNIFIED]):
         return f"{groups[_UNIFIED]} has no controller {controller}"
-    return f"this user was not given the control group {groups[_UNIFIED]}"
+    return f"the control group {groups[_UNIFIED]} is not delegated to this user"
 
 
 def sweep() -> list[str]:
-    """Take away the groups of owners that died, with what still runs in them; gives their paths."""
+    """Remove the groups whose owner died, kill the processes left in them, and return their paths."""
     left: dict[str, dict[str, str]] = {}
     for controller, base in own_groups().items():
-        with suppress(OSError):  # not ours to list
+        with suppress(OSError):  # this user may not list it
             for name in os.listdir(base):
                 owner = _owner(name)
                 if owner is not None and not owner.alive:
                     left.setdefault(name, {})[controller] = f"{base}/{name}"
     swept: list[str] = []
     for directories in left.values():
-        with suppress(PermissionError, NamespaceError):  # another user's, or not yet empty: for a later sweep
+        with suppress(PermissionError, NamespaceError):  # another user's, or not empty yet: left for a later sweep
             Cgroup(directories).remove()
             swept += directories.values()
     return swept
 
 
 def own_groups() -> dict[str, str]:
-    """This process's control groups by controller ('' for version 2), as directories."""
+    """Return the directories of this process's control groups by controller ('' for version 2)."""
     mounted = _mounts()
     groups = {}
     for line in _lines("/proc/self/cgroup"):
@@ -221,7 +226,7 @@ def own_groups() -> dict[str, str]:
             if name in mounted:
                 root, point = mounted[name]
                 inside = os.path.relpath(path, root)
-                # A group outside of what is mounted here is the mount's own root, as containers see it.
+                # In a container the mount shows only part of the tree: the mount's root is then the process's group.
                 groups[name] = point if inside.startswith("..") else os.path.normpath(f"{point}/{inside}")
     if _UNIFIED in groups and os.path.basename(groups[_UNIFIED]) == _SUPERVISOR:
         groups[_UNIFIED] = os.path.dirname(groups[_UNIFIED])
@@ -230,7 +235,7 @@ def own_groups() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _mounts() -> dict[str, tuple[str, str]]:
-    """Where each controller is mounted, with the group that is the mount's root."""
+    """Find where each controller is mounted: the group at the mount's root, and the mount point."""
     mounts: dict[str, tuple[str, str]] = {}
     for line in _lines("/proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -243,28 +248,28 @@ def _mounts() -> dict[str, tuple[str, str]]:
     return mounts
 
 
-def _bases(enforcement: Mapping[str, Means | None]) -> dict[str, str]:
-    """By controller, the directories in which the groups that an enforcement needs are to be made."""
+def _bases(enforcement: Mapping[str, str | None]) -> dict[str, str]:
+    """Return, by controller, the directories in which to create the groups that an enforcement needs."""
     bases: dict[str, str] = {}
     if "cgroup v2" in enforcement.values():
-        bases[_UNIFIED] = _prepared_tree()
+        bases[_UNIFIED] = _prepare_tree()
     if "cgroup v1" in enforcement.values():
         groups = own_groups()
         wanted = {"memory": enforcement.get("memory"), "cpuacct": enforcement.get("cpu")}
         bases |= {controller: groups[controller] for controller, means in wanted.items() if means == "cgroup v1"}
-        if _may_write(groups.get("pids")):  # also without a limit: it stops forks, so that a kill can finish
+        if _can_write(groups.get("pids")):  # even without a limit: pids.max=0 stops forks, so that a kill can finish
             bases["pids"] = groups["pids"]
     return bases
 
 
-def _prepared_tree() -> str:
-    """This process's group of version 2, with its controllers passed on to the groups below.
+def _prepare_tree() -> str:
+    """Enable the controllers of this process's version 2 group for the groups below it, and return its path.
 
-    The kernel passes them on only from a group that has no processes of its own, so this process and its relatives
-    move one down. Groups with anybody else in them are left as they are.
+    The kernel allows that only in a group without processes of its own, so this process and its relatives move into a
+    group below. ``_is_ours`` has made sure that there are no other processes.
     """
     tree = own_groups()[_UNIFIED]
-    wanted = {"memory", "pids"} & _offered(tree)
+    wanted = {"memory", "pids"} & _controllers(tree)
     missing = wanted - set(" ".join(_lines(f"{tree}/cgroup.subtree_control")).split())
     if not missing:
         return tree
@@ -284,10 +289,10 @@ def _prepared_tree() -> str:
 
 
 def _is_ours(tree: str) -> bool:
-    """Whether groups can be made in this one of version 2 without moving other people's processes."""
-    if not all(_may_write(f"{tree}/{name}") for name in (".", "cgroup.procs", "cgroup.subtree_control")):
+    """Return whether groups can be created in this version 2 group without moving unrelated processes."""
+    if not all(_can_write(f"{tree}/{name}") for name in (".", "cgroup.procs", "cgroup.subtree_control")):
         return False
-    if not os.path.exists(f"{tree}/cgroup.type"):  # the root of all groups, which may hold processes beside groups
+    if not os.path.exists(f"{tree}/cgroup.type"):  # the root group, which may hold both processes and groups
         return True
     me = os.getpid()
     ours = set(_ancestry(me))
@@ -295,19 +300,19 @@ def _is_ours(tree: str) -> bool:
 
 
 def _ancestry(pid: int) -> Iterator[int]:
-    """A process and those it comes from; nobody for a process that this namespace has no number for."""
+    """Yield a process and its ancestors; nothing for PID 0, a process outside of this PID namespace."""
     while pid > 0:
         yield pid
         status = [line for line in _lines(f"/proc/{pid}/status") if line.startswith("PPid:")]
         pid = int(status[0].split()[1]) if status else 0
 
 
-def _offered(tree: str) -> set[str]:
+def _controllers(tree: str) -> set[str]:
     return set(" ".join(_lines(f"{tree}/cgroup.controllers")).split())
 
 
-def _may_write(path: str | None) -> bool:
-    """Told by access(2), which knows of read-only mounts too."""
+def _can_write(path: str | None) -> bool:
+    """Return whether access(2) allows writing; it considers read-only mounts too."""
     return path is not None and os.access(path, os.W_OK)
 
 
@@ -317,22 +322,22 @@ def _name() -> str:
 
 
 def _owner(name: str) -> ProcessId | None:
-    """Whose group this is by its name; None where it is none of ours."""
+    """Return the process that created a group, from the group's name; None if forkwise did not create it."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     return ProcessId(int(found[1]), int(found[2]), boot_id(), f"pid:[{found[3]}]", machine_id())
 
 
-def _with_groups_inside(directory: str) -> Iterator[str]:
-    """A group and all groups in it, innermost first."""
+def _walk(directory: str) -> Iterator[str]:
+    """Yield all groups inside a group and then the group itself, innermost first."""
     for path, _, _ in os.walk(directory, topdown=False):
         yield path
 
 
-def _removed(directory: str) -> bool:
-    """Try to remove a group with those inside; False while processes are in it."""
-    for group in _with_groups_inside(directory):
+def _try_remove(directory: str) -> bool:
+    """Try to remove a group and the groups inside it; return False while processes are in it."""
+    for group in _walk(directory):
         try:
             os.rmdir(group)
         except FileNotFoundError:
@@ -345,14 +350,14 @@ def _removed(directory: str) -> bool:
 
 
 def _kill_each(group: str) -> None:
-    """Kill the processes of one group, each held by a descriptor so that a reused number hits nobody else."""
-    held = {}
+    """Kill the processes of one group by pidfd, so that a reused PID does not hit another process."""
+    pidfds = {}
     for pid in _lines(f"{group}/cgroup.procs"):
         with suppress(OSError, ValueError):
-            held[pid] = os.pidfd_open(int(pid))
-    still_in_it = set(_lines(f"{group}/cgroup.procs"))
-    for pid, pidfd in held.items():
-        if pid in still_in_it:
+            pidfds[pid] = os.pidfd_open(int(pid))
+    members = set(_lines(f"{group}/cgroup.procs"))
+    for pid, pidfd in pidfds.items():
+        if pid in members:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)

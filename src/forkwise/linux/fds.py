@@ -1,8 +1,8 @@
-"""Ends: forkwise's own open descriptors that lead somewhere: locks, pipes to sandboxes, the forkserver's socket.
+"""Registry of the descriptors that a forked child must not inherit: locks, pipes to sandboxes, the forkserver's socket.
 
-A function's process is a fork of this one, made while other threads go on, and must have none of them: with a lock's it
-could unlock, with the socket have anything started outside. So they are made and noted under one lock, which whoever
-forks such a process holds too.
+A function's process is forked from this one while other threads run. With a lock's descriptor it could unlock, with the
+forkserver's socket it could start processes outside of its sandbox. So descriptors are created and registered under one
+lock, which the code that forks holds too.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _process = object()
 
 @contextmanager
 def fork_lock() -> Iterator[None]:
-    """While this is held no other thread makes descriptors here: all there are, are noted. For forking."""
+    """Hold the lock under which descriptors are created, so that a fork sees all of them registered."""
     with _lock:
         yield
 
 
-def track(made_by: Callable[[], int]) -> int:
-    """A new descriptor, noted; a number below zero is none."""
+def track(open_fd: Callable[[], int]) -> int:
+    """Call a function that opens a descriptor, and register what it returns; below zero means none."""
     with _lock:
-        fd = made_by()
+        fd = open_fd()
         if fd >= 0:
             _held.add(fd)
         return fd
 
 
 def pipe() -> tuple[int, int]:
-    """os.pipe, with both ends noted."""
+    """Call os.pipe and register both ends."""
     with _lock:
         both = os.pipe()
         _held.update(both)
@@ -45,7 +45,7 @@ def pipe() -> tuple[int, int]:
 
 
 def socketpair() -> tuple[int, int]:
-    """Two connected sockets, as descriptors, both noted."""
+    """Create two connected sockets, register them, and return their descriptors."""
     with _lock:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         both = one.detach(), other.detach()
@@ -54,7 +54,7 @@ def socketpair() -> tuple[int, int]:
 
 
 def close(*fds: int) -> None:
-    """Close descriptors that were noted; numbers below zero are none."""
+    """Close registered descriptors; numbers below zero are skipped."""
     with _lock:
         for fd in fds:
             if fd >= 0:
@@ -63,7 +63,7 @@ def close(*fds: int) -> None:
 
 
 def close_all_except(*, but: set[int]) -> None:
-    """In a function's process: close all of them but those."""
+    """Close all registered descriptors except ``but``; called in a forked child."""
     for fd in _held - but:
         with suppress(OSError):
             os.close(fd)
@@ -71,14 +71,14 @@ def close_all_except(*, but: set[int]) -> None:
 
 
 def process_token() -> object:
-    """Something that is another in every fork; a number is not, where a fork has one of another PID namespace."""
+    """Return an object that differs in every forked child, unlike a PID, which another PID namespace may reuse."""
     return _process
 
 
-def _be_forked() -> None:
-    """In a fork, whoever made it: the lock may have been held by a thread that is not there."""
+def _reset_after_fork() -> None:
+    """Replace the lock in a forked child: a thread that does not exist there may have held it."""
     global _lock, _process
     _lock, _process = threading.RLock(), object()
 
 
-os.register_at_fork(after_in_child=_be_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,7 +1,7 @@
-"""Landlock: a process gives up, for itself and all it starts, writing anywhere but beneath a few paths.
+"""Landlock: a process restricts itself and all processes it starts to writing below a few paths.
 
-It needs no privilege and no namespace, and is what is left where those are forbidden. Apart from the rest because it is
-the one place that knows the structures and versions of that interface.
+It needs no privilege and no namespace, so it also works where those are forbidden. No other module knows the structures
+and versions of this interface.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_REMOVE_AND_MAKE = 0x1FF0  # REMOVE_DIR, REMOVE_FILE, and MAKE_ of each of the seven kinds
+_REMOVE_AND_MAKE = 0x1FF0  # REMOVE_DIR, REMOVE_FILE, and MAKE_* of each of the seven file types
 _REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
-_READING = _EXECUTE | _READ_FILE | _READ_DIR
-_OF_FILES = (
-    _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
-)  # the others make sense for directories only
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE  # the others are of directories only
 _BIND_AND_CONNECT_TCP = 0b11
 _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
-# The version from which on something can be forbidden, and the Linux that brought it.
+# The first ABI version that can forbid each, and the Linux release that introduced it.
 _SINCE = {
     "truncating files": (3, "6.2"),
     "TCP": (4, "6.7"),
@@ -57,13 +55,13 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock's interface; 0 where the kernel has none or it is not enabled."""
+    """Return the version of Landlock's interface; 0 if the kernel has none or it is not enabled."""
     flags = ctypes.c_uint32(_CREATE_RULESET_VERSION)
     return max(0, int(_syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), flags)))
 
 
 def gaps(version: int) -> list[str]:
-    """What Landlock of this version cannot forbid; some of it, none can.
+    """List what this version of Landlock cannot forbid, including what no version can.
 
     >>> gaps(5)[2:]
     ['abstract Unix sockets and signals']
@@ -72,7 +70,7 @@ def gaps(version: int) -> list[str]:
 
 
 def usual_devices() -> list[str]:
-    """What programs expect to write to although it is no part of a branch, as far as it is there."""
+    """Return the devices below /dev that programs expect to write to, as far as they exist."""
     return [path for path in (f"/dev/{name}" for name in _DEVICES) if os.path.exists(path)]
 
 
@@ -83,41 +81,41 @@ def restrict(
     allow_network: bool = True,
     scope: bool = True,
 ) -> None:
-    """From now on this process, and all it starts, can change files beneath the ``writable`` paths only.
+    """Restrict this process, and all it starts, to changing files below the ``writable`` paths.
 
-    It reads and executes everything, or what is beneath ``readable`` and ``writable``. Without ``allow_network`` it
-    opens no TCP connection and takes no TCP port by number; all else is a network namespace's business. With ``scope``
-    it signals no process and reaches no abstract socket but those of processes restricted with it.
+    It can read and execute everything, or only what is below ``readable`` and ``writable``. Without ``allow_network``
+    it opens no TCP connection and binds no TCP port by number; a network namespace forbids the rest. With ``scope`` it
+    can signal only processes, and connect only to abstract sockets, that are restricted together with it.
 
-    What the kernel's version cannot forbid is told by ``gaps``; only a missing ban on TCP is an error, since that is
-    asked for by name. Descriptors already open keep what they can do. Mounts cannot be changed afterwards, so this
-    comes after them; the paths are looked up now.
+    ``gaps`` lists what the kernel's version cannot forbid; only a missing ban on TCP is an error, because the caller
+    requests it by name. Descriptors that are already open keep their rights. Landlock forbids mount changes, so mounts
+    must be set up before; the paths are resolved now.
     """
     version = abi()
     _require(version, allow_network)
     handled = _Ruleset(
-        files=_changes(version) | (_READING if readable is not None else 0),
+        files=_write_rights(version) | (_READ if readable is not None else 0),
         network=0 if allow_network else _BIND_AND_CONNECT_TCP,
         scoped=_ABSTRACT_SOCKETS_AND_SIGNALS if scope and version >= 6 else 0,
     )
-    # An older kernel takes the longer structure as long as what it does not know is zero.
+    # An older kernel accepts the longer structure as long as the fields that it does not know are zero.
     size = ctypes.c_size_t(ctypes.sizeof(handled))
-    ruleset = _must(
-        _syscall(ctypes.c_long(_CREATE_RULESET), ctypes.byref(handled), size, ctypes.c_uint32(0)), "make a ruleset"
+    ruleset = _check(
+        _syscall(ctypes.c_long(_CREATE_RULESET), ctypes.byref(handled), size, ctypes.c_uint32(0)), "create a ruleset"
     )
     try:
         for path in writable:
             _allow(ruleset, path, int(handled.files))
         for path in readable or ():
-            _allow(ruleset, path, _READING)
-        _must(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
-        _must(_syscall(ctypes.c_long(_RESTRICT_SELF), ruleset, ctypes.c_uint32(0)), "restrict this process")
+            _allow(ruleset, path, _READ)
+        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs")
+        _check(_syscall(ctypes.c_long(_RESTRICT_SELF), ruleset, ctypes.c_uint32(0)), "restrict this process")
     finally:
         os.close(ruleset)
 
 
-def _changes(version: int) -> int:
-    """All ways of changing files that this version can forbid."""
+def _write_rights(version: int) -> int:
+    """Return all rights to change files that this version can withhold."""
     rights = _WRITE_FILE | _REMOVE_AND_MAKE
     for first, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
         if version >= first:
@@ -130,15 +128,15 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise NamespaceError(
-            f"{path} cannot be opened to processes restricted by Landlock: {error.strerror}; leave it out or make it"
+            f"Landlock cannot allow access to {path}: {error.strerror}; leave it out of the confinement or create it"
         ) from error
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= _OF_FILES
+            rights &= _FILE_RIGHTS
         rule = _PathBeneath(rights, fd)
         number = ctypes.c_long(_ADD_RULE)
         outcome = _syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0))
-        _must(outcome, f"open {path}")
+        _check(outcome, f"allow access to {path}")
     finally:
         os.close(fd)
 
@@ -157,9 +155,9 @@ def _require(version: int, allow_network: bool) -> None:
         )
 
 
-def _must(outcome: int, step: str) -> int:
+def _check(outcome: int, step: str) -> int:
     if outcome >= 0:
         return outcome
     number = ctypes.get_errno()
-    hint = "16 restrictions are the most a process can have" if number == errno.E2BIG else "see forkwise doctor"
+    hint = "a process can have at most 16 rulesets" if number == errno.E2BIG else "see forkwise doctor"
     raise NamespaceError(f"Landlock could not {step}: {os.strerror(number)} ({hint})")

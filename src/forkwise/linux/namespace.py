@@ -1,6 +1,6 @@
-"""A user and mount namespace of one's own: what lets an unprivileged process mount kernel overlays.
+"""A private user and mount namespace, which lets an unprivileged process mount kernel overlays.
 
-Whatever is mounted after ``enter`` is seen by this process and those it starts, and is gone with the last of them.
+Mounts made after ``enter`` are visible to this process and those it starts, and disappear with the last of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _entered = False
 
 
 def is_entered() -> bool:
-    """Whether this process (or the one that forked it) went into a namespace of its own."""
+    """Return whether this process, or an ancestor that forked it, called ``enter``."""
     return _entered
 
 
 def available() -> bool:
-    """Whether this user may make user and mount namespaces; tried out in a child."""
+    """Try in a child process whether this user may create user and mount namespaces."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -34,9 +34,9 @@ def available() -> bool:
 
 
 def enter() -> None:
-    """Go into a user and mount namespace where this process may mount, as the same user. There is no way back.
+    """Enter a user and mount namespace in which this process may mount, as the same user, for good.
 
-    The process must have one thread only; that is the kernel's rule.
+    The kernel allows it only to a process with a single thread.
     """
     global _entered
     if _entered:

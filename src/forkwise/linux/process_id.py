@@ -1,7 +1,7 @@
-"""Which process a branch belongs to, told apart from any other that ever had the same number.
+"""Identity of a process that holds across PID reuse, PID namespaces, reboots and machines.
 
-A process number alone is reused; with the start time, the boot and the number space it is not. The machine tells a
-process that a reboot ended from one that runs elsewhere, where a state directory or a ledger is shared.
+A PID is reused; a PID with the start time, the boot and the PID namespace is not. The machine distinguishes a process
+that a reboot ended from one on another machine that shares a state directory or a ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process of one boot in one PID namespace; ``host`` is what people call its machine."""
+    """One process of one boot in one PID namespace (``space``); ``host`` is the host name of its machine."""
 
     pid: int
     start: int
@@ -30,28 +30,30 @@ class ProcessId:
 
     @classmethod
     def current(cls) -> ProcessId:
-        """The calling process."""
-        return _owner(os.getpid())
+        """Return the identity of the calling process."""
+        return _identify(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Another process that runs now."""
+        """Return the identity of another running process."""
         return cls(pid, _start_time(pid) or 0, boot_id(), _space(), machine_id(), socket.gethostname())
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is a process of another machine, of which nothing can be seen from here."""
+        """Whether it is a process of another machine, whose state cannot be seen from here."""
         return self.boot != boot_id() and self.machine not in ("", machine_id())
 
     @classmethod
     def nobody(cls) -> ProcessId:
-        """No process at all; it is never alive."""
+        """Return the identity of no process, which is never alive."""
         return cls(0, 0, boot_id(), _space())
 
     @property
     def alive(self) -> bool:
-        """Whether that process still runs; one whose PID namespace is not ours counts as alive until a reboot, and one
-        of another machine always."""
+        """Whether that process still runs.
+
+        A process of another PID namespace counts as alive until a reboot, one of another machine always.
+        """
         if self.boot != boot_id():
             return self.is_elsewhere
         if self.space != _space():
@@ -60,35 +62,35 @@ class ProcessId:
 
     @property
     def label(self) -> str:
-        """It in words: its number, and its machine where that is another."""
+        """The PID, followed by the machine if that is another one."""
         return f"{self.pid} on {self.host or self.machine}" if self.is_elsewhere else str(self.pid)
 
     def dump(self) -> list[object]:
-        """As JSON holds it."""
+        """Return the identity as a list for JSON."""
         return [self.pid, self.start, self.boot, self.space, self.machine, self.host]
 
     @classmethod
     def load(cls, data: list[object]) -> ProcessId:
-        """The inverse of dump, which once told no machine."""
+        """Read what ``dump`` returned; older versions wrote no machine and no host."""
         pid, start, *names = data
         return cls(int(str(pid)), int(str(start)), *map(str, names))
 
 
 @lru_cache(maxsize=8)
-def _owner(pid: int) -> ProcessId:
+def _identify(pid: int) -> ProcessId:
     return ProcessId.of(pid)
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """What names this boot of this machine."""
+    """Return the id of this boot of this machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """What names this machine, whichever boot it is; its name in the network where it has no other."""
+    """Return the id of this machine, the same after a reboot; its host name if it has no machine-id file."""
     for path in _MACHINE_IDS:
         with suppress(OSError), open(path) as file:
             if found := file.read().strip():

@@ -1,7 +1,7 @@
-"""Which system calls a sandboxed process has no business with, and the filter that refuses them.
+"""Seccomp filters: sets of system calls to refuse in a sandbox, and the BPF program that refuses them.
 
-A filter is bytes: ``deny`` assembles it and touches nothing, ``install`` hands it to the kernel. Apart from the rest
-because it is the one place that knows numbers of system calls and the machine code of filters.
+``deny`` assembles a filter and has no side effect, ``install`` passes it to the kernel. No other module knows system
+call numbers and BPF instructions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "install",
 ]
 
-# Numbers on x86_64 and aarch64; None where the machine never had the call.
+# Numbers on x86_64 and aarch64; None if the architecture never had the call.
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -93,23 +93,24 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
 _MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = (0xC000003E, 0xC00000B7)
 
-# What is refused, and why. Each group can be taken out of a set by whoever knows better: ``STANDARD - MOUNTS``.
+# The groups of refused calls, and why each is refused. A caller can take a group out of a set: ``STANDARD - MOUNTS``.
 #
-# | group          | in       | because                                                                               |
+# | group          | set      | reason                                                                                |
 # | -------------- | -------- | ------------------------------------------------------------------------------------- |
 # | ADMINISTRATION | standard | acts on the machine and not on a branch: modules, kexec, clock, swap, quota, ports,   |
 # |                |          | host name, kernel log; open_by_handle_at reaches files by number, past every mount    |
 # | KEYRINGS       | standard | keyrings belong to a user or session, and no namespace separates them from the host's |
-# | INTERFACES     | standard | large parts of the kernel that ordinary programs never need or do without; io_uring   |
-# |                |          | also does what this filter refuses, unseen by it, so it must go with any of the rest  |
-# | MOUNTS         | standard | mounts are what the walls of a sandbox are made of                                    |
-# | NAMESPACES     | strict   | a user namespace gives a process all capabilities inside it, and so the code behind   |
-# |                |          | them; but browsers build their own sandboxes of it, and it opens no inherited mount   |
-# | TRACING        | strict   | a process reads and writes another's memory; debuggers live of it, and with processes |
-# |                |          | numbered apart it ends at the sandbox's wall                                          |
+# | INTERFACES     | standard | large parts of the kernel that ordinary programs do not need; io_uring also performs  |
+# |                |          | calls that this filter refuses, unseen by it, so it goes with any of the others       |
+# | MOUNTS         | standard | a sandbox is confined by its mounts                                                   |
+# | NAMESPACES     | strict   | a user namespace gives a process all capabilities inside it, and exposes the kernel   |
+# |                |          | code behind them; but browsers need it for their own sandboxes, and it cannot unmount |
+# |                |          | an inherited mount                                                                    |
+# | TRACING        | strict   | a process reads and writes another's memory; debuggers need it, and a PID namespace   |
+# |                |          | limits it to the sandbox                                                              |
 #
-# Left alone: memfd_create, seccomp and Landlock (they only take away), name_to_handle_at (opens nothing), personality
-# (changes nothing but the process itself; sanitizers need it), chroot and mknod (need capabilities a sandbox has not).
+# Allowed: memfd_create, seccomp and Landlock (they only restrict), name_to_handle_at (opens nothing), personality
+# (changes only the process itself; sanitizers need it), chroot and mknod (need capabilities that a sandbox lacks).
 ADMINISTRATION = frozenset(
     {
         "acct",
@@ -162,22 +163,22 @@ TRACING = frozenset({"kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv
 STANDARD = ADMINISTRATION | KEYRINGS | INTERFACES | MOUNTS
 STRICT = STANDARD | NAMESPACES | TRACING
 
-#: Unix, IPv4, IPv6, and netlink, which name lookups use. Others are rare, large, or (vsock) belong to no namespace.
+#: Unix, IPv4, IPv6, and netlink (for name lookups). Others are rare, expose much code, or (vsock) ignore namespaces.
 COMMON_SOCKETS = frozenset({1, 2, 10, 16})
 _AF_UNIX = 1
 
-# Programs and libraries try these first and have another way where the kernel is too old to know them.
+# Programs and libraries try these first and fall back on ENOSYS, as from a kernel that is too old for them.
 _UNKNOWN_TO_OLD_KERNELS = frozenset({"clone3", "io_uring_enter", "io_uring_register", "io_uring_setup"})
 
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-_NEW_TIME = 0x80  # for clone(2) this bit is part of the signal's number
+_NEW_TIME = 0x80  # for unshare(2) only: in clone(2) this bit is part of the exit signal's number
 
 _LOAD, _RETURN, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
-_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # where struct seccomp_data holds them
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _X32 = 0x40000000
-_NO_CALL = 0xFFFFFFFF  # what a tracer writes to skip a call
+_NO_CALL = 0xFFFFFFFF  # the number that a tracer sets to skip a call
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER = 1
@@ -195,11 +196,12 @@ def deny(
     sockets_of: Collection[int] | None = None,
     machine: str | None = None,
 ) -> bytes:
-    """A filter that refuses the named calls with EPERM, or ENOSYS where programs then have another way.
+    """Assemble a filter that refuses the named calls with EPERM, or ENOSYS if programs then fall back.
 
-    ``clone`` and ``unshare`` are refused only where they ask for a namespace. ``terminal_injection``: refuse the ioctls
-    that type into a terminal. ``sockets_of``: the address families that sockets may be of (None: all); pairs of
-    Unix sockets reach nobody and are always allowed. Calls by another machine's numbers (i386, x32) kill the process.
+    ``clone`` and ``unshare`` are refused only if they request a namespace. ``terminal_injection`` refuses the ioctls
+    that type into a terminal. ``sockets_of`` is the set of allowed address families (None: all); pairs of Unix sockets
+    are always allowed, because they connect nothing else. A call with another architecture's numbers (i386, x32) kills
+    the process.
 
     >>> len(deny({"ptrace"}, machine="x86_64")) % 8
     0
@@ -209,9 +211,9 @@ def deny(
     if unknown := sorted(wanted - _NUMBERS.keys()):
         raise ValueError(f"no number is known for the system calls {', '.join(unknown)}")
     code: list[_Instruction] = _guard(column)
-    # Calls judged by their arguments come first: the kernel remembers the answer to any other, but not to these.
-    for name, judge in _judges(wanted, terminal_injection, sockets_of).items():
-        code += [(_IF_EQUAL, 0, len(judge), _known(name, column)), *judge]
+    # Calls that depend on their arguments come first: the kernel caches the verdict on all others (Linux 5.11).
+    for name, check in _argument_checks(wanted, terminal_injection, sockets_of).items():
+        code += [(_IF_EQUAL, 0, len(check), _number(name, column)), *check]
     for name in sorted(wanted - {"clone", "unshare"}):
         if (number := _NUMBERS[name][column]) is not None:
             answer = errno.ENOSYS if name in _UNKNOWN_TO_OLD_KERNELS else errno.EPERM
@@ -221,15 +223,15 @@ def deny(
 
 
 def install(program: bytes) -> None:
-    """Put this process and all it starts under a filter, for good; also gives up gaining privileges by exec."""
-    held = ctypes.create_string_buffer(program, len(program))
-    handed = _Program(len(program) // 8, ctypes.addressof(held))
+    """Install a filter for this process and all it starts, for good, and set no_new_privs."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    filter_program = _Program(len(program) // 8, ctypes.addressof(buffer))
     outcome = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if outcome == 0:
-        number = ctypes.c_long(_known("seccomp", _column(None)))
-        # Without the flag some kernels slow the process down against attacks on itself, which confine nobody.
+        number = ctypes.c_long(_number("seccomp", _column(None)))
+        # Without SPEC_ALLOW, kernels before 5.16 turn on speculation mitigations, which slow the process down.
         for flags in (_FLAG_SPEC_ALLOW, 0):
-            outcome = _libc.syscall(number, _SET_MODE_FILTER, ctypes.c_uint(flags), ctypes.byref(handed))
+            outcome = _libc.syscall(number, _SET_MODE_FILTER, ctypes.c_uint(flags), ctypes.byref(filter_program))
             if outcome == 0:
                 return
     reason = os.strerror(ctypes.get_errno())
@@ -249,20 +251,20 @@ def _column(machine: str | None) -> int:
     name = machine or os.uname().machine
     if name not in _MACHINES or sys.maxsize < 1 << 32:
         raise NamespaceError(
-            f"no system call filter is known for {name} with {sys.maxsize.bit_length() + 1} bits; there is one for "
+            f"there is no system call filter for {name} with {sys.maxsize.bit_length() + 1} bits, only for "
             f"{' and '.join(_MACHINES)} with 64: use one of these, or a confinement without a filter"
         )
     return _MACHINES.index(name)
 
 
-def _known(name: str, column: int) -> int:
+def _number(name: str, column: int) -> int:
     number = _NUMBERS[name][column]
-    assert number is not None  # asked only for calls that every machine has
+    assert number is not None  # used only for calls that every architecture has
     return number
 
 
 def _guard(column: int) -> list[_Instruction]:
-    """Kill whoever calls by numbers other than this machine's, since those would mean other calls; load the number."""
+    """Kill a process that uses another architecture's call numbers, then load the number of the call."""
     code = [
         (_LOAD, 0, 0, _ARCH),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCH[column]),
@@ -274,34 +276,34 @@ def _guard(column: int) -> list[_Instruction]:
     return code
 
 
-def _judges(
+def _argument_checks(
     wanted: set[str], terminal_injection: bool, sockets_of: Collection[int] | None
 ) -> dict[str, list[_Instruction]]:
-    """By call, code that looks at the arguments and always returns."""
-    judges = {}
+    """Build, for each call that depends on its arguments, code that checks them and always returns."""
+    checks = {}
     if terminal_injection:
-        judges["ioctl"] = _unless([(_IF_EQUAL, value) for value in (_TIOCSTI, _TIOCLINUX)], argument=1)
+        checks["ioctl"] = _refuse_if([(_IF_EQUAL, value) for value in (_TIOCSTI, _TIOCLINUX)], argument=1)
     if "clone" in wanted:
-        judges["clone"] = _unless([(_IF_ANY_BIT, _NEW_NAMESPACES)])
+        checks["clone"] = _refuse_if([(_IF_ANY_BIT, _NEW_NAMESPACES)])
     if "unshare" in wanted:
-        judges["unshare"] = _unless([(_IF_ANY_BIT, _NEW_NAMESPACES | _NEW_TIME)])
+        checks["unshare"] = _refuse_if([(_IF_ANY_BIT, _NEW_NAMESPACES | _NEW_TIME)])
     if sockets_of is not None:
-        refused = _refusal(errno.EAFNOSUPPORT)
-        judges["socket"] = _only(sockets_of, refused)
-        judges["socketpair"] = _only({*sockets_of, _AF_UNIX}, refused)
-    return judges
+        refusal = _refusal(errno.EAFNOSUPPORT)
+        checks["socket"] = _allow_only(sockets_of, refusal)
+        checks["socketpair"] = _allow_only({*sockets_of, _AF_UNIX}, refusal)
+    return checks
 
 
-def _unless(tests: list[tuple[int, int]], argument: int = 0) -> list[_Instruction]:
-    """Refuse where a test of the argument holds, else allow."""
+def _refuse_if(tests: list[tuple[int, int]], argument: int = 0) -> list[_Instruction]:
+    """Refuse the call if one of the tests of the argument is true, else allow it."""
     code = [_argument(argument)]
     for test, value in tests:
         code += [(test, 0, 1, value), _refusal(errno.EPERM)]
     return [*code, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _only(values: Collection[int], refusal: _Instruction) -> list[_Instruction]:
-    """Allow where the first argument is one of the values, else refuse."""
+def _allow_only(values: Collection[int], refusal: _Instruction) -> list[_Instruction]:
+    """Allow the call if its first argument is one of the values, else refuse it."""
     code = [_argument(0)]
     for value in sorted(values):
         code += [(_IF_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
@@ -309,7 +311,7 @@ def _only(values: Collection[int], refusal: _Instruction) -> list[_Instruction]:
 
 
 def _argument(index: int) -> _Instruction:
-    """Load the low half of an argument: all that the kernel looks at in the calls judged here."""
+    """Load the low 32 bits of an argument: the kernel ignores the others in the calls that are checked here."""
     return _LOAD, 0, 0, _ARGUMENTS + 8 * index
 
 

@@ -1,6 +1,6 @@
-"""The system calls the standard library has no name for, each as a typed function that raises OSError.
+"""System calls that the standard library lacks, each as a typed function that raises OSError.
 
-Nothing here decides anything: flags and errors pass through. Kept apart so that all foreign calls can be read at once.
+Flags and errors pass through unchanged. They live in one module so that all foreign calls can be reviewed together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FSCONFIG = 431
 _FSMOUNT = 432
 _OPENAT2 = 437
 
-_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6  # what fsconfig(2) is told
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6  # commands of fsconfig(2)
 _CLOEXEC = 1
 _FROM_DESCRIPTOR = 4
 _AT_FDCWD = -100
@@ -99,7 +99,7 @@ def _failure(*names: str | bytes | None) -> OSError:
 
 
 def mount(source: str, target: str, fstype: str | None, flags: int = 0, data: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     kind = None if fstype is None else fstype.encode()
     options = None if data is None else os.fsencode(data)
     if _mount(os.fsencode(source), os.fsencode(target), kind, flags, options):
@@ -107,15 +107,17 @@ def mount(source: str, target: str, fstype: str | None, flags: int = 0, data: st
 
 
 def fsopen(fstype: str, options: Mapping[str, str | None]) -> int:
-    """fsopen(2) and fsconfig(2): a filesystem that is ready to be mounted, as a descriptor. An option without a value
-    is None; the kernel takes 255 bytes of each."""
+    """Configure a filesystem with fsopen(2) and fsconfig(2), and return a descriptor for ``fsmount``.
+
+    An option without a value is None; the kernel accepts at most 255 bytes of a value.
+    """
     fd = int(_syscall(_FSOPEN, fstype.encode(), _CLOEXEC))
     if fd < 0:
         raise _failure(fstype)
     try:
         for name, value in options.items():
-            told = None if value is None else os.fsencode(value)
-            if _syscall(_FSCONFIG, fd, _SET_FLAG if told is None else _SET_STRING, name.encode(), told, 0):
+            text = None if value is None else os.fsencode(value)
+            if _syscall(_FSCONFIG, fd, _SET_FLAG if text is None else _SET_STRING, name.encode(), text, 0):
                 raise _failure(name)
         if _syscall(_FSCONFIG, fd, _CREATE, None, None, 0):
             raise _failure(fstype)
@@ -126,34 +128,37 @@ def fsopen(fstype: str, options: Mapping[str, str | None]) -> int:
 
 
 def fsmount(fd: int) -> int:
-    """fsmount(2): mount what ``fsopen`` made where nobody sees it; a descriptor, with which it goes."""
-    mounted = int(_syscall(_FSMOUNT, fd, _CLOEXEC, 0))
-    if mounted < 0:
+    """Call fsmount(2): create a detached mount of what ``fsopen`` configured, and return its descriptor.
+
+    Closing the descriptor unmounts it, unless ``move_mount`` attached it before.
+    """
+    mount_fd = int(_syscall(_FSMOUNT, fd, _CLOEXEC, 0))
+    if mount_fd < 0:
         raise _failure()
-    return mounted
+    return mount_fd
 
 
 def move_mount(fd: int, target: str) -> None:
-    """move_mount(2): put in its place what was mounted where nobody sees it."""
+    """Call move_mount(2): attach a detached mount at ``target``."""
     if _syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _FROM_DESCRIPTOR):
         raise _failure(target)
 
 
 def umount2(target: str, flags: int = 0) -> None:
-    """umount2(2)."""
+    """Call umount2(2)."""
     if _umount2(os.fsencode(target), flags):
         raise _failure(target)
 
 
 def renameat2(old_dir: int, old: str, new_dir: int, new: str, flags: int) -> None:
-    """renameat2(2); ``old`` and ``new`` are looked up beneath the two directory descriptors."""
+    """Call renameat2(2); ``old`` and ``new`` are relative to the two directory descriptors."""
     source = os.fsencode(old)
     if _renameat2(old_dir, source, new_dir, source if new == old else os.fsencode(new), flags):
         raise _failure(old, new)
 
 
 def openat2(directory: int, path: str, flags: int, resolve: int) -> int:
-    """openat2(2), without creation: a descriptor, or OSError."""
+    """Call openat2(2) to open an existing path, and return the descriptor."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     fd = int(_syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), _HOW_SIZE))
     if fd < 0:
@@ -166,7 +171,10 @@ class _FileHandle(ctypes.Structure):
 
 
 def file_handle(directory: int, name: str) -> bytes | None:
-    """name_to_handle_at(2): what the filesystem itself calls a file, never used again; None where it has no such."""
+    """Call name_to_handle_at(2) and return the filesystem's own id of a file, which it never reuses.
+
+    Return None if the filesystem has no such ids.
+    """
     held, mount_id = _FileHandle(size=128), ctypes.c_int()
     if _name_to_handle_at(directory, os.fsencode(name), ctypes.byref(held), ctypes.byref(mount_id), 0):
         return None
@@ -174,20 +182,20 @@ def file_handle(directory: int, name: str) -> bytes | None:
 
 
 def filesystem_magic(path: str) -> int:
-    """The number statfs(2) gives for the kind of filesystem that holds a path."""
-    held = (ctypes.c_long * 64)()  # more than any architecture's struct statfs; f_type comes first in all
-    if _statfs(os.fsencode(path), held):
+    """Return the magic number (``f_type`` of statfs(2)) of the filesystem that contains a path."""
+    buffer = (ctypes.c_long * 64)()  # larger than any architecture's struct statfs; f_type comes first in all
+    if _statfs(os.fsencode(path), buffer):
         raise _failure(path)
-    return int(held[0])
+    return int(buffer[0])
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
+    """Call unshare(2)."""
     if _unshare(flags):
         raise _failure()
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2): all of one filesystem reaches the disk."""
+    """Call syncfs(2) to write all data of one filesystem to the disk."""
     if _syncfs(fd):
         raise _failure()

@@ -1,7 +1,7 @@
-"""Copies of files and trees beneath directory descriptors: no symlink followed, no mount crossed.
+"""Open, copy and remove trees by directory descriptor: no symlink is followed, no mount is crossed.
 
-Apart from the views and the journal because both copy, and what a copy keeps must not differ between them. Trees are
-walked with a list of paths that are opened anew from the top, so neither depth nor the limit on descriptors matters.
+The views and the journal share this module, so that their copies preserve the same metadata. Each directory of a tree
+is opened anew from the root, so neither the depth of a tree nor the limit on descriptors matters.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ __all__ = [
     "FICLONE",
     "NOT_THERE",
     "CopiedTree",
+    "EarlierCopy",
     "Identity",
-    "Older",
+    "closing_fd",
     "copy_entry",
     "copy_layer",
     "copy_tree",
@@ -37,35 +38,39 @@ __all__ = [
 ]
 
 
-#: What opening a directory answers where there is none, or one of another filesystem.
+#: Errors of opening a directory that does not exist, is not a directory, or is on another mount.
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _PIECE = 1000  # characters of a path opened at once: at most 4 bytes each, so always below PATH_MAX
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+# Open.
 
 
 def join(directory: str, name: str) -> str:
-    """A relative path below a root; the root itself is the empty string."""
+    """Join two parts of a path relative to a root; the root itself is the empty string."""
     return f"{directory}/{name}" if directory else name
 
 
 def proc_path(fd: int, name: str) -> str:
-    """A path for the calls that take no directory descriptor (the xattr family)."""
+    """Return a path for calls that accept no directory descriptor, such as the xattr family."""
     return f"/proc/self/fd/{fd}/{name}"
 
 
 def open_root(path: str) -> int:
-    """A descriptor to start from."""
+    """Open the root directory of a tree with ``O_PATH``."""
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def open_directory(root: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a directory beneath ``root``, or with an empty path that one itself."""
+    """Open a directory below ``root``; the empty path is ``root`` itself."""
     return open_beneath(root, path, flags | os.O_DIRECTORY)
 
 
 def open_beneath(directory: int, path: str, flags: int) -> int:
-    """Open a path of any length beneath ``directory``: ELOOP at a symlink, EXDEV at a mount point."""
+    """Open a path of any length below ``directory``; fail with ELOOP at a symlink, with EXDEV at a mount point."""
     here = directory
     try:
         while len(path) > _PIECE:
@@ -83,7 +88,7 @@ def open_beneath(directory: int, path: str, flags: int) -> int:
 
 @contextmanager
 def writable(directory: int) -> Iterator[None]:
-    """Let an open directory of this user's, also a read-only one, take and give names while the block lasts."""
+    """Make an open directory of this user's writable while the block runs, even if its mode forbids it."""
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if os.geteuid() == 0 or mode & 0o300 == 0o300:
         yield
@@ -101,17 +106,17 @@ def _open_piece(directory: int, path: str, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-    # Linux before 5.6, or a seccomp filter that does not know openat2: the same by hand.
+    # Linux before 5.6, or a seccomp filter that does not know openat2: open one component at a time.
     here = os.dup(directory)
     names = path.split("/")
     for depth, name in enumerate(names, start=1):
-        how = flags if depth == len(names) else os.O_PATH | os.O_DIRECTORY
+        step_flags = flags if depth == len(names) else os.O_PATH | os.O_DIRECTORY
         try:
-            deeper = os.open(name, how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            deeper = os.open(name, step_flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
         finally:
             os.close(here)
         here = deeper
-    # A way down that leaves a mount never comes back into it, so its end tells of every step.
+    # A path that leaves a mount on the way down never returns to it, so checking its end covers every component.
     if mount_id(here) != mount_id(directory):
         os.close(here)
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
@@ -119,19 +124,25 @@ def _open_piece(directory: int, path: str, flags: int) -> int:
 
 
 def mount_id(fd: int) -> bytes:
-    """What names the mount that an open file is on."""
-    told = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    """Return the ``mnt_id`` line of an open file, which identifies its mount."""
+    with closing_fd(os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)) as info:
+        return next(line for line in os.read(info, 4096).split(b"\n") if line.startswith(b"mnt_id:"))
+
+
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Close a descriptor when the block ends."""
     try:
-        return next(line for line in os.read(told, 4096).split(b"\n") if line.startswith(b"mnt_id:"))
+        yield fd
     finally:
-        os.close(told)
+        os.close(fd)
 
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+# Remove.
 
 
 def remove_tree(parent_dir: int, name: str) -> list[str]:
-    """Remove ``name`` with all it holds; gives the paths that had to stay because they are mount points."""
+    """Remove ``name`` with everything in it; return the paths that remain because they are mount points."""
     left: list[str] = []
     pending = [(name, False)]
     while pending:
@@ -145,25 +156,17 @@ def remove_tree(parent_dir: int, name: str) -> list[str]:
                     pending.append((path, True))
                     pending.extend((child, False) for child in below)
         except FileNotFoundError:
-            continue  # somebody else removes it too
+            continue  # another process removes it too
         except OSError as error:
             error.filename = path
             raise
     return left
 
 
-@contextmanager
-def _opened_to_remove(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _empty_directory(root: int, path: str, left: list[str]) -> list[str] | None:
-    """Unlink what one directory holds; gives the directories still in it, or None where ``path`` stays or is gone."""
+    """Unlink the files of one directory; return its directories, or None if ``path`` was unlinked or has to remain."""
     parent, _, name = path.rpartition("/")
-    with _opened_to_remove(open_beneath(root, parent, _DIRECTORY)) as above:
+    with closing_fd(open_beneath(root, parent, _DIRECTORY)) as above:
         if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             _unlink(above, name, path, left)
             return None
@@ -175,7 +178,7 @@ def _empty_directory(root: int, path: str, left: list[str]) -> list[str] | None:
             left.append(path)
             return None
     below: list[str] = []
-    with _opened_to_remove(directory):
+    with closing_fd(directory):
         with os.scandir(directory) as listing:
             entries = list(listing)
         for entry in entries:
@@ -187,8 +190,8 @@ def _empty_directory(root: int, path: str, left: list[str]) -> list[str] | None:
 
 
 def _open_to_empty(above: int, name: str) -> int:
-    """Open a directory with the right to list and change it, taken where its owner lacks it."""
-    with _opened_to_remove(open_beneath(above, name, os.O_PATH | os.O_DIRECTORY)) as found:
+    """Open a directory to empty it; give its owner the right to list and change it first."""
+    with closing_fd(open_beneath(above, name, os.O_PATH | os.O_DIRECTORY)) as found:
         mode = stat.S_IMODE(os.fstat(found).st_mode)
         if mode & 0o700 != 0o700:
             with suppress(PermissionError):
@@ -202,39 +205,42 @@ def _unlink(directory: int, name: str, path: str, left: list[str]) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        if error.errno != errno.EBUSY:  # which is what a mounted-over file answers
+        if error.errno != errno.EBUSY:  # the file is a mount point
             raise
         left.append(path)
 
 
 def _remove_directory(root: int, path: str, left: list[str]) -> None:
     parent, _, name = path.rpartition("/")
-    with _opened_to_remove(open_beneath(root, parent, _DIRECTORY)) as above:
+    with closing_fd(open_beneath(root, parent, _DIRECTORY)) as above:
         try:
             os.rmdir(name, dir_fd=above)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY or not any(kept.startswith(f"{path}/") for kept in left):
+            if error.errno != errno.ENOTEMPTY or not any(entry.startswith(f"{path}/") for entry in left):
                 raise
+
+
+# Copy.
 
 
 FICLONE = 0x40049409
 
 _RANGE = 1 << 27  # bytes one copy_file_range may take: few calls, and still interruptible
 _BUFFER = 1 << 20
-_SETTLED = 50_000_000  # nanoseconds after which no change of a file has the ctime of the one before
+_SETTLED_NS = 50_000_000  # after this, a new change of a file has another ctime than the last one
 
-# What a layered view writes on its layer's files; on a copy it would hide or redirect things.
+# Attributes that overlayfs writes on the files of a layer; on a copy they would hide or redirect entries.
 _OVERLAY_XATTRS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 _PRIVILEGED_XATTRS = ("security.", "trusted.", "system.")
 
 
-#: What tells that a file is the same as before and was not changed: its inode number, ctime and size.
+#: A file's inode number, ctime and size: all three are equal as long as the file was not changed.
 Identity = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Older:
-    """An earlier copy of the same tree: where it lies, and the paths of its files by what they were copies of."""
+class EarlierCopy:
+    """An earlier copy of the same tree: its root, and its files' paths by the identity of the original files."""
 
     root: int
     paths: Mapping[Identity, str]
@@ -242,10 +248,10 @@ class Older:
 
 @dataclass(frozen=True, slots=True)
 class CopiedTree:
-    """What a copied tree holds: every directory's inode number and names by relative path, and what was left out.
+    """The content of a copied tree: every directory's inode number and names, by relative path.
 
-    ``skipped`` names the FIFOs, sockets, devices and files that are mount points: they have no copy. ``origins`` are
-    the inode numbers of the directories that were copied.
+    ``skipped`` lists the FIFOs, sockets, devices and files that are mount points, which are not copied. ``origins`` has
+    the inode numbers of the original directories.
     """
 
     directories: Mapping[str, tuple[int, frozenset[str]]]
@@ -254,10 +260,10 @@ class CopiedTree:
 
 
 def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = False) -> None:
-    """Copy one file, symlink or directory with all it holds to the new name ``dst``.
+    """Copy one file, symlink or directory with everything in it to the new name ``dst``.
 
-    FIFOs, sockets and devices are passed over. With ``sync`` the content is on the disk when this returns; the new
-    name itself lasts when the caller syncs ``dst_dir``. A failure leaves what was copied so far.
+    FIFOs, sockets and devices are skipped. With ``sync`` the content is on the disk when this returns; the caller has
+    to sync ``dst_dir`` to make the new name durable. A failure leaves a partial copy.
     """
     found = os.stat(src, dir_fd=src_dir, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
@@ -265,43 +271,37 @@ def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = F
             _copy_leaf(found, src_dir, src, dst_dir, dst, reflink_only=False, sync=sync)
         return
     os.mkdir(dst, 0o700, dir_fd=dst_dir)
-    with _opened(open_beneath(dst_dir, dst, _DIRECTORY)) as target:
+    with closing_fd(open_beneath(dst_dir, dst, _DIRECTORY)) as target:
         source = _enter(src_dir, src, os.fstat(src_dir).st_dev)
         if source is None:
             _set_metadata(target, found, {})
         else:
-            with _opened(source):
+            with closing_fd(source):
                 _TreeCopy(source, target, reflink_only=False, sync=sync).run()
 
 
-def copy_layer(src_dir: int, dst_dir: int, older: Older | None = None) -> dict[Identity, str]:
-    """Copy a branch's layer to an empty directory, with all that a layered view wrote there: its marks, and whiteouts
-    and other special files as links. What has not changed since an ``older`` copy is linked to that, so that neither
-    may be written to. Gives what the next copy needs to know."""
-    copy = _TreeCopy(src_dir, dst_dir, reflink_only=False, sync=False, is_layer=True, older=older)
+def copy_layer(src_dir: int, dst_dir: int, earlier: EarlierCopy | None = None) -> dict[Identity, str]:
+    """Copy an overlayfs layer to an empty directory, including its overlay attributes and whiteouts.
+
+    Whiteouts and other special files become hard links. A file that has not changed since the ``earlier`` copy becomes
+    a hard link to that copy, so neither may be written to afterwards. Return the paths by identity, for the next copy.
+    """
+    copy = _TreeCopy(src_dir, dst_dir, reflink_only=False, sync=False, is_layer=True, earlier=earlier)
     copy.run()
     return copy.copied
 
 
 def copy_tree(src_dir: int, dst_dir: int, *, reflink_only: bool = False) -> CopiedTree:
-    """Copy the content and the metadata of one open directory to another, which is empty.
+    """Copy the content and the metadata of one open directory to another, empty one.
 
     Hard links within the tree stay hard links. A mount point or a nested subvolume becomes an empty directory. With
-    ``reflink_only`` a file whose blocks cannot be shared is an OSError.
+    ``reflink_only`` a file whose blocks cannot be shared raises OSError.
     """
     return _TreeCopy(src_dir, dst_dir, reflink_only=reflink_only, sync=False).run()
 
 
-@contextmanager
-def _opened(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _enter(root: int, path: str, device: int) -> int | None:
-    """Open a directory to be read; None where it is on another filesystem or subvolume, or was removed meanwhile."""
+    """Open a directory for reading; return None if it is on another filesystem or subvolume, or was removed."""
     try:
         fd = open_beneath(root, path, _DIRECTORY)
     except OSError as error:
@@ -315,11 +315,11 @@ def _enter(root: int, path: str, device: int) -> int | None:
 
 
 class _SpecialFileError(Exception):
-    """The entry is not a file, symlink or directory of this tree, so there is nothing to copy."""
+    """The entry is not a file, symlink or directory of this tree, so it is not copied."""
 
 
 class _TreeCopy:
-    """One copy of one tree under way."""
+    """One copy of one tree, in progress."""
 
     def __init__(
         self,
@@ -329,10 +329,10 @@ class _TreeCopy:
         reflink_only: bool,
         sync: bool,
         is_layer: bool = False,
-        older: Older | None = None,
+        earlier: EarlierCopy | None = None,
     ) -> None:
         self.is_layer = is_layer
-        self.older = older
+        self.earlier = earlier
         self.copied: dict[Identity, str] = {}
         self.src = src
         self.dst = dst
@@ -349,25 +349,25 @@ class _TreeCopy:
         pending = [("", os.fstat(self.src))]
         while pending:
             pending.extend(self._copy_directory(*pending.pop()))
-        # Last, because every name created in a directory changes its times; and children before their parents,
-        # because the parent's mode may forbid this user to enter it.
+        # Last, because creating a name in a directory changes its times; and children before their parents, because
+        # the parent's mode may forbid this user to enter it.
         for path, found, xattrs in reversed(self.metadata):
-            with _opened(open_beneath(self.dst, path, _DIRECTORY)) as target:
+            with closing_fd(open_beneath(self.dst, path, _DIRECTORY)) as target:
                 _set_metadata(target, found, xattrs)
                 if self.sync:
                     os.fsync(target)
         return CopiedTree(self.directories, tuple(self.skipped), self.origins)
 
     def _copy_directory(self, path: str, found: os.stat_result) -> list[tuple[str, os.stat_result]]:
-        """Copy what one directory holds, but of its directories only the names; gives those to be filled next."""
+        """Copy the entries of one directory, its directories empty; return those, to be filled next."""
         below: list[tuple[str, os.stat_result]] = []
         names: set[str] = set()
         xattrs: dict[str, bytes] = {}
-        with _opened(open_beneath(self.dst, path, _DIRECTORY)) as target:
+        with closing_fd(open_beneath(self.dst, path, _DIRECTORY)) as target:
             source = _enter(self.src, path, self.device)
             if source is not None:
-                with _opened(source):
-                    xattrs = _read_xattrs(source, all_of_them=self.is_layer)
+                with closing_fd(source):
+                    xattrs = _read_xattrs(source, keep_overlay=self.is_layer)
                     self.origins[path] = os.fstat(source).st_ino
                     for name in os.listdir(source):
                         entry = f"{path}/{name}" if path else name
@@ -389,36 +389,36 @@ class _TreeCopy:
         return below
 
     def _copy_child(self, source: int, name: str, target: int, path: str) -> os.stat_result:
-        """Copy one entry of the directory ``path``; a directory is made but not filled."""
+        """Copy one entry of the directory ``path``; a directory is created but not filled."""
         found = os.stat(name, dir_fd=source, follow_symlinks=False)
         identity = found.st_dev, found.st_ino
         if stat.S_ISDIR(found.st_mode):
             os.mkdir(name, 0o700, dir_fd=target)
         elif found.st_nlink > 1 and identity in self.links:
             first_path, first_name = self.links[identity]
-            with _opened(open_beneath(self.dst, first_path, _DIRECTORY)) as first:
+            with closing_fd(open_beneath(self.dst, first_path, _DIRECTORY)) as first:
                 os.link(first_name, name, src_dir_fd=first, dst_dir_fd=target, follow_symlinks=False)
         else:
             if not self.is_layer:
                 _copy_leaf(found, source, name, target, name, reflink_only=self.reflink_only, sync=self.sync)
             else:
-                self._copy_of_layer(found, source, name, target, f"{path}/{name}" if path else name)
+                self._copy_layer_file(found, source, name, target, f"{path}/{name}" if path else name)
             if found.st_nlink > 1:
                 self.links[identity] = path, name
         return found
 
-    def _copy_of_layer(self, found: os.stat_result, source: int, name: str, target: int, path: str) -> None:
+    def _copy_layer_file(self, found: os.stat_result, source: int, name: str, target: int, path: str) -> None:
         identity = found.st_ino, found.st_ctime_ns, found.st_size
         if stat.S_ISREG(found.st_mode):
-            known = None if self.older is None else self.older.paths.get(identity)
-            if self.older is not None and known is not None:
-                os.link(known, name, src_dir_fd=self.older.root, dst_dir_fd=target, follow_symlinks=False)
+            known = None if self.earlier is None else self.earlier.paths.get(identity)
+            if self.earlier is not None and known is not None:
+                os.link(known, name, src_dir_fd=self.earlier.root, dst_dir_fd=target, follow_symlinks=False)
             else:
-                _copy_file(source, name, target, name, reflink_only=False, sync=False, all_of_them=True)
-            if time.time_ns() - found.st_ctime_ns > _SETTLED:
+                _copy_file(source, name, target, name, reflink_only=False, sync=False, keep_overlay=True)
+            if time.time_ns() - found.st_ctime_ns > _SETTLED_NS:
                 self.copied[identity] = path
         elif stat.S_ISLNK(found.st_mode):
-            _copy_symlink(found, source, name, target, name, all_of_them=True)
+            _copy_symlink(found, source, name, target, name, keep_overlay=True)
         else:
             os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
 
@@ -435,36 +435,36 @@ def _copy_leaf(
 
 
 def _copy_symlink(
-    found: os.stat_result, src_dir: int, src: str, dst_dir: int, dst: str, *, all_of_them: bool = False
+    found: os.stat_result, src_dir: int, src: str, dst_dir: int, dst: str, *, keep_overlay: bool = False
 ) -> None:
     os.symlink(os.readlink(src, dir_fd=src_dir), dst, dir_fd=dst_dir)
     with suppress(PermissionError):
         os.chown(dst, found.st_uid, found.st_gid, dir_fd=dst_dir, follow_symlinks=False)
-    # A symlink cannot be opened, and the calls for its attributes take no directory descriptor.
-    xattrs = _read_xattrs(f"/proc/self/fd/{src_dir}/{src}", all_of_them=all_of_them)
+    # A symlink cannot be opened, and the xattr calls accept no directory descriptor.
+    xattrs = _read_xattrs(f"/proc/self/fd/{src_dir}/{src}", keep_overlay=keep_overlay)
     _write_xattrs(f"/proc/self/fd/{dst_dir}/{dst}", xattrs)
     os.utime(dst, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=dst_dir, follow_symlinks=False)
 
 
 def _copy_file(
-    src_dir: int, src: str, dst_dir: int, dst: str, *, reflink_only: bool, sync: bool, all_of_them: bool = False
+    src_dir: int, src: str, dst_dir: int, dst: str, *, reflink_only: bool, sync: bool, keep_overlay: bool = False
 ) -> None:
     try:
-        # Not blocking: it may have become a FIFO since it was seen to be a file.
+        # O_NONBLOCK: the file may have become a FIFO since its stat.
         source = open_beneath(src_dir, src, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise _SpecialFileError from None
         raise
-    with _opened(source):
+    with closing_fd(source):
         found = os.fstat(source)
         if not stat.S_ISREG(found.st_mode):
             raise _SpecialFileError
         created = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _opened(os.open(dst, created, 0o600, dir_fd=dst_dir)) as target:
+        with closing_fd(os.open(dst, created, 0o600, dir_fd=dst_dir)) as target:
             if found.st_size:
                 _copy_data(source, target, found.st_size, reflink_only=reflink_only)
-            _set_metadata(target, found, _read_xattrs(source, all_of_them=all_of_them))
+            _set_metadata(target, found, _read_xattrs(source, keep_overlay=keep_overlay))
             if sync:
                 os.fsync(target)
 
@@ -482,7 +482,7 @@ def _copy_data(source: int, target: int, size: int, *, reflink_only: bool) -> No
 
 
 def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are not holes."""
+    """Yield the parts of a file that are not holes."""
     end = 0
     while end < size:
         try:
@@ -490,15 +490,15 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
             end = min(os.lseek(source, start, os.SEEK_HOLE), size)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return  # only a hole is left
+                return  # only a hole remains
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
-            start, end = end, size  # a filesystem that cannot tell
+            start, end = end, size  # the filesystem does not support SEEK_DATA
         yield start, end
 
 
 def _copy_range(source: int, target: int, start: int, end: int) -> None:
-    with suppress(OSError):  # what the kernel cannot copy by itself, or fails at, is read and written below
+    with suppress(OSError):  # what copy_file_range cannot copy is read and written below
         while start < end:
             copied = os.copy_file_range(source, target, min(end - start, _RANGE), start, start)
             if not copied:
@@ -507,7 +507,7 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
     while start < end:
         data = os.pread(source, min(end - start, _BUFFER), start)
         if not data:
-            return  # it was made shorter meanwhile
+            return  # the file was truncated meanwhile
         start += os.pwrite(target, data, start)
 
 
@@ -515,14 +515,14 @@ def _set_metadata(target: int, found: os.stat_result, xattrs: Mapping[str, bytes
     mode = stat.S_IMODE(found.st_mode)
     # Owner first: a change of owner clears the set-id bits and file capabilities.
     if not _set_owner(target, found.st_uid, found.st_gid) and stat.S_ISREG(found.st_mode):
-        mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would lend the powers of somebody else than before
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would grant the rights of another user than before
     _write_xattrs(target, xattrs)
     os.chmod(target, mode)
     os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _set_owner(target: int, uid: int, gid: int) -> bool:
-    """Give a file its owner and group, or at least its group; False where that was not allowed in full."""
+    """Set a file's owner and group, or at least its group; return False if this user may not set both."""
     for owner in (uid, -1):
         try:
             os.chown(target, owner, gid)
@@ -533,7 +533,7 @@ def _set_owner(target: int, uid: int, gid: int) -> bool:
     return False
 
 
-def _read_xattrs(source: int | str, *, all_of_them: bool = False) -> dict[str, bytes]:
+def _read_xattrs(source: int | str, *, keep_overlay: bool = False) -> dict[str, bytes]:
     follow = isinstance(source, int)
     xattrs: dict[str, bytes] = {}
     try:
@@ -543,7 +543,7 @@ def _read_xattrs(source: int | str, *, all_of_them: bool = False) -> dict[str, b
             return xattrs
         raise
     for name in names:
-        if name.startswith(_OVERLAY_XATTRS) and not all_of_them:
+        if name.startswith(_OVERLAY_XATTRS) and not keep_overlay:
             continue
         try:
             xattrs[name] = os.getxattr(source, name, follow_symlinks=follow)

@@ -120,7 +120,7 @@ class Supervision:
         self.limits = limits
         self.layer = layer
         self.enforcement: Enforcement = choose_enforcement(limits) if limits.asked() else {}
-        self.group = Cgroup.make(limits, self.enforcement)
+        self.group = Cgroup.make(self.enforcement, memory=limits.memory, processes=limits.processes)
         self.exceeded: str | None = None
         self.ran_out_of_memory = False
         self.peak_memory: int | None = None

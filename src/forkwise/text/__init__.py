@@ -1,1 +1,1 @@
-"""text."""
+"""Pure functions of bytes and text: diffs, three-way merges, clean text from terminal output."""

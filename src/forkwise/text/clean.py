@@ -1,14 +1,15 @@
-"""Plain text out of what a sandbox printed: no escape codes, nothing a database refuses, never more than asked for.
+"""Plain text from terminal output: escape codes removed, characters that a database refuses replaced, length bounded.
 
-Everything that a test run says passes through here before it is read, shown or kept.
+The output of every test run passes through here before it is parsed, shown or stored.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 
-__all__ = ["clean_text", "sections", "truncate_middle"]
+__all__ = ["TerminalCleaner", "clean_text", "sections", "truncate", "truncate_line", "truncate_middle"]
 
 _CUT = "\n[…]\n"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z^_])")
@@ -16,20 +17,20 @@ _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {ord("\n"): "\n"
 
 
 def clean_text(text: bytes | str) -> str:
-    r"""The text without colours, control characters, carriage returns and what is not valid Unicode.
+    r"""Remove colours, control characters and carriage returns, and replace what is not valid Unicode.
 
-    >>> plain(b"\x1b[31mcaf\xe9\x1b[0m\r\n")
+    >>> clean_text(b"\x1b[31mcaf\xe9\x1b[0m\r\n")
     'caf\ufffd\n'
     """
-    # A string may hold half a character (JSON can escape one), which no file and no database takes.
+    # A string may contain a lone surrogate (JSON can escape one), which no file and no database accepts.
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     return _ESCAPES.sub("", data.decode("utf-8", "replace")).translate(_CONTROLS)
 
 
 def truncate_middle(text: str, limit: int) -> str:
-    """At most ``limit`` characters: all of the text, or its beginning and, twice as long, its end.
+    """Return at most ``limit`` characters: a longer text loses its middle, and keeps twice as much of its end.
 
-    >>> clipped("beginning, middle and end", 14)
+    >>> truncate_middle("beginning, middle and end", 14)
     'beg\\n[…]\\nnd end'
     """
     if len(text) <= limit:
@@ -39,8 +40,26 @@ def truncate_middle(text: str, limit: int) -> str:
     return (text[:head] + _CUT + text[len(text) - (kept - head) :])[:limit]
 
 
+def truncate(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters of ``text``; a longer one ends with an ellipsis.
+
+    >>> truncate("a long label", 7)
+    'a long…'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def truncate_line(text: str, limit: int) -> str:
+    """Return ``text`` as one line of at most ``limit`` characters, with each run of white space as one space.
+
+    >>> truncate_line("two\\n  lines", 8)
+    'two lin…'
+    """
+    return truncate(" ".join(text.split()), limit)
+
+
 def sections(text: str, heading: re.Pattern[str], stop: re.Pattern[str]) -> Iterator[tuple[re.Match[str], str]]:
-    """The parts of a text that begin with a line like ``heading``, each up to the next such line or one like ``stop``.
+    """Yield the sections of a text: from a line that matches ``heading`` to the next one, or to one matching ``stop``.
 
     >>> parts = sections("a\\n# b\\nc\\n=\\nd\\n", re.compile("# (.)"), re.compile("="))
     >>> [(heading[1], body) for heading, body in parts]
@@ -59,3 +78,37 @@ def sections(text: str, heading: re.Pattern[str], stop: re.Pattern[str]) -> Iter
             body.append(line)
     if found:
         yield found, "\n".join(body).strip("\n")
+
+
+_TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+_PARTIAL_ESCAPE = re.compile(r"\x1b[^\x07]{0,80}\Z")
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+
+
+class TerminalCleaner:
+    r"""Converts terminal output to plain text, chunk by chunk.
+
+    Escape sequences and text overwritten by a carriage return are removed. A character or an escape sequence that a
+    chunk splits is held until the next chunk.
+
+    >>> cleaner = TerminalCleaner()
+    >>> cleaner.feed(b"\x1b[3"), cleaner.feed(b"1mred\x1b[0m caf\xc3"), cleaner.feed(b"\xa9\r\n10%\r20%\n")
+    ('', 'red caf', 'é\n20%\n')
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+
+    def feed(self, chunk: bytes) -> str:
+        """Return the text of the next chunk."""
+        text = _TERMINAL_ESCAPE.sub("", self._pending + self._decoder.decode(chunk))
+        partial = _PARTIAL_ESCAPE.search(text)
+        if partial is None and text.endswith("\r"):
+            text, self._pending = text[:-1], "\r"
+        elif partial is not None:
+            text, self._pending = text[: partial.start()], partial[0]
+        else:
+            self._pending = ""
+        text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
+        return "".join(c for c in text if c.isprintable() or c in "\n\t")

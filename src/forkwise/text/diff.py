@@ -1,6 +1,6 @@
-"""A diff as text in git's format, which ``git apply`` and ``patch -p1`` accept.
+"""Line diffs: the shortest edits between two texts, and unified diffs in git's format.
 
-Apart from the delta, which knows which paths changed, and from the lines, which know how to compare two texts.
+``git apply`` and ``patch -p1`` accept the unified diffs. Finding out which paths changed is the work of ``files``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "LIMIT",
     "Edit",
     "FileDiff",
-    "Side",
+    "FileVersion",
     "chunks",
     "edits",
     "is_text",
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 
-# Where git looks for a NUL; to look further would call binary what git merges and applies as text.
+# Git searches so many bytes for a NUL; searching further would call binary what git merges and applies as text.
 _SNIFFED = 8000
 
-# The common lines of two texts are sought in a table of one bit for each pair of lines; this keeps it below 256 MiB.
+# The longest common subsequence needs one bit for each pair of lines; this keeps the table below 256 MiB.
 _TABLE_BITS = 1 << 31
 
-# Of the lines at both ends that two texts share, so many are looked at first: an edit seldom has to move further.
+# How many of the common lines at both ends are included at first: an edit seldom has to move further.
 _REACH = 1
 
 _Chain: TypeAlias = "tuple[tuple[int, int], _Chain | None]"
@@ -57,7 +57,7 @@ class Edit(NamedTuple):
 
 
 def is_text(data: bytes) -> bool:
-    r"""Whether git would take these bytes for text: no NUL near their beginning.
+    r"""Return whether git would treat these bytes as text: no NUL near their beginning.
 
     >>> is_text(b"caf\xe9\r\n"), is_text(b"\x7fELF\x00")
     (True, False)
@@ -66,7 +66,7 @@ def is_text(data: bytes) -> bool:
 
 
 def lines_of(data: bytes) -> list[bytes]:
-    r"""The lines, each with its ending; only a newline ends a line.
+    r"""Split bytes into lines, each with its ending; only a newline ends a line.
 
     >>> lines_of(b"one\r\ntwo\rthree")
     [b'one\r\n', b'two\rthree']
@@ -75,17 +75,17 @@ def lines_of(data: bytes) -> list[bytes]:
 
 
 def edits(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
-    r"""The fewest lines to take out and put in that turn old into new, in order and with an equal line between any two.
+    r"""Find the fewest lines to remove and insert that turn ``old`` into ``new``.
 
-    Where an edit could as well stand elsewhere, it stands where git puts it: beside another edit if it can, else as
-    far down as it goes.
+    The edits are in order, with an equal line between any two. An edit with several equivalent positions is placed
+    where git places it: next to another edit if possible, else as far down as possible.
 
     >>> edits([b"a\n", b"b\n", b"c\n"], [b"a\n", b"c\n", b"d\n"])
     [Edit(old_start=1, old_stop=2, new_start=1, new_stop=1), Edit(old_start=3, old_stop=3, new_start=2, new_stop=3)]
     """
-    replaced = _replaced(old, new)
-    if replaced is not None:
-        return replaced
+    replacements = _find_replacements(old, new)
+    if replacements is not None:
+        return replacements
     head, tail = _ends(old, new)
     reach = _REACH
     while True:
@@ -96,66 +96,70 @@ def edits(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
         reach *= 8
 
 
-def _replaced(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit] | None:
-    """The edits where lines were replaced by as many that the old text has nowhere, while the new one has nowhere what
-    they replace: as none of them can be kept, all others are, where they are, and no edit could stand elsewhere. None
-    where it is not as plain as that."""
+def _find_replacements(old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit] | None:
+    """Find the edits of the simplest case, line-by-line replacement; return None if it is not that case.
+
+    Every changed line was replaced by a line that the old text has nowhere, and the new text has the replaced lines
+    nowhere. So none of these lines can be common, all others are, and no edit has another equivalent position.
+    """
     if len(old) != len(new):
         return None
-    places = [*compress(count(), map(ne, old, new))]
-    if not ({old[at] for at in places}.isdisjoint(new) and {new[at] for at in places}.isdisjoint(old)):
+    changed = [*compress(count(), map(ne, old, new))]
+    if not (
+        {old[number] for number in changed}.isdisjoint(new) and {new[number] for number in changed}.isdisjoint(old)
+    ):
         return None
     found: list[Edit] = []
     start = stop = -1
-    for at in places:
-        if at != stop:
+    for number in changed:
+        if number != stop:
             if stop > start:
                 found.append(Edit(start, stop, start, stop))
-            start = at
-        stop = at + 1
-    return [*found, Edit(start, stop, start, stop)] if places else found
+            start = number
+        stop = number + 1
+    return [*found, Edit(start, stop, start, stop)] if changed else found
 
 
-class _Found(NamedTuple):
-    """Edits, and whether one of them came to an end of the text on its way to its place."""
+class _PlacedEdits(NamedTuple):
+    """Edits, and whether one of them reached the top or the bottom of the text while it was placed."""
 
     edits: list[Edit]
     is_at_top: bool
     is_at_bottom: bool
 
 
-def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: int) -> _Found:
-    """The edits between two texts whose first ``head`` and last ``tail`` lines are the same."""
+def _edits_within(old: Sequence[bytes], new: Sequence[bytes], head: int, tail: int) -> _PlacedEdits:
+    """Find the edits between two texts whose first ``head`` and last ``tail`` lines are equal."""
     numbers = dict(zip({*old, *new}, count(), strict=False))
     before = [*map(numbers.__getitem__, old)]
     after = [*map(numbers.__getitem__, new)]
     pairs = _common(range(head, len(before) - tail), range(head, len(after) - tail), before, after)
-    # The ends of the texts count as kept lines, so that every gap lies between two.
+    # The ends of the texts count as common lines, so that every gap is between two of them.
     bounds_before = [*range(-1, head), *[i for i, _ in pairs], *range(len(before) - tail, len(before) + 1)]
     bounds_after = [*range(-1, head), *[j for _, j in pairs], *range(len(after) - tail, len(after) + 1)]
-    spans = [_settle(before, bounds_before, bounds_after), _settle(after, bounds_after, bounds_before)]
+    spans = [_place_gaps(before, bounds_before, bounds_after), _place_gaps(after, bounds_after, bounds_before)]
     gaps = zip(pairwise(bounds_before), pairwise(bounds_after), strict=True)
     edits = [Edit(i + 1, next_i, j + 1, next_j) for (i, next_i), (j, next_j) in gaps if next_i - i + next_j - j > 2]
-    return _Found(edits, min(spans)[0] <= 1, max(top for _, top in spans) >= len(bounds_before) - 1)
+    return _PlacedEdits(edits, min(spans)[0] <= 1, max(top for _, top in spans) >= len(bounds_before) - 1)
 
 
 def _ends(old: Sequence[bytes], new: Sequence[bytes]) -> tuple[int, int]:
-    """How many lines at the beginning, and of the rest at the end, are the same."""
+    """Count the equal lines at the beginning, and those of the rest at the end."""
     shorter = min(len(old), len(new))
-    head = _agreeing(shorter, lambda start, stop: old[start:stop] == new[start:stop])
+    head = _equal_prefix(shorter, lambda start, stop: old[start:stop] == new[start:stop])
     last_old, last_new = len(old), len(new)
-    tail = _agreeing(
+    tail = _equal_prefix(
         shorter - head,
         lambda start, stop: old[last_old - stop : last_old - start] == new[last_new - stop : last_new - start],
     )
     return head, tail
 
 
-def _agreeing(most: int, is_same: Callable[[int, int], bool]) -> int:
-    """How far from 0 on, at most to ``most``, all is the same; halving is fastest where slices are compared at once."""
+def _equal_prefix(most: int, is_same: Callable[[int, int], bool]) -> int:
+    """Return the length of the equal prefix, at most ``most``; bisection is fastest because slices compare in C."""
     if is_same(0, most):
         return most
-    low, high = 0, most  # the first difference lies between them
+    low, high = 0, most  # the first difference is between them
     while high - low > 1:
         middle = (low + high) // 2
         if is_same(low, middle):
@@ -166,11 +170,11 @@ def _agreeing(most: int, is_same: Callable[[int, int], bool]) -> int:
 
 
 def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: list[int]) -> list[tuple[int, int]]:
-    """Pairs of positions, one from ``olds`` and one from ``news``, that hold the same line, both ascending."""
+    """Pair positions in ``olds`` with positions in ``news`` that have the same line, both ascending."""
     if not olds or not news:
         return []
     shared = {*map(before.__getitem__, olds)} & {*map(after.__getitem__, news)}
-    # A line that only one side has cannot be kept: leaving it out loses nothing and empties the table of a rewrite.
+    # A line that only one text has cannot be common: dropping it loses nothing, and keeps the table of a rewrite small.
     olds = [i for i in olds if before[i] in shared]
     news = [j for j in news if after[j] in shared]
     if not olds:
@@ -179,10 +183,10 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
     if ours == its:
         return [*zip(olds, news, strict=True)]
     if len(olds) * len(news) <= _TABLE_BITS:
-        # Late, because it takes longer to load than all the rest, and files that only come or go do without.
+        # Imported late: it takes longer to load than everything else, and added or deleted files do not need it.
         from rapidfuzz.distance import LCSseq  # noqa: PLC0415
 
-        # New before old: of several longest runs this finds, far more often than the other way, the one git takes.
+        # New before old: of several longest subsequences, this order finds the one that git uses far more often.
         blocks = LCSseq.opcodes(ours, its).as_matching_blocks()
         return [(olds[block.b + n], news[block.a + n]) for block in blocks for n in range(block.size)]
     pairs: list[tuple[int, int]] = []
@@ -198,24 +202,24 @@ def _common(olds: Sequence[int], news: Sequence[int], before: list[int], after: 
 def _cuts(
     olds: Sequence[int], news: Sequence[int], before: list[int], after: list[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Where to cut a pair of texts too large for one table: at lines that each has once, or else through the middle."""
+    """Yield where to cut two texts too large for one table: at lines that both have once, else in the middle."""
     times_old, times_new = Counter(before[i] for i in olds), Counter(after[j] for j in news)
-    place_new = {after[j]: place for place, j in enumerate(news)}
+    index_new = {after[j]: index for index, j in enumerate(news)}
     once = [
-        (place, place_new[before[i]])
-        for place, i in enumerate(olds)
+        (index, index_new[before[i]])
+        for index, i in enumerate(olds)
         if times_old[before[i]] == 1 == times_new[before[i]]
     ]
-    anchors = _ascending(once)
+    anchors = _longest_ascending(once)
     if anchors:
-        yield from ((place_i, place_j, True) for place_i, place_j in anchors)
+        yield from ((index_i, index_j, True) for index_i, index_j in anchors)
     else:
         yield len(olds) // 2, len(news) // 2, False
     yield len(olds), len(news), False
 
 
-def _ascending(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest choice of pairs, given in the order of their first, whose second ascends as well."""
+def _longest_ascending(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest subsequence of pairs, sorted by their first number, whose second numbers ascend too."""
     lowest_ends: list[int] = []
     chains: list[_Chain] = []
     for pair in pairs:
@@ -230,13 +234,13 @@ def _ascending(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return chosen[::-1]
 
 
-def _settle(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int, int]:
-    """Move each gap between kept lines, in place, to where git would have it.
+def _place_gaps(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int, int]:
+    """Move each gap between common lines, in place, to where git would have it.
 
-    A gap whose first line equals the kept line after it can as well begin one line later, and the other way round. So
-    a gap goes up as far as it can and then down, taking in the gaps it meets. If on its last way down it passed places
-    where the other text has a gap too, it ends at the lowest of them: one edit that replaces reads better than two.
-    The answer is the lowest and the highest number that any gap had on its way.
+    A gap whose first line equals the common line after it can as well begin one line later, and the other way round.
+    So a gap moves up as far as possible and then down, and absorbs the gaps that it meets. If it passed positions on
+    its last way down where the other text has a gap too, it ends at the lowest of them: one edit that replaces reads
+    better than two. Return the lowest and the highest number that any gap had on its way.
     """
     gaps = [gap for gap, (start, stop) in enumerate(pairwise(bounds), start=1) if stop - start > 1]
     lowest, highest = min(gaps, default=len(bounds)), max(gaps, default=0)
@@ -245,7 +249,7 @@ def _settle(lines: list[int], bounds: list[int], other: list[int]) -> tuple[int,
     gap = 1
     while gap < len(bounds):
         if bounds[gap] - bounds[gap - 1] > 1:
-            gap, low, high = _settled(lines, bounds, other, gap)
+            gap, low, high = _place_gap(lines, bounds, other, gap)
             lowest, highest = min(lowest, low), max(highest, high)
         gap += 1
     return lowest, highest
@@ -258,14 +262,14 @@ def _is_movable(lines: list[int], bounds: list[int], gap: int) -> bool:
     )
 
 
-def _settled(lines: list[int], bounds: list[int], other: list[int], gap: int) -> tuple[int, int, int]:
-    """Move one gap; the answer is its new number, with the lowest and the highest it had on its way."""
+def _place_gap(lines: list[int], bounds: list[int], other: list[int], gap: int) -> tuple[int, int, int]:
+    """Move one gap; return its new number, and the lowest and the highest that it had on its way."""
     width, beside = 0, 0
     lowest = highest = gap
     while width != _width(bounds, gap):
         width = _width(bounds, gap)
         while gap > 1 and lines[bounds[gap - 1]] == lines[bounds[gap] - 1]:
-            gap = _raised(bounds, gap)
+            gap = _move_up(bounds, gap)
         lowest = min(lowest, gap)
         beside = gap if _width(other, gap) else 0
         while gap < len(bounds) - 1 and lines[bounds[gap - 1] + 1] == lines[bounds[gap]]:
@@ -274,7 +278,7 @@ def _settled(lines: list[int], bounds: list[int], other: list[int], gap: int) ->
             beside = gap if _width(other, gap) else beside
         highest = max(highest, gap)
     while beside and gap > beside:
-        gap = _raised(bounds, gap)
+        gap = _move_up(bounds, gap)
     return gap, lowest, highest
 
 
@@ -282,27 +286,27 @@ def _width(bounds: list[int], gap: int) -> int:
     return bounds[gap] - bounds[gap - 1] - 1
 
 
-def _raised(bounds: list[int], gap: int) -> int:
+def _move_up(bounds: list[int], gap: int) -> int:
     bounds[gap - 1] = bounds[gap] - 1
     return gap - 1
 
 
+#: The largest version of a file, in bytes, whose content a diff shows.
 LIMIT = 8 * 1024 * 1024
-"""How many bytes a side may have for its content to be shown."""
 
 _NO_BLOB = "0" * 40
 _SMALL = 64 * 1024
-_UNENDED = b"\n\\ No newline at end of file\n"
+_NO_NEWLINE = b"\n\\ No newline at end of file\n"
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")  # printable ASCII without quotes and backslashes
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class FileVersion:
     """One version of a path.
 
-    ``mode`` is the full ``st_mode``. ``content`` is a symlink's target for a symlink, and None where it was too large
-    to be read; ``size`` then says how large.
+    ``mode`` is the full ``st_mode``. ``content`` is the target for a symlink, and None if it is too large; ``size`` is
+    then its size, if that is known.
     """
 
     mode: int
@@ -312,17 +316,17 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """A path before and after; None is where there was, or is, nothing."""
+    """A path before and after a change; None if it did not exist then."""
 
     path: str
-    old: Side | None
-    new: Side | None
+    old: FileVersion | None
+    new: FileVersion | None
 
 
 def chunks(
     changes: Iterable[FileDiff], *, context: int = 3, binary: bool = False, limit: int | None = LIMIT
 ) -> Iterator[str]:
-    """The text of `unified` piece by piece, so that only one file of a large diff is held at a time."""
+    """Yield the text of ``unified`` file by file, so that only one file of a large diff is in memory at a time."""
     if context < 0:
         raise ValueError(f"context must not be negative, got {context}")
     for change in changes:
@@ -331,13 +335,13 @@ def chunks(
 
 
 def unified(changes: Iterable[FileDiff], *, context: int = 3, binary: bool = False, limit: int | None = LIMIT) -> str:
-    r"""A diff in git's format; encode it as UTF-8 with ``surrogateescape`` to have its exact bytes.
+    r"""Format a diff in git's format; encode it as UTF-8 with ``surrogateescape`` to get its exact bytes.
 
-    ``binary`` writes what is not text in full, so that ``git apply`` restores it. A side of more than ``limit`` bytes
-    (None: no limit) is only said to differ, in a way that makes ``git apply`` refuse instead of doing half.
-    Directories and special files have no form in git's diffs and are left out.
+    ``binary`` includes the content of binary files, so that ``git apply`` can restore them. A version of more than
+    ``limit`` bytes (None: no limit) is only reported to differ, in a way that makes ``git apply`` refuse the diff
+    instead of applying half of it. Git's diffs cannot express directories and special files; they are left out.
 
-    >>> old, new = Side(0o100644, b"one\ntwo\n"), Side(0o100644, b"one\n2\n")
+    >>> old, new = FileVersion(0o100644, b"one\ntwo\n"), FileVersion(0o100644, b"one\n2\n")
     >>> print(unified([FileDiff("count.txt", old, new)]), end="")
     diff --git a/count.txt b/count.txt
     index 814f4a422927b82f5f8a43f8fab6d3839e3983f2..99b356dcd03dde0755c749bcd4cae4b2b73a8fa8 100644
@@ -352,25 +356,27 @@ def unified(changes: Iterable[FileDiff], *, context: int = 3, binary: bool = Fal
 
 
 def unified_file(change: FileDiff, *, context: int = 3, binary: bool = False, limit: int | None = LIMIT) -> str:
-    """The same of one path."""
-    old, new = _shown(change.old), _shown(change.new)
+    """Format the diff of one path."""
+    old, new = _file_or_link(change.old), _file_or_link(change.new)
     if old and new and stat.S_IFMT(old.mode) != stat.S_IFMT(new.mode):
-        gone = _file(change.path, old, None, context, binary, limit)
-        return gone + _file(change.path, None, new, context, binary, limit)
+        deletion = _file(change.path, old, None, context, binary, limit)
+        return deletion + _file(change.path, None, new, context, binary, limit)
     return _file(change.path, old, new, context, binary, limit) if old or new else ""
 
 
-def _shown(side: Side | None) -> Side | None:
+def _file_or_link(side: FileVersion | None) -> FileVersion | None:
     return side if side and (stat.S_ISREG(side.mode) or stat.S_ISLNK(side.mode)) else None
 
 
-def _file(path: str, old: Side | None, new: Side | None, context: int, binary: bool, limit: int | None) -> str:
-    """One path whose sides, where there are both, are of one type."""
+def _file(
+    path: str, old: FileVersion | None, new: FileVersion | None, context: int, binary: bool, limit: int | None
+) -> str:
+    """Format the diff of one path whose versions, if there are two, are of the same type."""
     old_mode, new_mode = _mode(old), _mode(new)
     is_same = bool(old and new and old.content == new.content and old.content is not None)
     if is_same and old_mode == new_mode:
         return ""
-    old_name, new_name = _quoted(f"a/{path}"), _quoted(f"b/{path}")
+    old_name, new_name = _quote(f"a/{path}"), _quote(f"b/{path}")
     head = f"diff --git {old_name} {new_name}\n"
     if not old:
         head += f"new file mode {new_mode}\n"
@@ -382,14 +388,14 @@ def _file(path: str, old: Side | None, new: Side | None, context: int, binary: b
         return head
     old_label, new_label = old_name if old else "/dev/null", new_name if new else "/dev/null"
     if _is_over(old, limit) or _is_over(new, limit):
-        # Begun and ended like this, git takes it for a binary file; else it would make or delete one silently.
+        # Git parses a line of this form as a binary file; otherwise it would silently create or delete an empty file.
         return f"{head}Files {old_label}{_size(old)} and {new_label}{_size(new)} differ\n"
     before, after = (old and old.content) or b"", (new and new.content) or b""
     head += f"index {_blob(old)}..{_blob(new)}" + (f" {old_mode}\n" if old_mode == new_mode else "\n")
     if is_text(before) and is_text(after):
         if before == after:
             return head
-        # A name with a space would end there for `patch`, were it not for the tab.
+        # Without the tab, `patch` would end a name at its first space.
         tab = "\t" if " " in path else ""
         labels = f"--- {old_label}{tab if old else ''}\n+++ {new_label}{tab if new else ''}\n"
         return "".join([head, labels, *_hunks(_lines(before), _lines(after), context)])
@@ -398,8 +404,8 @@ def _file(path: str, old: Side | None, new: Side | None, context: int, binary: b
     return f"{head}Binary files {old_label} and {new_label} differ\n"
 
 
-def _mode(side: Side | None) -> str:
-    """The mode as git keeps it: of the permissions, only whether the owner may execute."""
+def _mode(side: FileVersion | None) -> str:
+    """Return the mode as git stores it: of the permissions, only whether the owner may execute."""
     if side is None:
         return ""
     if stat.S_ISLNK(side.mode):
@@ -407,19 +413,19 @@ def _mode(side: Side | None) -> str:
     return "100755" if side.mode & stat.S_IXUSR else "100644"
 
 
-def _is_over(side: Side | None, limit: int | None) -> bool:
+def _is_over(side: FileVersion | None, limit: int | None) -> bool:
     return side is not None and (side.content is None or (limit is not None and len(side.content) > limit))
 
 
-def _size(side: Side | None) -> str:
+def _size(side: FileVersion | None) -> str:
     if side is None:
         return ""
     size = side.size if side.content is None else len(side.content)
     return " (of unknown size)" if size is None else f" ({size} bytes)"
 
 
-def _blob(side: Side | None) -> str:
-    """The name git gives to this content, which it asks for before it applies anything binary."""
+def _blob(side: FileVersion | None) -> str:
+    """Return git's object id of this content, which it checks before it applies a binary patch."""
     if side is None or side.content is None:
         return _NO_BLOB
     return _small_blob(side.content) if len(side.content) <= _SMALL else _blob_of(side.content)
@@ -433,22 +439,22 @@ def _lines(content: bytes) -> list[bytes]:
     return _small_lines(content) if len(content) <= _SMALL else lines_of(content)
 
 
-# Several versions of a file are mostly diffed one after the other, against the same one.
+# Cached because several versions of a file are usually diffed one after the other against the same one.
 _small_blob = lru_cache(maxsize=4)(_blob_of)
 _small_lines = lru_cache(maxsize=4)(lines_of)
 
 
-def _quoted(path: str) -> str:
-    r"""A path as git writes it: in C's quotes if anything in it needs them, bytes beyond ASCII in octal.
+def _quote(path: str) -> str:
+    r"""Quote a path as git does: in C's quotes if anything in it needs them, bytes beyond ASCII in octal.
 
-    >>> print(_quoted("plain name"), _quoted('say "hi"'), _quoted("caf\u00e9"))
+    >>> print(_quote("plain name"), _quote('say "hi"'), _quote("caf\u00e9"))
     plain name "say \"hi\"" "caf\303\251"
     """
     if _PLAIN.fullmatch(path) and " /" not in path:
         return path
     raw = os.fsencode(path)
     text = "".join(_ESCAPES.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}") for byte in raw)
-    # Git leaves a directory whose name ends in a space bare, and then cannot read its own header.
+    # Git does not quote a directory whose name ends in a space, and then cannot parse its own header.
     return f'"{text}"' if len(text) != len(raw) or " /" in text else text
 
 
@@ -471,32 +477,32 @@ def _hunk(group: list[Edit], old: list[bytes], new: list[bytes], context: int) -
     new_range = _span(group[0].new_start - lead, group[-1].new_stop + trail)
     parts = []
     for edit in group:
-        parts.append(_led(b" ", old[at : edit.old_start]))
-        parts.append(_led(b"-", old[edit.old_start : edit.old_stop]))
-        parts.append(_led(b"+", new[edit.new_start : edit.new_stop]))
+        parts.append(_prefix(b" ", old[at : edit.old_start]))
+        parts.append(_prefix(b"-", old[edit.old_start : edit.old_stop]))
+        parts.append(_prefix(b"+", new[edit.new_start : edit.new_stop]))
         at = edit.old_stop
-    parts.append(_led(b" ", old[at : at + trail]))
+    parts.append(_prefix(b" ", old[at : at + trail]))
     return f"@@ -{old_range} +{new_range} @@\n{b''.join(parts).decode('utf-8', 'surrogateescape')}"
 
 
-def _led(mark: bytes, lines: list[bytes]) -> bytes:
-    """Lines with a mark before each."""
+def _prefix(mark: bytes, lines: list[bytes]) -> bytes:
+    """Put a mark before each line."""
     if not lines:
         return b""
     text = mark + mark.join(lines)
-    # Only the last line of a text can be without an ending.
-    return text if text.endswith(b"\n") else text + _UNENDED
+    # Only the last line of a text can lack a newline.
+    return text if text.endswith(b"\n") else text + _NO_NEWLINE
 
 
 def _span(start: int, stop: int) -> str:
-    """A range of lines as hunk headers count them: from one, and an empty one by the line before it."""
+    """Format a range of lines for a hunk header: counted from one, an empty range by the line before it."""
     if stop - start == 1:
         return str(stop)
     return f"{start + (stop > start)},{stop - start}"
 
 
 def _literal(content: bytes) -> Iterator[str]:
-    """Content as a block of a binary patch: deflated, in base 85, each line led by a letter for its length."""
+    """Yield a block of a binary patch: the content deflated, in base 85, each line with a letter for its length."""
     yield f"literal {len(content)}\n"
     packed = zlib.compress(content)
     for start in range(0, len(packed), 52):

@@ -1,7 +1,7 @@
-"""Hunks: several versions of one text lined up against what they were made from, and a choice among their changes.
+"""Three-way merge of one text, and the alignment of many versions of it hunk by hunk.
 
-Pure functions of bytes, apart from any face: whoever lets somebody accept and reject changes across branches, in a
-terminal, over MCP or in a browser, asks here what there is to choose and what a choice makes of the text.
+``merge`` combines two versions and marks conflicts; ``align`` lists the hunks of any number of versions, so that a user
+interface can let the user accept some of them and reject others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forkwise.text.diff import Edit, edits, is_text, lines_of
 __all__ = [
     "Alignment",
     "ConflictHunk",
+    "Hunk",
     "Merge",
     "Region",
     "align",
@@ -26,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ConflictHunk:
-    """Lines ``start:stop`` of the base, counted from zero, that both sides changed, each in its own way."""
+    """Lines ``start:stop`` of the base, counted from zero, that both sides changed differently."""
 
     start: int
     stop: int
@@ -37,20 +38,20 @@ class ConflictHunk:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The merged content; where the sides conflict it holds both, between git's markers."""
+    """The merged content; a conflict is in it with both sides, between git's conflict markers."""
 
     content: bytes
     conflicts: tuple[ConflictHunk, ...]
 
     @property
     def clean(self) -> bool:
-        """Whether every change of both sides found its place."""
+        """Whether there is no conflict."""
         return not self.conflicts
 
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """Edits of both sides that overlap or touch, and the lines of the base they span."""
+    """Edits of both sides that overlap or touch, and the lines of the base that they span."""
 
     start: int
     stop: int
@@ -61,11 +62,12 @@ class _Region:
 def merge(
     base: bytes, ours: bytes, theirs: bytes, *, labels: tuple[str, str, str] = ("branch", "base", "parent")
 ) -> Merge:
-    r"""Both sides' changes to the base in one content.
+    r"""Merge both sides' changes to the base.
 
-    Changes with an unchanged line between them are combined, a change both sides made alike is taken once, and any
-    others that overlap or touch conflict. The labels name ours, base and theirs in the markers. Git differs only where
-    lines repeat so much that there are several shortest diffs and it takes another one, or not a shortest.
+    Changes with an unchanged line between them are combined, a change that both sides made alike is applied once, and
+    others that overlap or touch conflict. The labels name ours, base and theirs in the conflict markers. The result
+    differs from git's only if lines repeat so much that there are several shortest diffs and git uses another one, or
+    one that is not the shortest.
 
     >>> merge(b"a\nb\nc\n", b"A\nb\nc\n", b"a\nb\nC\n").content
     b'A\nb\nC\n'
@@ -100,14 +102,14 @@ def merge(
             hunk = ConflictHunk(region.start, region.stop, tuple(base_part), tuple(our_part), tuple(their_part))
             conflicts.append(hunk)
             ending = b"\r\n" if _ends_in_crlf(base_lines, our_lines, their_lines, our_start, their_start) else b"\n"
-            merged += _marked(hunk, labels, ending)
+            merged += _mark_conflict(hunk, labels, ending)
         at = region.stop
     merged += base_lines[at:]
     return Merge(b"".join(merged), tuple(conflicts))
 
 
 def _conflict_regions(ours: Sequence[Edit], theirs: Sequence[Edit]) -> Iterator[_Region]:
-    """Group the edits of both sides so that an unchanged line of the base lies between any two groups."""
+    """Group the edits of both sides so that an unchanged line of the base is between any two groups."""
     changes = [(edit, True) for edit in ours] + [(edit, False) for edit in theirs]
     changes.sort(key=lambda change: change[0].old_start)
     stop = -1
@@ -132,20 +134,20 @@ def _growth(side: list[Edit]) -> int:
     return sum((edit.new_stop - edit.new_start) - (edit.old_stop - edit.old_start) for edit in side)
 
 
-def _marked(hunk: ConflictHunk, labels: tuple[str, str, str], ending: bytes) -> Iterator[bytes]:
-    """Both sides of a conflict and what they had in common, between markers."""
+def _mark_conflict(hunk: ConflictHunk, labels: tuple[str, str, str], ending: bytes) -> Iterator[bytes]:
+    """Yield both sides of a conflict and their base, between conflict markers."""
     our_label, base_label, their_label = (label.encode("utf-8", "surrogateescape") for label in labels)
     yield b"<<<<<<< " + our_label + ending
-    yield from _whole(hunk.ours, ending)
+    yield from _end_lines(hunk.ours, ending)
     yield b"||||||| " + base_label + ending
-    yield from _whole(hunk.base, ending)
+    yield from _end_lines(hunk.base, ending)
     yield b"=======" + ending
-    yield from _whole(hunk.theirs, ending)
+    yield from _end_lines(hunk.theirs, ending)
     yield b">>>>>>> " + their_label + ending
 
 
-def _whole(lines: Sequence[bytes], ending: bytes) -> Iterator[bytes]:
-    """The lines, the last of them ended if it was not, so that a marker begins a line of its own."""
+def _end_lines(lines: Sequence[bytes], ending: bytes) -> Iterator[bytes]:
+    """Yield the lines, and add an ending to a last one without, so that a marker begins a line of its own."""
     for line in lines:
         yield line if line.endswith(b"\n") else line + ending
 
@@ -153,22 +155,24 @@ def _whole(lines: Sequence[bytes], ending: bytes) -> Iterator[bytes]:
 def _ends_in_crlf(
     base: Sequence[bytes], ours: Sequence[bytes], theirs: Sequence[bytes], our_start: int, their_start: int
 ) -> bool:
-    """Whether markers end in CRLF: the base's first line must, and no line just before the conflict may end in LF."""
+    """Return whether markers end in CRLF: the base's first line must, and no line just before the conflict in LF."""
     before = (_is_crlf(ours, max(our_start - 1, 0)), _is_crlf(theirs, max(their_start - 1, 0)))
     return False not in before and _is_crlf(base, 0) is True
 
 
-def _is_crlf(lines: Sequence[bytes], at: int) -> bool | None:
-    """Whether a line ends in CRLF; a last line without an ending is asked by the one before it, if there is one."""
-    if at < len(lines) and not lines[at].endswith(b"\n"):
-        at -= 1
-    return lines[at].endswith(b"\r\n") if 0 <= at < len(lines) else None
+def _is_crlf(lines: Sequence[bytes], number: int) -> bool | None:
+    """Return whether a line ends in CRLF; for a last line without an ending, the line before it decides."""
+    if number < len(lines) and not lines[number].endswith(b"\n"):
+        number -= 1
+    return lines[number].endswith(b"\r\n") if 0 <= number < len(lines) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines ``start:stop`` of the base, counted from zero, as they are in the ``versions`` that changed them alike. The
-    same change is the same hunk, whoever else was lined up."""
+    """Lines ``start:stop`` of the base, counted from zero, as the ``versions`` changed them alike.
+
+    The same change is an equal hunk, whichever other versions were aligned.
+    """
 
     start: int
     stop: int
@@ -176,26 +180,26 @@ class Hunk:
     versions: tuple[str, ...] = field(compare=False)
 
     def meets(self, other: Hunk) -> bool:
-        """Whether no unchanged line of the base lies between the two, so that they cannot be had together."""
+        """Return whether the two overlap or touch, so that they cannot be applied together."""
         return self.start <= other.stop and other.start <= self.stop
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Lines ``start:stop`` of the base that some versions changed, each in its own way, with all of their hunks."""
+    """Lines ``start:stop`` of the base that some versions changed, with all of their hunks."""
 
     start: int
     stop: int
     hunks: tuple[Hunk, ...]
 
     def of(self, version: str) -> tuple[Hunk, ...]:
-        """What one version changed here; nothing where it has the base's lines."""
+        """Return the hunks of one version in this region."""
         return tuple(hunk for hunk in self.hunks if version in hunk.versions)
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    r"""Versions of a text, lined up: outside of the ``regions`` all of them have the lines of the base.
+    r"""Aligned versions of a text: outside of the ``regions`` all of them have the lines of the base.
 
     >>> found = align(b"a\nb\nc\n", {"one": b"A\nb\nc\n", "two": b"a\nb\nC\n", "three": b"A\nb\n"})
     >>> [(hunk.start, hunk.versions) for hunk in found.hunks]
@@ -210,37 +214,37 @@ class Alignment:
 
     @property
     def hunks(self) -> tuple[Hunk, ...]:
-        """All that can be chosen, in the order of the text."""
+        """All hunks, in the order of the text."""
         return tuple(hunk for region in self.regions for hunk in region.hunks)
 
     def of(self, version: str) -> tuple[Hunk, ...]:
-        """All that one version changed."""
+        """Return all hunks of one version."""
         return tuple(hunk for hunk in self.hunks if version in hunk.versions)
 
     def apply(self, chosen: Iterable[Hunk]) -> bytes:
-        """The base with some of the hunks, in whatever order they come.
+        """Return the base with some of the hunks applied; their order does not matter.
 
-        ValueError for two that overlap or touch, as ``overlaps`` finds them, and for one that is not among these.
+        Raise ValueError if two of them overlap or touch (see ``overlaps``), or if one is not in this alignment.
         """
-        picked = sorted(set(chosen), key=_place)
+        picked = sorted(set(chosen), key=_sort_key)
         known = set(self.hunks)
-        if strange := [hunk for hunk in picked if hunk not in known]:
-            raise ValueError(f"no such change of line {strange[0].start + 1} is there to choose")
+        if unknown := [hunk for hunk in picked if hunk not in known]:
+            raise ValueError(f"the change of line {unknown[0].start + 1} is not one of this text's hunks")
         if clashes := overlaps(picked):
             first, second = clashes[0]
             raise ValueError(
                 f"the changes by {_names(first)} and by {_names(second)} of line {second.start + 1} overlap: choose one"
             )
-        return b"".join(_with(picked, self.base, 0, len(self.base)))
+        return b"".join(_apply(picked, self.base, 0, len(self.base)))
 
     def part(self, region: Region, version: str | None) -> tuple[bytes, ...]:
-        """What a version has in a region; None stands for the base."""
+        """Return a version's lines in a region; None is the base."""
         own = () if version is None else region.of(version)
-        return tuple(_with(own, self.base, region.start, region.stop))
+        return tuple(_apply(own, self.base, region.start, region.stop))
 
 
 def align(base: bytes, versions: Mapping[str, bytes]) -> Alignment:
-    """Line versions of a text up against what they were made from. A change that several made alike is there once."""
+    """Align versions of a text with their base; a change that several versions made alike is one hunk."""
     old = lines_of(base)
     makers: dict[tuple[int, int, tuple[bytes, ...]], list[str]] = {}
     for name, content in versions.items():
@@ -255,13 +259,13 @@ def align(base: bytes, versions: Mapping[str, bytes]) -> Alignment:
 
 
 def overlaps(hunks: Iterable[Hunk]) -> list[tuple[Hunk, Hunk]]:
-    """Pairs of hunks that cannot be chosen together, in the order of the text: none, if all of them can."""
-    ordered = sorted(set(hunks), key=_place)
+    """Return the pairs of hunks that cannot be applied together, in the order of the text."""
+    ordered = sorted(set(hunks), key=_sort_key)
     return [(first, second) for first, second in pairwise(ordered) if first.meets(second)]
 
 
 def _regions(hunks: Sequence[Hunk]) -> Iterator[Region]:
-    """Group sorted hunks so that an unchanged line lies between any two groups."""
+    """Group sorted hunks so that an unchanged line is between any two groups."""
     group: list[Hunk] = []
     stop = -1
     for hunk in hunks:
@@ -274,17 +278,17 @@ def _regions(hunks: Sequence[Hunk]) -> Iterator[Region]:
         yield Region(group[0].start, stop, tuple(group))
 
 
-def _with(hunks: Sequence[Hunk], base: Sequence[bytes], start: int, stop: int) -> Iterator[bytes]:
-    """Lines of the base with sorted hunks that do not meet."""
-    at = start
+def _apply(hunks: Sequence[Hunk], base: Sequence[bytes], start: int, stop: int) -> Iterator[bytes]:
+    """Yield lines ``start:stop`` of the base with sorted hunks applied that do not meet."""
+    position = start
     for hunk in hunks:
-        yield from base[at : hunk.start]
+        yield from base[position : hunk.start]
         yield from hunk.lines
-        at = hunk.stop
-    yield from base[at:stop]
+        position = hunk.stop
+    yield from base[position:stop]
 
 
-def _place(hunk: Hunk) -> tuple[int, int, tuple[str, ...]]:
+def _sort_key(hunk: Hunk) -> tuple[int, int, tuple[str, ...]]:
     return hunk.start, hunk.stop, hunk.versions
 
 
