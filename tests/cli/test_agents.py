@@ -177,7 +177,7 @@ def test_users_add_and_workspaces_change(
     assert agents["claude"].writable == ()
     assert agents["claude"].command[0] == "claude"
     said = run("run", "--agent", "helper", "fix it").stderr
-    assert said == "forkwise: warning: agent 'helper' is as .forkwise/agents.toml says\n"
+    assert said == "forkwise: warning: agent 'helper' is defined by .forkwise/agents.toml\n"
     assert agents["helper"].source == source
     assert told(project)["argv"] == ["--do=fix it"]
     assert told(project)["env"]["MOOD"] == "better"
@@ -186,13 +186,13 @@ def test_users_add_and_workspaces_change(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[", "is no TOML"),
-        ("helper = 1", "helper is no table"),
-        ('[helper]\ncommand = ["helper"]', "command of [helper] cannot be"),
-        ('[helper]\ncommand = "helper {prompt}"', "command of [helper] cannot be"),
-        ("[helper]\nwritable = []", "[helper] has no command"),
-        ("[helper]\ncomand = []", "no key 'comand'; there are command,"),
-        ("[helper]\nenvironment = { A = 1 }", "environment of [helper] cannot be"),
+        ("[", "is not valid TOML"),
+        ("helper = 1", "helper is not a table"),
+        ('[helper]\ncommand = ["helper"]', "invalid command in [helper]"),
+        ('[helper]\ncommand = "helper {prompt}"', "invalid command in [helper]"),
+        ("[helper]\nwritable = []", "[helper] needs a command"),
+        ("[helper]\ncomand = []", "unknown key 'comand' in [helper]; known keys: command,"),
+        ("[helper]\nenvironment = { A = 1 }", "invalid environment in [helper]"),
     ],
 )
 def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], Path], text: str, said: str) -> None:
@@ -205,7 +205,7 @@ def test_a_table_that_is_wrong_is_named(run: Run, tables: Callable[[str, str], P
 def test_an_agent_that_is_not_there(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home / "bin"))
     said = run("run", "--agent", "claud", "fix it", code=2).stderr
-    assert f"there is no agent 'claud'; there are {', '.join(NAMES)}\n" in said
+    assert f"unknown agent 'claud'; known agents: {', '.join(NAMES)}\n" in said
     said = run("run", "--agent", "claude", "fix it", code=2).stderr
     assert "needs the program 'claude', which is not on the PATH" in said
     assert "npm install" in said

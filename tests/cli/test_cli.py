@@ -15,6 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import forkwise
 from forkwise import errors
 from forkwise.cli import forkwise_command
 from forkwise.cli.app import Exit, Verb, exit_code
@@ -64,7 +65,7 @@ def test_help_has_no_traceback_and_needs_no_workspace(command: Callable[..., Any
 
 
 def test_version(run: Run) -> None:
-    assert run("--version").stdout == "forkwise, version 0.1.0\n"
+    assert run("--version").stdout == f"forkwise, version {forkwise.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
     evil = tmp_path / "evil"
     work = f'printf "[filter \\"evil\\"]\\nclean = touch {evil}\\n[core]\\nfsmonitor = touch {evil}\\n" >> {path}'
     done = run("run", "--commit-to-git", *sh(f"{work}; echo uno > a.txt"), code=1)
-    assert f"the winner changed {path}, which git obeys" in done.stderr
-    assert "To take it back: forkwise undo 1" in done.stdout
+    assert f"the winner changed {path}, which configures git" in done.stderr
+    assert "Undo with: forkwise undo 1" in done.stdout
     assert (project / "a.txt").read_text() == "uno\n"
     assert not evil.exists()
     told = [
@@ -132,7 +132,7 @@ def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("--commit-to-git=no good", "no name"), ("--commit-to-git=main", "already"), ("--commit-to-git=-x", "no name")],
+    [("--commit-to-git=no good", "not a valid name"), ("--commit-to-git=main", "already"), ("--commit-to-git=-x", "not a valid name")],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(run: Run, git: Git, option: str, said: str) -> None:
     assert said in run("run", option, *sh("echo uno > a.txt"), code=1).stderr

@@ -56,7 +56,7 @@ def test_whatever_does_not_work_has_a_reason_and_a_remedy(project: Path) -> None
 
 def test_it_is_read_by_people_too(run: Run, tmp_path: Path, project: Path) -> None:
     said = run("doctor", str(project)).stdout
-    assert "branches get:" in said
+    assert "branches use:" in said
     assert "Landlock" in said
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -20,6 +20,7 @@ from forkwise import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
+from tests.need import need
 
 Run = Callable[..., Result]
 Lines = Callable[..., list[dict[str, Any]]]
@@ -60,7 +61,7 @@ def test_run_commits_what_a_command_changed(run: Run, project: Path) -> None:
     assert (project / "a.txt").read_text() == "uno\n"
     assert not (project / "b.txt").exists()
     assert "+uno\n" in said
-    assert "as 1: 0 added, 1 changed, 1 deleted.\nTo take it back: forkwise undo 1\n" in said
+    assert "as 1: 0 added, 1 changed, 1 deleted.\nUndo with: forkwise undo 1\n" in said
     run("undo", "1")
     assert (project / "a.txt").read_text() == "one\n"
 
@@ -222,12 +223,12 @@ def test_no_commit_leaves_the_choice(run: Run, outcome: Callable[..., Any], proj
     assert len(Workspace(project).branches()) == 2
     said = run("run", "--no-commit", *sh("echo x > n")).stdout
     assert "+x\n" in said
-    assert "To choose: forkwise pick " in said
+    assert "Commit one with: forkwise pick " in said
 
 
 def test_keep_keeps_the_others(run: Run, project: Path) -> None:
     said = run("speculate", "--keep", "--all", "-c", "echo a > n", "-c", "echo b > n; exit 1").stdout
-    assert "The others are kept" in said
+    assert "The other branches were kept" in said
     [kept] = Workspace(project).branches()
     assert (kept.path / "n").read_text() == "b\n"
 
@@ -400,7 +401,7 @@ def test_a_signal_ends_all_of_it(project: Path, tmp_path: Path, number: int, cod
     assert process.returncode == code
     with open_ledger(Workspace(project)) as ledger:
         [fork] = ledger.forks()
-        assert said == f"forkwise: error: {word}; fork {fork.id} was given up, and nothing was changed\n"
+        assert said == f"forkwise: error: {word}; fork {fork.id} was aborted, nothing was changed\n"
         assert {a.state for a in ledger.attempts(fork.id)} == {"cancelled"}
     assert Workspace(project).branches() == []
     assert not (project / "n").exists()
@@ -493,6 +494,7 @@ def test_a_workspace_that_vanishes(project: Path, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(os.geteuid() == 0, "only root can mount a small disk")
     state = tmp_path / "small"
     state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(state)], check=True)

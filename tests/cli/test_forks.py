@@ -67,7 +67,7 @@ def kill(project: Path, ask: Ask, tmp_path: Path) -> Callable[..., str]:
 
 
 def test_nothing_yet(run: Run, ask: Ask, project: Path) -> None:
-    assert "Nothing was explored" in run("ls").stdout
+    assert "No forks yet" in run("ls").stdout
     assert ask("ls") == {"workspace": str(project), "forks": []}
     assert "no fork is running" in run("watch", code=1).stderr
 
@@ -77,11 +77,11 @@ def test_ls(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     run("undo")
     fork = hold(ONE, FAILS)
     table = run("ls").stdout.splitlines()
-    assert table[0].split() == ["fork", "kind", "state", "attempts", "best", "began", "commit", "what"]
+    assert table[0].split() == ["fork", "kind", "state", "attempts", "best", "started", "commit", "label"]
     assert table[1].split()[:7] == [fork, "speculate", "open", "1", "succeeded,", "1", "failed"]
     assert ONE[:20] in table[1]
     assert "1, undone by 2" in table[2]
-    assert table[3].startswith(f"{fork} waits for a pick: forkwise pick {fork} takes the best")
+    assert table[3].startswith(f"{fork} waits for a pick. Commit the best: forkwise pick {fork}. Give it up:")
     open_fork, undone = ask("ls")["forks"]
     assert (open_fork["attempts"], open_fork["best"]) == ({"succeeded": 1, "failed": 1}, 1.0)
     assert (open_fork["state"], open_fork["label"], open_fork["commit"]) == ("open", ONE, None)
@@ -96,7 +96,7 @@ def test_forks_inside_others_are_listed_when_asked_for(run: Run, ask: Ask) -> No
     assert again == outer
     assert (inner["parent"], inner["origin"]) == (f"{outer['id']}.1", f"/main/{outer['id']}-0")
     shown = run("show", inner["id"]).stdout
-    assert f"inside:     {outer['id']}.1" in shown
+    assert f"nested in:  {outer['id']}.1" in shown
     assert f"{inner['id']}.1" in run("show", outer["id"]).stdout
 
 
@@ -108,7 +108,7 @@ def test_show_a_fork(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert f"judged:     winner {fork}.1" in said
     assert [line.split()[0] for line in said.splitlines() if line.startswith(f"{fork}.")] == [f"{fork}.1", f"{fork}.2"]
     assert "exit code 3" in said
-    assert "It waits for a pick" in said
+    assert "The fork waits for a pick" in said
     told = ask("show", fork)["fork"]
     assert (told["id"], told["state"], told["winner"]) == (fork, "open", None)
     assert told["spec"]["kind"] == "speculate"
@@ -117,7 +117,7 @@ def test_show_a_fork(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     said = run("show", fork).stdout
     assert f"decided:    pick, for {fork}.1" in said
     assert "commit:     1\n" in said
-    assert "To take it back: forkwise undo 1" in said
+    assert "Undo with: forkwise undo 1" in said
 
 
 def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
@@ -126,9 +126,9 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert said.startswith(f"{fork}.1: failed (tests: exit code 1)\n")
     assert f"branch:     /main/{fork}-0\n" in said
     assert "  ~ a.txt\n" in said
-    assert "Its tests:\nexit code 1\n" in said
+    assert "Tests:\nexit code 1\n" in said
     assert "The output ends with:\nuno\n" in said
-    assert said.endswith("Its output:\nsaid\nwarned\n")
+    assert said.endswith("Output:\nsaid\nwarned\n")
     assert run("show", f"{fork}.1", "--output").stdout == "said\nwarned\n"
     assert run("show", f"{fork}.1", "--stderr").stdout == "warned\n"
     told = ask("show", f"{fork}.2")["attempt"]
@@ -137,7 +137,7 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert told["command"][-1] == FAILS
     assert told["ended"] >= told["started"]
     run("abort", fork)
-    assert f"branch:     {fork}-0 (gone)" in run("show", f"{fork}.1").stdout
+    assert f"branch:     {fork}-0 (dropped)" in run("show", f"{fork}.1").stdout
     told = ask("show", f"{fork}.1", "--stderr")["attempt"]
     assert (told["branch"], told["changes"], told["output"]) == (None, None, "warned\n")
 
@@ -145,7 +145,7 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
 def test_show_tells_the_end_of_a_long_output(run: Run, hold: Callable[..., str]) -> None:
     fork = hold("seq 1000")
     said = run("show", f"{fork}.1").stdout
-    assert said.endswith("Its output ends with:\n" + "".join(f"{n}\n" for n in range(981, 1001)))
+    assert said.endswith("End of the output:\n" + "".join(f"{n}\n" for n in range(981, 1001)))
     assert len(run("show", f"{fork}.1", "--output").stdout.splitlines()) == 1000
 
 
@@ -160,7 +160,7 @@ def test_an_unknown_id(run: Run, ask: Ask, hold: Callable[..., str], verb: str) 
     fork = hold(ONE)
     said = run(verb, f"{fork[:-1]}-", code=5).stderr
     assert f"did you mean {fork}?" in said
-    assert "forkwise: hint: forkwise ls lists the forks there are" in said
+    assert "forkwise: hint: list the forks with forkwise ls" in said
     if verb in ("show", "pick"):
         error = ask(verb, f"{fork}.7", code=5)["error"]
         assert (error["type"], error["subject"], error["near"]) == ("ForkNotFoundError", f"{fork}.7", [f"{fork}.1"])
@@ -211,7 +211,7 @@ def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: P
     assert (last["fork"]["state"], last["fork"]["commit"]) == ("resolved", 1)
     again = command("watch", last["fork"]["id"][:5])
     assert again.returncode == 0
-    assert "To take it back: forkwise undo 1" in again.stdout
+    assert "Undo with: forkwise undo 1" in again.stdout
 
 
 # How it is decided
@@ -221,7 +221,7 @@ def test_pick(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
     fork = hold(ONE, TWO)
     said = run("pick", f"{fork}.2").stdout
     assert f"Committed /main/{fork}-1 as 1: 0 added, 1 changed, 0 deleted.\n  ~ b.txt\n" in said
-    assert "To take it back: forkwise undo 1" in said
+    assert "Undo with: forkwise undo 1" in said
     assert (project / "b.txt").read_text() == "due\n"
     assert ask("branch", "ls")["branches"] == []
     assert "was committed as 1" in run("pick", f"{fork}.1", code=4).stderr
@@ -285,7 +285,7 @@ def test_abort(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     fork = hold(ONE, TWO)
     assert ask("abort", fork[:5]) == {"aborted": fork, "dropped": [f"/main/{fork}-0", f"/main/{fork}-1"]}
     assert ask("branch", "ls")["branches"] == []
-    assert run("abort", fork).stdout == f"Aborted {fork}; nothing of it is left.\n"
+    assert run("abort", fork).stdout == f"Aborted {fork}; its branches were dropped.\n"
     assert "it is aborted" in run("resume", fork, code=4).stderr
 
 
@@ -296,8 +296,8 @@ def test_resume(run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp
     waits = f"echo again >> {tmp_path}/second; test -e {tmp_path}/go || sleep 1000; {TWO}; echo 2 > $FORKWISE_SCORE"
     fork = kill(f"echo again >> {tmp_path}/first; {ONE}", waits, once=("first", "second"))
     said = run("ls").stdout
-    assert "interrupted  1 cut short, 1 succeeded" in said
-    assert f"{fork} was interrupted: forkwise resume {fork} goes on with it" in said
+    assert "interrupted  1 interrupted, 1 succeeded" in said
+    assert f"{fork} was interrupted. Resume it: forkwise resume {fork}. Give it up: forkwise abort {fork}." in said
     assert ask("ls")["forks"][0]["state"] == "interrupted"
     (tmp_path / "go").touch()
     said = run("resume", fork).stdout
@@ -322,7 +322,7 @@ def test_gc_leaves_an_interrupted_fork_to_somebody(
     run: Run, ask: Ask, kill: Callable[..., str], project: Path, state: Path, tmp_path: Path
 ) -> None:
     fork = kill("true", f"echo half > half.txt; touch {tmp_path}/on; sleep 1000", once=("on",))
-    assert f"left alone {fork}: it was interrupted: forkwise resume {fork}" in run("gc").stdout
+    assert f"kept {fork}: it was interrupted. Resume it: forkwise resume {fork}." in run("gc").stdout
     told = ask("gc")
     assert [f["id"] for f in told["unfinished"]] == [fork]
     assert (told["removed"], told["listed"], told["aborted"]) == ([], [], [])
@@ -340,7 +340,7 @@ def test_gc_forgets_old_forks(run: Run, ask: Ask) -> None:
     for n in range(3):
         run("run", "--quiet", "--", "sh", "-c", f"echo {n} > n.txt")
     names = [fork["id"] for fork in ask("ls")["forks"]]
-    assert "forgot 2 old forks" in run("gc", "--keep-forks", "1").stdout
+    assert "removed 2 old forks from the ledger" in run("gc", "--keep-forks", "1").stdout
     assert [fork["id"] for fork in ask("ls")["forks"]] == names[:1]
     assert [commit["fork"] for commit in ask("log")["commits"]] == [names[0], None, None]
 
@@ -412,14 +412,14 @@ def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Pa
     assert driver.returncode == 0
     assert (project / "two.txt").read_text() == "2\n"
     assert "nothing of it runs" in run("abort", f"{fork}.2", code=4).stderr
-    assert "name that" in run("abort", f"{fork}.2", "--lost", code=2).stderr
+    assert "name the fork" in run("abort", f"{fork}.2", "--lost", code=2).stderr
 
 
 def test_an_attempt_ended_after_a_kill_is_not_run_again(
     run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path
 ) -> None:
     fork = kill("echo 1 > one.txt", f"touch {tmp_path}/on; sleep 1000", once=("on",))
-    assert run("abort", f"{fork}.2").stdout == f"Ended {fork}.2; the other attempts go on.\n"
+    assert run("abort", f"{fork}.2").stdout == f"Stopped {fork}.2; the other attempts keep running.\n"
     assert f"/main/{fork}-1" not in [branch.branch_path for branch in Workspace(project).branches()]
     run("resume", fork, "--quiet")
     assert [(a["id"], a["state"]) for a in ask("show", fork)["fork"]["attempts"]] == [

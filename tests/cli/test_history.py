@@ -31,13 +31,13 @@ def commit(ask: Ask, name: str, text: str) -> None:
 
 
 def test_log_is_newest_first(run: Run, ask: Ask) -> None:
-    assert "Nothing was committed" in run("log").stdout
+    assert "No commits yet" in run("log").stdout
     commit(ask, "first", "uno\n")
     commit(ask, "second", "due\n")
     assert [c["branch"] for c in ask("log")["commits"]] == ["/main/second", "/main/first"]
     assert [c["id"] for c in ask("log", "-n", "1")["commits"]] == [2]
     table = run("log").stdout.splitlines()
-    assert table[0].split() == ["id", "kind", "branch", "when", "paths"]
+    assert table[0].split() == ["id", "kind", "branch", "date", "paths"]
     assert "/main/second" in table[1]
 
 

@@ -27,7 +27,7 @@ def judged(project: Path, judge: str, number: int) -> None:
 
 
 def test_judges(run: Callable[..., Result], ask: Callable[..., Any], project: Path) -> None:
-    assert "No judge has decided anything here" in run("judges").stdout
+    assert "No picks by judges yet" in run("judges").stdout
     assert ask("judges") == {"workspace": str(project), "judges": []}
     judged(project, "wise", 0)
     judged(project, "wise", 1)
@@ -39,7 +39,7 @@ def test_judges(run: Callable[..., Result], ask: Callable[..., Any], project: Pa
     assert (second["judge"], second["undone"], second["rate"]) == ("hasty", 1, 0.0)
     assert round(second["brier"], 2) == 0.64
     table = [line.split() for line in run("judges").stdout.splitlines()]
-    assert table[0] == ["judge", "picks", "undone", "overridden", "rate", "off"]
+    assert table[0] == ["judge", "picks", "undone", "overridden", "rate", "Brier", "score"]
     assert table[1:] == [["wise", "2", "0", "0", "100%", "0.04"], ["hasty", "1", "1", "0", "0%", "0.64"]]
     forks = [fork["id"] for fork in ask("ls")["forks"] if fork["kind"] != "run"]
-    assert "by hasty (0.80 sure)" in run("show", forks[0]).stdout
+    assert "by hasty (confidence 0.80)" in run("show", forks[0]).stdout

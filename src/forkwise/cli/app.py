@@ -1,14 +1,20 @@
-"""What every verb has in common: its options, its example in ``--help``, and how its failures end."""
+"""Shared behaviour of all commands: the common options, the help pages, and the way a failure is reported.
+
+A failure becomes one line on stderr (or one JSON document) and an exit code. That includes an optional dependency that
+is not installed: the report names the extra to install.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -31,20 +37,25 @@ __all__ = [
     "EXIT_CODES",
     "Commands",
     "Exit",
-    "Stopped",
+    "MissingExtraError",
+    "StoppedBySignalError",
     "Verb",
     "exit_code",
     "failure_line",
     "failure_record",
+    "has_extra",
     "hint",
     "json_option",
+    "print_note",
+    "require_extra",
     "stream_option",
+    "suggest_extra",
     "workspace_option",
 ]
 
 
 class Exit(IntEnum):
-    """The exit codes of every verb but ``branch shell``, which passes on what its command gave."""
+    """The exit codes of every command except ``branch shell`` and ``branch run``, which return their command's own."""
 
     OK = 0
     ERROR = 1
@@ -53,7 +64,7 @@ class Exit(IntEnum):
     STALE = 4
     NOT_FOUND = 5
     UNAVAILABLE = 6
-    NOBODY_WON = 7
+    NO_WINNER = 7
     HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
@@ -65,17 +76,72 @@ EXIT_CODES = (
 )
 
 
-class Stopped(click.Abort):
-    """A signal asked for the end, and everything was put in order first. ``left`` says how things were left."""
+class StoppedBySignalError(click.Abort):
+    """A signal ended the command after it had cleaned up; ``state`` says what it left behind."""
 
-    def __init__(self, number: signal.Signals, left: str) -> None:
+    def __init__(self, number: signal.Signals, state: str) -> None:
         super().__init__()
         self.number = number
-        self.left = left
+        self.state = state
 
     def __str__(self) -> str:
-        told = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-        return f"{told[self.number]}; {self.left}"
+        names = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+        return f"{names[self.number]}; {self.state}"
+
+
+_EXTRAS = {"agents": ("pydantic_ai",), "local": ("xllamacpp", "pydantic_ai", "openai"), "tui": ("textual",)}
+_PROJECTS = {"pydantic_ai": "pydantic-ai", "textual": "Textual", "xllamacpp": "xllamacpp"}
+_EXTRA_OF_MODULE = {"pydantic_ai": "agents", "textual": "tui", "xllamacpp": "local"}
+_PROVIDER_INSTALL = re.compile(r'pip install "(pydantic-ai-slim\[[\w-]+\])"')
+
+
+class MissingExtraError(click.UsageError):
+    """A command needs a package that a plain installation lacks; ``remedy`` is the command that installs it."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+def has_extra(extra: str) -> bool:
+    """Return whether everything that ``forkwise[extra]`` installs is there."""
+    return not _missing_modules(extra)
+
+
+def require_extra(extra: str, feature: str) -> None:
+    """Raise MissingExtraError unless ``forkwise[extra]`` is installed, which ``feature`` needs."""
+    if missing := _missing_modules(extra):
+        names = " and ".join(_PROJECTS.get(name, name) for name in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise MissingExtraError(f"{feature} needs {names}, which {verb} not installed", _install_command(extra))
+
+
+def suggest_extra(extra: str, benefit: str) -> None:
+    """Print a hint to install ``forkwise[extra]`` for a ``benefit`` that the command can do without."""
+    print_note("hint", f"{_install_command(extra)} {benefit}")
+
+
+def _missing_modules(extra: str) -> list[str]:
+    return [name for name in _EXTRAS[extra] if find_spec(name) is None]
+
+
+def _install_command(extra: str) -> str:
+    return f"pip install 'forkwise[{extra}]'"
+
+
+def _missing_extra(error: ImportError, words: Sequence[str]) -> MissingExtraError | None:
+    """Return the report of an import that failed because an extra is not installed; None for any other failure."""
+    feature = " ".join(("forkwise", *words[:1]))
+    module = (error.name or "").partition(".")[0]
+    if module in _EXTRA_OF_MODULE:
+        remedy = _install_command(_EXTRA_OF_MODULE[module])
+        return MissingExtraError(f"{feature} needs {_PROJECTS[module]}, which is not installed", remedy)
+    if provider := _PROVIDER_INSTALL.search(str(error)):  # what pydantic-ai raises if a provider's SDK is missing
+        return MissingExtraError(
+            f"{feature} needs the package of the model's provider, which is not installed",
+            f"pip install '{provider[1]}'",
+        )
+    return None
 
 
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
@@ -91,43 +157,45 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
 )
 
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
-    (BranchStaleError, "forkwise branch rebase brings it onto what is there now; forkwise branch abort drops it"),
-    (BranchNotFoundError, "forkwise branch ls lists the branches there are"),
-    (ForkNotFoundError, "forkwise ls lists the forks there are"),
+    (BranchStaleError, "update it with forkwise branch rebase, or drop it with forkwise branch abort"),
+    (BranchNotFoundError, "list the branches with forkwise branch ls"),
+    (ForkNotFoundError, "list the forks with forkwise ls"),
 )
 
 
 def exit_code(error: BaseException) -> Exit:
-    """The exit code that stands for an error."""
-    if isinstance(error, Stopped):
+    """Return the exit code for ``error``."""
+    if isinstance(error, StoppedBySignalError):
         return Exit(128 + error.number)
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.ERROR)
 
 
 def failure_line(error: BaseException) -> str:
-    """What happened and to which thing, on one line."""
+    """Format ``error`` as one line, with its remedy if the message does not contain it."""
     message = _message(error)
-    remedy = getattr(error, "remedy", "")
+    remedy = "" if isinstance(error, MissingExtraError) else getattr(error, "remedy", "")
     if remedy and remedy not in message:
         message = f"{message.rstrip('.')}; {remedy}"
     return printable(" ".join(message.split("\n")))
 
 
 def hint(error: BaseException, words: Sequence[str]) -> str:
-    """What the reader can type next, or nothing; ``words`` are what they typed."""
+    """Return what the user can do next, or nothing; ``words`` are the command line."""
+    if isinstance(error, MissingExtraError):
+        return error.remedy
     if isinstance(error, ConflictError) and {"commit", "pick", "resume"} & set(words):
-        return "--on-conflict ours|theirs|merge decides who wins"
+        return "choose a side with --on-conflict ours|theirs|merge"
     if isinstance(error, ConflictError) and "combine" in words and error.branch is not None:
-        return f"forkwise branch rebase {error.branch} brings it onto what is there now"
+        return f"update the branch with forkwise branch rebase {error.branch}"
     if isinstance(error, ConflictError) and error.branch is not None and "undo" not in words:
-        return f"what won is kept: forkwise branch commit {error.branch} --on-conflict ours|theirs|merge"
+        return f"the winner was kept: forkwise branch commit {error.branch} --on-conflict ours|theirs|merge"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     return next((text for kind, text in _HINTS if isinstance(error, kind)), "")
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:
-    """An error with all its facts, as JSON holds it."""
+    """Return ``error`` and its attributes as a JSON value."""
     record: dict[str, Any] = {
         "type": "Interrupted" if isinstance(error, click.Abort) else type(error).__name__,
         "message": _message(error),
@@ -136,7 +204,9 @@ def failure_record(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError):
         record |= {"errno": error.errno, "paths": [str(p) for p in (error.filename, error.filename2) if p is not None]}
     if isinstance(error, BranchingError):
-        record |= {name: _plain(value) for name, value in vars(error).items()}
+        record |= {name: _to_json(value) for name, value in vars(error).items()}
+    if isinstance(error, MissingExtraError):
+        record |= {"remedy": error.remedy}
     return {"error": record}
 
 
@@ -151,9 +221,9 @@ def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
     return conflict_record(value)
@@ -163,7 +233,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def workspace_option(function: F) -> F:
-    """``-C DIR``: which workspace is meant."""
+    """Add ``-C DIR``, the workspace to work on."""
     return click.option(
         "-C",
         "--workspace",
@@ -171,18 +241,19 @@ def workspace_option(function: F) -> F:
         metavar="DIR",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         default=".",
-        help="The workspace.  [default: the current directory]",
+        show_default="current directory",
+        help="Workspace to work on.",
     )(function)
 
 
 def json_option(function: F) -> F:
-    """``--json``: one document on stdout, also when it fails."""
+    """Add ``--json``: print one JSON document on stdout, also on failure."""
     return _json_option("Print one JSON document instead of text.")(function)
 
 
 def stream_option(function: F) -> F:
-    """``--json`` of a verb that goes on for a while: a document a line, as things happen, also when it fails."""
-    return _json_option("Print JSON lines instead of text: what happens as it happens, then the outcome.")(function)
+    """Add ``--json`` to a command that runs for a while: print one JSON document per line, also on failure."""
+    return _json_option("Print JSON lines instead of text: each event, then the result.")(function)
 
 
 def _json_option(text: str) -> Callable[[F], F]:
@@ -193,7 +264,7 @@ def _json_option(text: str) -> Callable[[F], F]:
 
 
 class Verb(click.Command):
-    """A command whose help ends with an example and the exit codes. One that ``streams`` prints JSON as lines."""
+    """A command whose help ends with examples and the exit codes. If it ``streams``, ``--json`` prints JSON lines."""
 
     def __init__(self, *args: Any, example: Sequence[str] = (), streams: bool = False, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -201,22 +272,56 @@ class Verb(click.Command):
         self.streams = streams
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the example and the exit codes."""
-        with formatter.section("Example"):
+        """Write the examples and the exit codes."""
+        with formatter.section("Examples" if len(self.example) > 1 else "Example"):
             for line in self.example:
                 formatter.write(f"{'':{formatter.current_indent}}$ {line}\n")
         _write_exit_codes(formatter)
 
 
 class Commands(click.Group):
-    """A group of verbs. As the root of them all it turns every failure into one line and one exit code."""
+    """A group of commands, listed in sections. The root group turns each failure into one line and an exit code."""
 
     command_class = Verb
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.sections: dict[str, tuple[str, ...]] = {}
+
+    def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
+        """Add ``commands`` and list them under ``title`` in the help."""
+        added = list(commands)
+        for command in added:
+            self.add_command(command)
+        self.sections[title] = tuple(command.name or "" for command in added)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands in the order of the help."""
+        listed = [name for names in self.sections.values() for name in names]
+        return [*listed, *(name for name in self.commands if name not in listed)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, with the summaries of all of them in one column."""
+        sections = self.sections or {"Commands": tuple(self.list_commands(ctx))}
+        width = max(len(name) for name in self.commands)
+        limit = formatter.width - width - 6  # as click reserves for the indentation and the gap between the columns
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+                )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes."""
         super().format_epilog(ctx, formatter)
         _write_exit_codes(formatter)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Print the help and exit with 0 if no command is named."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def main(
         self,
@@ -226,20 +331,40 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        """Run, and exit with what came of it."""
+        """Run the command line and exit with its code."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            with _warnings_on_one_line():
+            with _one_line_warnings():
                 code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Nobody reads on. Told by the exit code alone, and not once more when the interpreter flushes at its end.
+            # The reader closed the pipe. /dev/null keeps the interpreter's own flush at exit from failing again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.ERROR)
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
-            verb = self.commands.get(words[0]) if words else None
-            _fail(error, words, streams=isinstance(verb, Verb) and verb.streams)
+            self._fail(error, words)
+        except ImportError as error:
+            missing = _missing_extra(error, words)
+            if missing is None:
+                raise
+            self._fail(missing, words)
         sys.exit(code if isinstance(code, int) else Exit.OK)
+
+    def _fail(self, error: BaseException, words: Sequence[str]) -> NoReturn:
+        if _wants_json(words):
+            output = Output(as_json=True)
+            verb = self.commands.get(words[0])
+            streams = isinstance(verb, Verb) and verb.streams
+            (output.stream if streams else output.document)(failure_record(error))
+        else:
+            print_note("error", failure_line(error))
+            if isinstance(error, ConflictError):
+                for conflict in error.conflicts:
+                    if conflict.path not in str(error):  # the message names only the first few
+                        click.echo(printable(f"  {conflict}"), err=True)
+            if advice := hint(error, words):
+                print_note("hint", advice)
+        sys.exit(exit_code(error))
 
 
 def _write_exit_codes(formatter: click.HelpFormatter) -> None:
@@ -248,36 +373,22 @@ def _write_exit_codes(formatter: click.HelpFormatter) -> None:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether ``--json`` was given, told from the words alone: what failed may be the reading of them."""
+    """Return whether ``--json`` was given, without parsing: it may be the parsing that failed."""
     own = words[: words.index("--")] if "--" in words else words
     return "--json" in own
 
 
-def _fail(error: BaseException, words: Sequence[str], *, streams: bool) -> NoReturn:
-    if _wants_json(words):
-        output = Output(as_json=True)
-        (output.stream if streams else output.document)(failure_record(error))
-    else:
-        _say("error", failure_line(error))
-        if isinstance(error, ConflictError):
-            for conflict in error.conflicts:
-                if conflict.path not in str(error):  # the message names the first few
-                    click.echo(printable(f"  {conflict}"), err=True)
-        if advice := hint(error, words):
-            _say("hint", advice)
-    sys.exit(exit_code(error))
-
-
-def _say(kind: str, text: str) -> None:
+def print_note(kind: str, text: str) -> None:
+    """Print an error, a warning or a hint on stderr."""
     click.echo(f"forkwise: {kind}: {text}", err=True)
 
 
 @contextmanager
-def _warnings_on_one_line() -> Iterator[None]:
-    """Show forkwise's own warnings as people write them, and leave all others as they are."""
+def _one_line_warnings() -> Iterator[None]:
+    """Print each ForkwiseWarning as one line, and every other warning as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", ForkwiseWarning)
-        otherwise = warnings.showwarning
+        show_other = warnings.showwarning
 
         def show(
             message: Warning | str,
@@ -288,9 +399,9 @@ def _warnings_on_one_line() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, ForkwiseWarning):
-                _say("warning", printable(str(message)))
+                print_note("warning", printable(str(message)))
             else:
-                otherwise(message, category, filename, lineno, file, line)
+                show_other(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         yield

@@ -1,4 +1,4 @@
-"""What the exploring verbs have in common: their options, and what is made of them: a recipe."""
+"""The options that all explore commands share, and the recipe that is built from them."""
 
 from __future__ import annotations
 
@@ -24,31 +24,39 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import OnConflict
     from forkwise.sandbox.confinement import Network
 
-__all__ = ["ExploreOptions", "ExploringVerb", "explore_options", "shell_line"]
+__all__ = [
+    "ExploreOptions",
+    "ExploreVerb",
+    "confinement_option",
+    "conflict_option",
+    "explore_options",
+    "network_option",
+    "shell_command",
+]
 
-_SEVERAL = ("speculate", "tree", "beam")
+_TAKES_SEVERAL = ("speculate", "tree", "beam")
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
-class ExploringVerb(Verb):
-    """A verb that runs commands: what stands behind ``--`` is one, word for word, whatever it looks like."""
+class ExploreVerb(Verb):
+    """A command that runs other commands: the words after ``--`` are one of them, even if they look like options."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, streams=True, **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what stands before ``--``, and keep what stands behind it as ``command``."""
-        at = args.index("--") if "--" in args else len(args)
-        # An option whose value may be left out would take the next word for it.
-        own = [f"{word}=" if word == "--commit-to-git" else word for word in args[:at]]
-        left = super().parse_args(ctx, own)
-        ctx.params["command"] = tuple(args[at + 1 :])
-        return left
+        """Parse the words before ``--``, and store those after it as ``command``."""
+        end = args.index("--") if "--" in args else len(args)
+        # The value of --commit-to-git is optional; without the equals sign, click would take the next word as value.
+        own = [f"{word}=" if word == "--commit-to-git" else word for word in args[:end]]
+        rest = super().parse_args(ctx, own)
+        ctx.params["command"] = tuple(args[end + 1 :])
+        return rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreOptions:
-    """What somebody asked an exploring verb for."""
+    """The parsed options of an explore command."""
 
     words: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -74,18 +82,24 @@ class ExploreOptions:
     output: Output
 
     def recipe(self, kind: Kind, **own: Any) -> Recipe:
-        """All of it as a recipe; UsageError where it makes no sense."""
+        """Build the recipe of an exploration; ``own`` are the fields that only this kind has.
+
+        Raises UsageError if options are missing or contradict each other.
+        """
         from forkwise.explore.recipe import Recipe
 
         self._check()
-        agents = self._agents()
-        commands = [*map(shell_line, self.lines), *self._command(), *(a.argv(" ".join(self.words)) for a in agents)]
+        agents = self._find_agents()
+        prompt = " ".join(self.words)
+        commands = [*map(shell_command, self.lines), *self._find_command(), *(agent.argv(prompt) for agent in agents)]
         if not commands:
-            raise click.UsageError("there is nothing to try: give -- COMMAND, -c LINE, or --agent NAME 'PROMPT'")
-        if len(commands) > 1 and kind not in _SEVERAL:
-            raise click.UsageError(f"{kind} tries one command, not {len(commands)}; forkwise speculate tries several")
+            raise click.UsageError("nothing to try: give -- COMMAND, -c LINE, or --agent NAME 'PROMPT'")
+        if len(commands) > 1 and kind not in _TAKES_SEVERAL:
+            raise click.UsageError(
+                f"{kind} tries one command, but {len(commands)} were given; forkwise speculate tries several"
+            )
         if kind in ("tree", "beam"):
-            own["expand"] = tuple(map(shell_line, own["expand"])) or tuple(commands)
+            own["expand"] = tuple(map(shell_command, own["expand"])) or tuple(commands)
         return Recipe(
             kind=kind,
             commands=tuple(commands),
@@ -97,7 +111,7 @@ class ExploreOptions:
             confinement=self.confinement,
             network=self.network,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
-            environment=(*self._given_to(agents), *self._variables()),
+            environment=(*self._agent_variables(agents), *self._variables_with_values()),
             allowance=self._allowance(agents),
             commit=not self.no_commit,
             keep=self.keep or self.no_commit,
@@ -108,7 +122,7 @@ class ExploreOptions:
     def _check(self) -> None:
         if self.words and not self.agents:
             line = shlex.join([*self.words, *self.command])
-            raise click.UsageError(f"a command stands behind two dashes, so that its options are its own: -- {line}")
+            raise click.UsageError(f"put two dashes before the command, so that its options stay its own: -- {line}")
         if self.agents and not any(word.strip() for word in self.words):
             raise click.UsageError(f"agent {self.agents[0]!r} needs a prompt: --agent {self.agents[0]} 'what to do'")
         if self.tests is not None and not self.tests.strip():
@@ -116,135 +130,191 @@ class ExploreOptions:
         if self.git is not None and self.no_commit:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.message is not None and self.git is None:
-            raise click.UsageError("-m is the message of a git commit: it goes with --commit-to-git")
+            raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git")
         for path in self.writable:
             if not os.path.exists(os.path.expanduser(path)):
-                raise click.UsageError(f"--writable {path}: there is nothing")
+                raise click.UsageError(f"--writable {path}: no such file or directory")
 
-    def _agents(self) -> list[Agent]:
-        from forkwise.cli.agents import find_agent, tables_of
+    def _find_agents(self) -> list[Agent]:
+        from forkwise.cli.agents import find_agent, workspace_agents_file
 
         agents = [find_agent(name, self.directory) for name in self.agents]
         for agent in agents:
-            if agent.source == tables_of(self.directory):  # whoever wrote that may mean anything by the name
-                warnings.warn(f"agent {agent.name!r} is as {agent.source} says", ForkwiseWarning, stacklevel=1)
+            if agent.source == workspace_agents_file(self.directory):  # its author may run anything under a known name
+                message = f"agent {agent.name!r} is defined by {agent.source}"
+                warnings.warn(message, ForkwiseWarning, stacklevel=1)
         return agents
 
-    def _command(self) -> list[tuple[str, ...]]:
-        """The command behind ``--``, which has to be there: it is run where the workspace is."""
+    def _find_command(self) -> list[tuple[str, ...]]:
+        """Return the command after ``--``, if any; UsageError if its program cannot be run from the workspace."""
         if not self.command:
             return []
         program = self.command[0]
-        place = os.path.join(self.directory, program) if "/" in program else program
-        if shutil.which(place) is None:
-            raise click.UsageError(f"there is no program {program!r} that can be run")
+        path = os.path.join(self.directory, program) if "/" in program else program
+        if shutil.which(path) is None:
+            raise click.UsageError(f"program {program!r} not found, or not executable")
         return [self.command]
 
-    def _given_to(self, agents: Sequence[Agent]) -> list[tuple[str, str]]:
-        given: dict[str, str] = {}
+    def _agent_variables(self, agents: Sequence[Agent]) -> list[tuple[str, str]]:
+        variables: dict[str, str] = {}
         for agent in agents:
-            given |= agent.environment
+            variables |= agent.environment
             if self.confinement != "open":
-                given |= agent.environment_when_confined
-        return list(given.items())
+                variables |= agent.environment_when_confined
+        return list(variables.items())
 
-    def _variables(self) -> list[tuple[str, str]]:
+    def _variables_with_values(self) -> list[tuple[str, str]]:
         pairs = [text.partition("=") for text in self.variables]
-        return [(name, value) for name, given, value in pairs if given]
+        return [(name, value) for name, separator, value in pairs if separator]
 
     def _allowance(self, agents: Sequence[Agent]) -> Allowance:
         from forkwise.explore.recipe import Allowance
 
-        passed = [text for text in self.variables if "=" not in text]
+        names = [text for text in self.variables if "=" not in text]
         return Allowance(
             network="host" if agents and self.network is None else None,
             writable=tuple(dict.fromkeys(path for agent in agents for path in agent.writable)),
-            passed=tuple(dict.fromkeys([*passed, *(name for agent in agents for name in agent.passes)])),
+            passed=tuple(dict.fromkeys([*names, *(name for agent in agents for name in agent.passes)])),
         )
 
 
-def shell_line(line: str) -> tuple[str, ...]:
-    """A line for the shell as a command."""
+def shell_command(line: str) -> tuple[str, ...]:
+    """Return the command that runs ``line`` in a shell."""
     return ("sh", "-c", line)
 
 
-def _variable(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def _check_variables(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if not value.partition("=")[0]:
             raise click.BadParameter(f"{value!r} is neither NAME=VALUE nor NAME")
     return values
 
 
+def conflict_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--on-conflict`` with this help."""
+    return click.option(
+        "--on-conflict",
+        type=click.Choice(("refuse", "ours", "theirs", "merge")),
+        default="refuse",
+        show_default=True,
+        help=text,
+    )
+
+
+confinement_option = click.option(
+    "--confinement",
+    type=click.Choice(("open", "standard", "strict")),
+    default="standard",
+    show_default=True,
+    help="Sandbox: open restricts nothing, standard allows writes only to the branch, strict also blocks the network "
+    "and hides secrets.",
+)
+"""The option ``--confinement``."""
+
+network_option = click.option(
+    "--network",
+    type=click.Choice(("host", "none", "private")),
+    show_default="set by --confinement",
+    help="Network access.",
+)
+"""The option ``--network``."""
+
 _OPTIONS = (
-    click.option("-c", "lines", multiple=True, metavar="LINE", help="A line for the shell to try."),
     click.option(
-        "--agent", "agents", multiple=True, metavar="NAME", help="An agent to give the PROMPT to, with a network."
+        "-c",
+        "lines",
+        multiple=True,
+        metavar="LINE",
+        help="Shell command to try. Commands that try several take it repeatedly.",
     ),
-    click.option("--test", "tests", metavar="CMD|auto", help="The tests that an attempt has to pass; auto finds them."),
-    click.option("--test-timeout", type=_SECONDS, metavar="SECONDS", help="For each run of the tests."),
+    click.option(
+        "--agent",
+        "agents",
+        multiple=True,
+        metavar="NAME",
+        help="Coding agent that gets PROMPT, and network access: claude, codex, gemini, aider, opencode, goose.",
+    ),
+    click.option(
+        "--test", "tests", metavar="CMD|auto", help="Test command that an attempt must pass; auto detects it."
+    ),
+    click.option(
+        "--test-timeout", type=_SECONDS, metavar="SECONDS", show_default="no limit", help="Time limit per test run."
+    ),
     click.option(
         "--repeat",
         type=click.IntRange(min=1),
         default=1,
-        metavar="N",
-        help="Run the tests N times; a flaky one passes if it mostly does.",
-    ),
-    click.option("--timeout", type=_SECONDS, metavar="SECONDS", help="For each attempt, its tests not counted."),
-    click.option("-j", "--max-parallel", type=click.IntRange(min=1), metavar="N", help="The most attempts at a time."),
-    click.option(
-        "--confinement",
-        type=click.Choice(("open", "standard", "strict")),
-        default="standard",
         show_default=True,
-        help="What an attempt gets: all, all to read and its branch to write, or that with no network and no secrets.",
+        metavar="N",
+        help="Number of test runs; a flaky test passes if most of its runs do.",
     ),
-    click.option("--network", type=click.Choice(("host", "none", "private")), help="Another than the confinement's."),
-    click.option("--writable", multiple=True, metavar="PATH", help="Something else that attempts may write to."),
+    click.option(
+        "--timeout",
+        type=_SECONDS,
+        metavar="SECONDS",
+        show_default="no limit",
+        help="Time limit per attempt, excluding tests.",
+    ),
+    click.option(
+        "-j",
+        "--max-parallel",
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default="number of CPUs + 4, at most 32",
+        help="Number of attempts to run at the same time.",
+    ),
+    confinement_option,
+    network_option,
+    click.option(
+        "--writable", multiple=True, metavar="PATH", help="Path outside the branch that attempts may write to."
+    ),
     click.option(
         "--env",
         "variables",
         multiple=True,
         metavar="NAME[=VALUE]",
-        callback=_variable,
-        help="A variable for attempts; NAME alone passes yours on, whatever the confinement.",
+        callback=_check_variables,
+        help="Environment variable for attempts. NAME alone passes your own value, even if the sandbox hides it.",
     ),
-    click.option(
-        "--on-conflict",
-        type=click.Choice(("refuse", "ours", "theirs", "merge")),
-        default="refuse",
-        show_default=True,
-        help="Where somebody changed the workspace meanwhile: change nothing, take the winner's, keep theirs, merge.",
+    conflict_option(
+        "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),
-    click.option("--keep", is_flag=True, help="Keep the branches of those that did not win."),
+    click.option("--keep", is_flag=True, help="Keep the branches of the attempts that lost."),
     click.option(
         "--output-patch",
         "patch",
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Write the winner's diff there too.",
+        help="Write the winner's diff to FILE as well.",
     ),
     click.option(
         "--commit-to-git",
         "git",
         metavar="[=BRANCH]",
-        help="Make a git commit of the winner too: on what is checked out, or as a new BRANCH that is not.",
+        help="Make a git commit as well: on the current git branch, or on a new BRANCH that is not checked out.",
     ),
-    click.option("-m", "--message", metavar="TEXT", help="The message of that git commit."),
-    click.option("-q", "--quiet", is_flag=True, help="Only what came of it."),
+    click.option(
+        "-m",
+        "--message",
+        metavar="TEXT",
+        show_default="the prompt or the command",
+        help="Message of the git commit.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the result."),
 )
 
 
 def explore_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a verb the common options, and hand it what was said in them as one value."""
+    """Add the shared options to a command, and pass them to ``function`` as one ExploreOptions."""
 
     @functools.wraps(function)
-    def packed(**given: Any) -> int:
-        common = {field.name: given.pop(field.name) for field in fields(ExploreOptions)}
-        return function(ExploreOptions(**common), **given)
+    def call(**arguments: Any) -> int:
+        common = {field.name: arguments.pop(field.name) for field in fields(ExploreOptions)}
+        return function(ExploreOptions(**common), **arguments)
 
     words = click.argument("words", metavar="[PROMPT | -- COMMAND...]", nargs=-1)
-    verb: Callable[..., int] = packed
+    command: Callable[..., int] = call
     for option in (words, stream_option, workspace_option, *reversed(_OPTIONS)):
-        verb = option(verb)
-    return verb
+        command = option(command)
+    return command

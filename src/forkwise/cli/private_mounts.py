@@ -1,7 +1,7 @@
-"""Kernel overlays for users who may not mount: when a verb goes into a namespace of its own for them.
+"""Kernel overlays without root: when a command enters a user and mount namespace of its own.
 
-A process that did so cannot come back, and nobody outside sees what it mounts. A command line can afford that, because
-it ends when its verb is done; a library cannot do it to the program it lives in.
+A process cannot leave such a namespace, and no other process sees its mounts. A command can afford that because it is
+short-lived; a library must not do it to the program that imports it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from forkwise.linux import namespace
 __all__ = ["WORSE", "enter_to_create", "is_private", "open_inside"]
 
 WORSE = frozenset({"fuse", "reflink", "copy"})
-"""Views that every process of the user sees, but that cost a daemon's round trips or a walk over every file."""
+"""Views that all processes see, but that are slower than the overlay: each access, or each new branch, costs more."""
 
 
 def enter_to_create(directory: Path, view: str | None) -> None:
-    """Go into a namespace where a new branch would else get a worse view than the kernel's overlay."""
+    """Enter a namespace if a new branch would otherwise get a slower view than the kernel's overlay."""
     if os.geteuid() == 0 or view not in (None, "overlay"):
         return
     if (view == "overlay" or Workspace(directory).fstype in WORSE) and namespace.available():
@@ -28,7 +28,7 @@ def enter_to_create(directory: Path, view: str | None) -> None:
 
 
 def open_inside(directory: Path, name: str) -> Branch:
-    """Open a branch from where its view can be brought up."""
+    """Open a branch, entering a namespace first if its view can only be mounted there."""
     found = Workspace(directory).open(name)
     if os.geteuid() == 0 or found.view != "overlay" or not namespace.available():
         return found
@@ -37,5 +37,5 @@ def open_inside(directory: Path, name: str) -> Branch:
 
 
 def is_private(branch: Branch) -> bool:
-    """Whether a branch is seen by this process and those it starts, and by nobody else."""
+    """Return whether only this process and its children see the branch."""
     return branch.view == "overlay" and namespace.is_entered()

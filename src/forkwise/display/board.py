@@ -1,11 +1,11 @@
-"""Board: a fork as it goes, one row an attempt. It reads the ledger and nothing else, so that whoever looks on from
-another process sees the same: a table that moves on a terminal, lines elsewhere, and JSON lines for programs.
+"""The progress of a fork, one row per attempt: a live table on a terminal, lines elsewhere, JSON lines for programs.
+
+Everything is read from the ledger and the attempts' logs, so that a process that only watches a fork shows the same as
+the process that runs it.
 """
 
 from __future__ import annotations
 
-import codecs
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.display.output import Output, grid, printable
 from forkwise.ledger.logs import follow_log
+from forkwise.text.clean import TerminalCleaner, truncate_line
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from forkwise.ledger.ledger import LedgerReader
+    from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, Event, ForkRecord
 
 __all__ = [
     "PACE",
     "Board",
     "LogFollower",
-    "Plain",
     "Row",
     "attempt_record",
     "event_record",
@@ -36,79 +36,47 @@ __all__ = [
 ]
 
 
-_ALL = 1 << 30  # bytes at one look: a log is shorter
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
-_BEGUN = re.compile(r"\x1b[^\x07]{0,80}\Z")
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+_WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
+_WIDEST_LABEL = 32
+_COMMIT_GRACE = 10.0  # seconds to wait for a decided fork to be committed
 
-
-class Plain:
-    r"""Turns what a program prints for a terminal into text, piece by piece: escapes go, what a carriage return prints
-    over goes, and what a piece cuts in two waits for the rest.
-
-    >>> plain = Plain()
-    >>> plain.feed(b"\x1b[3"), plain.feed(b"1mred\x1b[0m caf\xc3"), plain.feed(b"\xa9\r\n10%\r20%\n")
-    ('', 'red caf', 'é\n20%\n')
-    """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    def feed(self, piece: bytes) -> str:
-        """The text of a piece."""
-        text = _ESCAPE.sub("", self._rest + self._decoder.decode(piece))
-        begun = _BEGUN.search(text)
-        if begun is None and text.endswith("\r"):
-            text, self._rest = text[:-1], "\r"
-        elif begun is not None:
-            text, self._rest = text[: begun.start()], begun[0]
-        else:
-            self._rest = ""
-        text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
-        return "".join(c for c in text if c.isprintable() or c in "\n\t")
+PACE = 0.1
+"""Seconds between two reads of the ledger."""
 
 
 class LogFollower:
-    """One attempt as it is heard: each line once, when it is whole; what is cut short at the end, when that is told."""
+    """Reads the new lines of one attempt's log."""
 
-    def __init__(self, directory: Path, attempt: str) -> None:
-        self._directory = directory
+    def __init__(self, log_directory: Path, attempt: str) -> None:
+        self._log_directory = log_directory
         self._attempt = attempt
-        self._plain = Plain()
-        self._heard = 0
+        self._cleaner = TerminalCleaner()
+        self._offset = 0
         self._rest = ""
 
     def lines(self, *, is_over: bool = False) -> Iterator[str]:
-        """The lines since the last look, without those that show nothing."""
-        self._heard, piece = follow_log(self._directory, self._attempt, self._heard, tail=_ALL)
-        *whole, self._rest = (self._rest + self._plain.feed(piece)).split("\n")
+        """Return the complete lines since the last call, without blank ones; if ``is_over``, the unfinished one too."""
+        self._offset, chunk = follow_log(self._log_directory, self._attempt, self._offset, tail=_WHOLE_LOG)
+        *complete, self._rest = (self._rest + self._cleaner.feed(chunk)).split("\n")
         if is_over:
-            whole, self._rest = [*whole, self._rest], ""
-        return (line.rstrip() for line in whole if line.strip())
-
-
-PACE = 0.1
-"""Seconds between two looks at the ledger."""
-
-_GRACE = 10.0  # seconds that a decision is given to be committed
-_WIDEST_LABEL = 32
+            complete, self._rest = [*complete, self._rest], ""
+        return (line.rstrip() for line in complete if line.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An attempt as the board shows it. ``depth`` is how many attempts it is inside of."""
+    """An attempt as the board shows it. ``depth`` is the number of attempts it is nested in."""
 
     attempt: AttemptRecord
     depth: int
     has_won: bool
 
     def cells(self, now: float) -> dict[str, str]:
-        """What stands in which column."""
+        """Return the text of each column."""
         attempt = self.attempt
         return {
             "attempt": f"{'  ' * self.depth}{attempt.id}",
-            "what": _short(attempt.label),
+            "label": _short_label(attempt.label),
             "state": "won" if self.has_won else attempt.state,
             "time": "" if attempt.started is None else time_text((attempt.ended or now) - attempt.started),
             "files": "" if attempt.files is None else str(attempt.files),
@@ -120,28 +88,27 @@ class Row:
 
 
 class Board:
-    """The attempts of a fork and of those made inside it, shown while they run.
+    """Shows the attempts of a fork, and of the forks nested in it, while they run.
 
-    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs. ``spoken``
-    is where what attempts print lies: with that, lines are printed also where a table could move, and what the attempts
-    print is among them.
+    Inside a ``with`` block, ``refresh`` shows what is new; ``follow`` does so until the fork no longer runs. With
+    ``log_directory``, the board prints lines even on a terminal, and among them the output of the attempts.
     """
 
     def __init__(
-        self, ledger: LedgerReader, fork: str, output: Output, *, quiet: bool = False, spoken: Path | None = None
+        self, ledger: Ledger, fork: str, output: Output, *, quiet: bool = False, log_directory: Path | None = None
     ) -> None:
         self._ledger = ledger
         self._fork = ledger.fork(fork).id
         self._output = output
         self._quiet = quiet
-        self._spoken = spoken
-        self._voices: dict[str, LogFollower] = {}
+        self._log_directory = log_directory
+        self._followers: dict[str, LogFollower] = {}
         self._seen = 0
         self._forks = {self._fork}
         self._live: Live | None = None
 
     def __enter__(self) -> Board:
-        if self._output.is_live and not self._quiet and self._spoken is None:
+        if self._output.is_live and not self._quiet and self._log_directory is None:
             from rich.live import Live
 
             self._live = Live(console=self._output.console, auto_refresh=False, transient=True)
@@ -154,61 +121,61 @@ class Board:
             self._live = None
 
     def follow(self) -> ForkRecord:
-        """Show it until it no longer runs; gives what it is then. What was decided a moment ago is being committed."""
-        grace = _GRACE
+        """Show the fork until it no longer runs and its winner is committed; return its last state."""
+        grace = _COMMIT_GRACE
         while True:
             fork = self.refresh()
-            is_landing = fork.stored == "resolved" and fork.commit is None and fork.owner.alive and grace > 0
-            if fork.state != "running" and not is_landing:
+            is_being_committed = fork.stored == "resolved" and fork.commit is None and fork.owner.alive and grace > 0
+            if fork.state != "running" and not is_being_committed:
                 return self.refresh()
-            grace -= PACE if is_landing else 0.0
+            grace -= PACE if is_being_committed else 0.0
             time.sleep(PACE)
 
     def refresh(self) -> ForkRecord:
-        """Show what is new; gives the fork as it is."""
+        """Show what is new, and return the fork as it is now."""
         fork = self._ledger.fork(self._fork)
         if self._quiet:
             return fork
         if self._live is not None:
-            self._live.update(self._moving(fork), refresh=True)
+            self._live.update(self._live_table(fork), refresh=True)
             return fork
-        for event in self._new():
+        for event in self._new_events():
             if self._output.as_json:
                 self._output.stream({"event": event_record(event)})
                 continue
-            self._heed_voice(event)
-            if line := self._told(event):
+            self._follow_log(event)
+            if line := self._event_line(event):
                 self._output.line(line)
-        for name in self._voices:
-            self._speak(name)
+        for attempt in self._followers:
+            self._print_log(attempt)
         return fork
 
     def summary(self) -> None:
-        """Print the table of what came of each attempt."""
+        """Print the table of all attempts."""
         self._output.line()
-        columns, rows = self._table(("attempt", "what", "state", "time", "files", "tests", "score", "cost", ""))
+        columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "score", "cost", ""))
         self._output.table(columns, rows, cut=True)
 
     def rows(self) -> list[Row]:
-        """The attempts, those made inside another right after it."""
+        """Return the attempts; those nested in an attempt follow it."""
         return list(rows_of(self._ledger, self._ledger.fork(self._fork)))
 
     def _table(self, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
-        """Columns and cells, without the columns that have nothing to say."""
+        """Return columns and cells, without the empty columns."""
         now = time.time()
         rows = [row.cells(now) for row in self.rows()]
-        told = [name for name in columns if name == "attempt" or _tells(name, {row[name] for row in rows})]
-        return told, [[row[name] for name in told] for row in rows]
+        used = [name for name in columns if name == "attempt" or _is_useful(name, {row[name] for row in rows})]
+        return used, [[row[name] for name in used] for row in rows]
 
-    def _moving(self, fork: ForkRecord) -> Group:
+    def _live_table(self, fork: ForkRecord) -> Group:
         from rich.console import Group
         from rich.text import Text
 
-        columns, rows = self._table(("attempt", "what", "state", "time", "files", "tests", "cost", ""))
+        columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "cost", ""))
         console = self._output.console
         assert console is not None
-        room = max(console.height - 4, 1)
-        shown = rows if len(rows) <= room else _most_telling(rows, columns.index("state"), room)
+        limit = max(console.height - 4, 1)
+        shown = rows if len(rows) <= limit else _most_important(rows, columns.index("state"), limit)
         title = Text(f"{fork.kind} {fork.id}", style="bold")
         title.append(f"  {time_text((fork.ended or time.time()) - fork.started)}", style="dim")
         parts: list[Any] = [title, grid(columns, shown, cut=True)]
@@ -216,43 +183,43 @@ class Board:
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
         return Group(*parts)
 
-    def _new(self) -> Iterator[Event]:
-        """What happened since the last look, in this fork and in those inside it."""
+    def _new_events(self) -> Iterator[Event]:
+        """Yield the events since the last call, of this fork and of the forks nested in it."""
         for event in self._ledger.events(after=self._seen):
             self._seen = event.seq
-            inside = (event.data.get("parent") or "").partition(".")[0] if event.kind == "begun" else ""
-            if inside in self._forks:
+            outer = (event.data.get("parent") or "").partition(".")[0] if event.kind == "begun" else ""
+            if outer in self._forks:
                 self._forks.add(event.fork)
             if event.fork in self._forks:
                 yield event
 
-    def _heed_voice(self, event: Event) -> None:
-        """Listen to an attempt from its start to its end, whose last words come before it is told that it ended."""
-        if self._spoken is None or event.attempt is None:
+    def _follow_log(self, event: Event) -> None:
+        """Follow an attempt's log from its start to its end; print the last of it before the event of the end."""
+        if self._log_directory is None or event.attempt is None:
             return
         if event.kind == "started":
-            self._voices[event.attempt] = LogFollower(self._spoken, event.attempt)
-        elif event.kind in ("ended", "interrupted") and event.attempt in self._voices:
-            self._speak(event.attempt, is_over=True)
-            del self._voices[event.attempt]
+            self._followers[event.attempt] = LogFollower(self._log_directory, event.attempt)
+        elif event.kind in ("ended", "interrupted") and event.attempt in self._followers:
+            self._print_log(event.attempt, is_over=True)
+            del self._followers[event.attempt]
 
-    def _speak(self, attempt: str, *, is_over: bool = False) -> None:
-        for line in self._voices[attempt].lines(is_over=is_over):
+    def _print_log(self, attempt: str, *, is_over: bool = False) -> None:
+        for line in self._followers[attempt].lines(is_over=is_over):
             self._output.line(f"{attempt}: {line}")
 
-    def _told(self, event: Event) -> str:
-        """An event as a line; nothing where there is none worth it."""
+    def _event_line(self, event: Event) -> str:
+        """Format an event as a line, or return nothing if it is not worth one."""
         match event.kind:
             case "begun" if event.fork == self._fork:
                 return f"Fork {event.fork}: {event.data['kind']} in {event.data['workspace']}"
             case "begun":
-                return f"{event.data['parent']} is forked as {event.fork}"
+                return f"{event.data['parent']} was forked as {event.fork}"
             case "started" if event.attempt is not None:
-                return f"{event.attempt} started: {_short(self._ledger.attempt(event.attempt).label)}"
+                return f"{event.attempt} started: {_short_label(self._ledger.attempt(event.attempt).label)}"
             case "ended" if event.attempt is not None:
-                return _ended(self._ledger.attempt(event.attempt))
+                return _end_line(self._ledger.attempt(event.attempt))
             case "unwanted":
-                return f"{event.attempt} is to be ended: {event.data['unwanted']}"
+                return f"{event.attempt} is being stopped: {event.data['unwanted']}"
             case "resolved" if event.data.get("winner"):
                 return f"{event.data['winner']} won: {event.data['resolution']['how']}"
             case "opened":
@@ -264,31 +231,31 @@ class Board:
             case "undone" | "redone" if event.fork == self._fork:
                 return f"{event.fork} was {event.kind} by {event.data['undone'] or event.data['commit']}"
             case "adopted" if event.fork == self._fork:
-                return f"{event.fork} was interrupted, and goes on"
+                return f"{event.fork} was interrupted; resuming"
         return ""
 
 
-def _tells(column: str, cells: set[str]) -> bool:
-    """Whether a column says anything; scores do where they differ."""
+def _is_useful(column: str, cells: set[str]) -> bool:
+    """Return whether a column has text; the scores must also differ."""
     return len(cells - {""}) > (column == "score")
 
 
-def rows_of(ledger: LedgerReader, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
-    """The attempts of a fork, those made inside another right after it."""
+def rows_of(ledger: Ledger, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
+    """Yield the attempts of a fork; those nested in an attempt follow it."""
     for attempt in ledger.attempts(fork.id):
         yield Row(attempt, depth, attempt.id == fork.winner)
         for inner in ledger.children(attempt.id):
             yield from rows_of(ledger, inner, depth + 1)
 
 
-def _most_telling(rows: list[list[str]], state: int, room: int) -> list[list[str]]:
-    """As many rows as there is room for, in their order: those that run or won before those that do not."""
+def _most_important(rows: list[list[str]], state: int, limit: int) -> list[list[str]]:
+    """Return at most ``limit`` rows in their order, preferring the winner, then those that run or succeeded."""
     rank = {"won": 0, "running": 1, "succeeded": 2}
-    chosen = sorted(range(len(rows)), key=lambda i: (rank.get(rows[i][state], 3), i))[:room]
+    chosen = sorted(range(len(rows)), key=lambda i: (rank.get(rows[i][state], 3), i))[:limit]
     return [rows[i] for i in sorted(chosen)]
 
 
-def _ended(attempt: AttemptRecord) -> str:
+def _end_line(attempt: AttemptRecord) -> str:
     took = "" if attempt.started is None or attempt.ended is None else f" in {attempt.ended - attempt.started:.1f} s"
     facts = [
         attempt.reason or "",
@@ -297,12 +264,12 @@ def _ended(attempt: AttemptRecord) -> str:
         "" if attempt.score in (None, 1.0) else f"score {attempt.score:g}",
         _cost_text(attempt),
     ]
-    told = ", ".join(fact for fact in facts if fact)
-    return f"{attempt.id} {attempt.state}{took}{': ' if told else ''}{told}"
+    details = ", ".join(fact for fact in facts if fact)
+    return f"{attempt.id} {attempt.state}{took}{': ' if details else ''}{details}"
 
 
 def tests_text(attempt: AttemptRecord) -> str:
-    """How many tests passed, of those that ran."""
+    """Format how many tests passed of those that ran."""
     tests = attempt.tests
     if tests is None:
         return ""
@@ -316,7 +283,7 @@ def _cost_text(attempt: AttemptRecord) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A stretch of time as a clock shows it.
+    """Format a duration as a clock shows it.
 
     >>> time_text(75.3), time_text(4000)
     ('1:15', '1:06:40')
@@ -326,18 +293,17 @@ def time_text(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _short(label: str) -> str:
-    shown = printable(" ".join(label.split()))
-    return shown if len(shown) <= _WIDEST_LABEL else f"{shown[: _WIDEST_LABEL - 1]}…"
+def _short_label(label: str) -> str:
+    return truncate_line(printable(" ".join(label.split())), _WIDEST_LABEL)
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """An event of the ledger as JSON holds it."""
+    """Return an event of the ledger as a JSON value."""
     return asdict(event)
 
 
 def attempt_record(row: Row) -> dict[str, Any]:
-    """An attempt as JSON holds it; what it printed is not part of that."""
+    """Return an attempt as a JSON value, without its output."""
     attempt = row.attempt
     tests = attempt.tests
     return {

@@ -1,7 +1,7 @@
-"""``forkwise diff --tool``: branches beside what they were made from, in a program that somebody likes to read them in.
+"""``forkwise diff --tool``: show branches beside their parent in an editor or in a diff tool of git.
 
-The tool gets copies of the files that changed, which are read-only and gone when it is: a tool need not be able to see
-a branch, and nothing of it is changed by looking.
+The tool gets read-only copies of the changed files, which are removed when it exits: a tool may be unable to see the
+view of a branch, and must not change it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.ledger import Ledger
-    from forkwise.text.diff import FileDiff, Side
+    from forkwise.text.diff import FileDiff, FileVersion
 
 __all__ = ["open_tool", "sides_of", "tool_commands"]
 
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[\w.+-]{1,40}")
 
 
 def sides_of(ledger: Ledger, workspace: Workspace, first: str, second: str | None) -> dict[str, Branch]:
-    """The branches that somebody means, by how they are called: one, two, or all that are left of a fork."""
+    """Return the branches that the user named, by label: one, two, or all remaining branches of a fork."""
     names = [first] if second is None else [first, second]
     try:
         return {name: branch_of(ledger, workspace, name) for name in names}
@@ -54,36 +54,37 @@ def sides_of(ledger: Ledger, workspace: Workspace, first: str, second: str | Non
         if (branch := fork.branch(attempt.branch)) is not None:
             found[attempt.label if is_name else attempt.id] = branch
     if not found:
-        raise BranchNotFoundError(f"fork {fork.id} has no branches any more: it was decided", branch=first)
+        raise BranchNotFoundError(f"fork {fork.id} was decided and has no branches left", branch=first)
     return found
 
 
 def open_tool(tool: str, directory: Path, sides: Mapping[str, Branch], *, between: bool) -> None:
-    """Show branches in a tool, and come back when it is closed. ``between``: the first beside the second, and not both
-    beside what they were made from."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-diff-") as room:
-        kind, commands = tool_commands(tool, Path(room), sides, between=between)
+    """Show branches in a tool, and wait until it is closed.
+
+    With ``between``, the first branch is compared with the second; without, each is compared with its parent.
+    """
+    with tempfile.TemporaryDirectory(prefix="forkwise-diff-") as directory_of_copies:
+        kind, commands = tool_commands(tool, Path(directory_of_copies), sides, between=between)
         for words in commands:
             _run(words, directory)
         if kind == "pycharm":
-            click.pause("Press any key when you have seen enough …")
+            click.pause("Press any key when you are done …")
 
 
 def tool_commands(
-    tool: str, room: Path, sides: Mapping[str, Branch], *, between: bool
+    tool: str, copies: Path, sides: Mapping[str, Branch], *, between: bool
 ) -> tuple[EditorKind | None, list[list[str]]]:
-    """Put copies of what branches changed into a directory; gives which tool shows them (None is git's) and how it is
-    called, once for each time it is to be."""
-    mirror = ForkMaterializer(room / "fork", "diff", keep_artifacts=True)
-    paths = _laid_out(mirror, {name: changed_files(branch) for name, branch in sides.items()})
+    """Copy the changed files below ``copies``. Return the kind of tool (None for git) and the commands to run."""
+    mirror = ForkMaterializer(copies / "fork", "diff", keep_artifacts=True)
+    paths = _write_copies(mirror, {name: changed_files(branch) for name, branch in sides.items()})
     if not paths:
-        raise click.ClickException("there is nothing to be shown: no file was changed")
-    kind, command = _meant(tool)
+        raise click.ClickException("nothing to show: no file was changed")
+    kind, command = _parse_tool(tool)
     return kind, list(_commands(kind, command, mirror, list(sides), paths, between=between))
 
 
-def _meant(tool: str) -> tuple[EditorKind | None, str]:
-    """Which editor is meant, or none for git; and the command of one's own, or the tool that git is to start."""
+def _parse_tool(tool: str) -> tuple[EditorKind | None, str]:
+    """Return the editor (None for git), and the user's own command or the name of a tool that git starts."""
     if not tool:
         found = EditorDetector.detect()
         return (None, "") if found == "tui" else (found, EditorDetector.custom_command() or "")
@@ -104,49 +105,53 @@ def _commands(
     between: bool,
 ) -> Iterator[list[str]]:
     if kind is None:
-        places = [mirror.root / "branches" / directory_of(name) for name in names]
-        pairs = [(places[0], places[1])] if between else [(mirror.root / "parent", place) for place in places]
+        directories = [mirror.root / "branches" / directory_of(name) for name in names]
+        parent = mirror.root / "parent"
+        pairs = [(directories[0], directories[1])] if between else [(parent, directory) for directory in directories]
         yield from (git_difftool(old, new, tool=command or None) for old, new in pairs)
         return
     if kind in _PROGRAMS and len(paths) * len(names) > _MOST_WINDOWS:
         raise click.ClickException(
-            f"{len(paths)} files in {len(names)} branches are too many windows; --tool=git shows one after the other"
+            f"{len(paths)} files in {len(names)} branches are too many windows; --tool=git shows them one at a time"
         )
     for path in paths:
-        versions = [_there(mirror.branch_path(name, path)) for name in names]
-        old = versions.pop(0) if between else _there(mirror.parent_path(path))
+        versions = [_path_or_null(mirror.branch_path(name, path)) for name in names]
+        old = versions.pop(0) if between else _path_or_null(mirror.parent_path(path))
         for words in EditorDetector.commands(kind, old, versions, custom_cmd=command or None):
-            # VS Code would be back at once, and what it shows gone.
+            # Without --wait, VS Code returns at once and the copies are removed while it shows them.
             yield [words[0], "--wait", *words[1:]] if kind == "vscode" else words
 
 
-def _there(place: Path) -> Path:
-    return place if place.exists() else _NOTHING
+def _path_or_null(path: Path) -> Path:
+    return path if path.exists() else _NOTHING
 
 
 def _run(words: Sequence[str], directory: Path) -> None:
     try:
         code = subprocess.run(words, cwd=directory, check=False).returncode
     except FileNotFoundError as error:
-        raise click.ClickException(f"there is no program {words[0]!r} that can be run") from error
-    if code not in (0, 1):  # 1 is what a tool says of files that differ
-        raise click.ClickException(f"{words[0]} ended with {code}")
+        raise click.ClickException(f"program {words[0]!r} not found") from error
+    if code not in (0, 1):  # diff tools exit with 1 if the files differ
+        raise click.ClickException(f"{words[0]} failed with exit code {code}")
 
 
-def _laid_out(mirror: ForkMaterializer, changes: Mapping[str, Sequence[FileDiff]]) -> list[str]:
-    """Write both versions of what changed; a branch that left a file alone has the version it was made from."""
-    before: dict[str, Side | None] = {}
-    for made in changes.values():
-        before |= {change.path: change.old for change in made if _is_shown(change)}
+def _write_copies(mirror: ForkMaterializer, changes: Mapping[str, Sequence[FileDiff]]) -> list[str]:
+    """Write the parent's and each branch's version of every changed file, and return their paths.
+
+    A branch that did not change a file gets the parent's version.
+    """
+    before: dict[str, FileVersion | None] = {}
+    for diffs in changes.values():
+        before |= {change.path: change.old for change in diffs if _has_content(change)}
     for path, side in sorted(before.items()):
         mirror.snapshot_parent_path(path, None if side is None else side.content)
-    for name, made in changes.items():
+    for name, diffs in changes.items():
         (mirror.root / "branches" / directory_of(name)).mkdir(exist_ok=True)
-        for path, side in (before | {change.path: change.new for change in made if change.path in before}).items():
+        for path, side in (before | {change.path: change.new for change in diffs if change.path in before}).items():
             if side is not None and side.content is not None:
                 mirror.flush_change(name, FileChange(path, "write", datetime.now(UTC)), side.content)
     return sorted(before)
 
 
-def _is_shown(change: FileDiff) -> bool:
+def _has_content(change: FileDiff) -> bool:
     return all(side is None or side.content is not None for side in (change.old, change.new))

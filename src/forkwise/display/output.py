@@ -1,7 +1,7 @@
-"""How things are shown: one JSON document for programs, tables and coloured text for people.
+"""The output of commands: JSON for programs, tables and coloured text for people, and the JSON form of each value.
 
-rich is imported when something is printed for a person and not before, because it takes longer than most verbs do.
-Names that come out of a branch are made printable first: a file name must not be able to drive a terminal.
+rich is imported only when text is printed on a terminal, because importing it takes longer than most commands. Names
+from a branch are escaped first, so that a file name cannot send control codes to the terminal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LISTED = 20
 
 
 class Output:
-    """Where a verb says what it did."""
+    """Prints the result of a command, as JSON or as text."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -56,7 +56,7 @@ class Output:
 
     @property
     def console(self) -> Console | None:
-        """The terminal; None where nobody looks at one, and plain text is written without colours or wrapping."""
+        """The terminal, or None if stdout is not one: then text is written without colours or wrapping."""
         if self._console is None and (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
             from rich.console import Console
 
@@ -65,33 +65,33 @@ class Output:
 
     @property
     def is_live(self) -> bool:
-        """Whether what was printed can be printed over: it is for a person who looks at a terminal that can do that."""
+        """Whether output can be redrawn: it is text, and stdout is a terminal that can move its cursor."""
         console = None if self.as_json or not sys.stdout.isatty() else self.console
         return console is not None and not console.is_dumb_terminal
 
     def document(self, value: object) -> None:
-        """Print the one JSON document of a verb."""
+        """Print the only JSON document of a command."""
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
     def stream(self, value: object) -> None:
-        """Print one of several JSON documents, on a line of its own and at once."""
+        """Print one of several JSON documents on a line of its own, and flush it."""
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Print one line for a person."""
+        """Print one line of text."""
         if self.console is None:
             sys.stdout.write(f"{printable(text)}\n")
         else:
             self.console.print(printable(text), style=style or None)
 
     def text(self, text: str) -> None:
-        """Print lines that somebody else wrote, for a person."""
+        """Print text of several lines, such as the output of an attempt."""
         for line in text.splitlines() or [""]:
             self.line(line)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = False) -> None:
-        """Print a table for a person. On a terminal, what is too long is folded, or ``cut`` in the last column."""
+        """Print a table. On a terminal, long cells are folded; with ``cut`` only the last column shrinks."""
         if self.console is None:
             cells = [[printable(cell) for cell in row] for row in rows]
             sys.stdout.writelines(_plain_table([list(columns), *cells]))
@@ -99,7 +99,7 @@ class Output:
             self.console.print(grid(columns, rows, cut=cut), soft_wrap=False)
 
     def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
-        """Print paths by what happened to them, and how many are left out of the list."""
+        """Print up to ``limit`` changed paths, and the number of those left out."""
         rows = [(kind, path) for kind, names in paths.items() for path in names]
         for kind, path in rows[:limit]:
             self.line(f"  {MARKS[kind]} {path}", STYLES[kind])
@@ -107,23 +107,23 @@ class Output:
             self.line(f"  and {len(rows) - limit} more")
 
     def conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        """Print what could not be reconciled."""
+        """Print conflicts."""
         for conflict in conflicts:
             detail = f" ({conflict.detail})" if conflict.detail else ""
             self.line(f"  ! {conflict.path}: {conflict.kind}{detail}", "red")
 
     def paged_diff(self, text: str) -> None:
-        """Print a diff, through a pager where a person would not see all of it at once."""
+        """Print a diff, through a pager if it is longer than the terminal."""
         console = self.console
         if console is None or not sys.stdin.isatty() or text.count("\n") < console.height:
             self.diff(text)
             return
-        with console.capture() as captured:
+        with console.capture() as capture:
             self.diff(text)
-        click.echo_via_pager(captured.get(), color=True)
+        click.echo_via_pager(capture.get(), color=True)
 
     def diff(self, text: str) -> None:
-        """Print a unified diff: coloured and harmless on a terminal, byte for byte anywhere else."""
+        """Print a unified diff: coloured and escaped on a terminal, byte for byte elsewhere."""
         if self.console is None:
             sys.stdout.flush()
             sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
@@ -134,7 +134,7 @@ class Output:
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool) -> Table:
-    """A table as a terminal shows it; what is too long is folded, or ``cut`` in the last column."""
+    """Build a table for a terminal. Long cells are folded; with ``cut`` only the last column shrinks."""
     from rich.table import Table
     from rich.text import Text
 
@@ -163,13 +163,13 @@ def _plain_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text with what a terminal would obey, or could not show, written out instead."""
+    """Replace control characters and undecodable bytes by escapes, except the characters in ``keep``."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
@@ -200,13 +200,13 @@ def _diff_style(line: str) -> str | None:
 
 
 def command_line(directory: Path, *words: str) -> str:
-    """A command line the reader can paste, for the same workspace."""
-    place = () if directory == Path(".") else ("-C", str(directory))
-    return shlex.join(("forkwise", *words, *place))
+    """Return a forkwise command line for the workspace ``directory``, quoted for a shell."""
+    option = () if directory == Path(".") else ("-C", str(directory))
+    return shlex.join(("forkwise", *words, *option))
 
 
 def size_text(size: int) -> str:
-    """A number of bytes as people read it."""
+    """Format a number of bytes with a binary unit."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -216,12 +216,12 @@ def size_text(size: int) -> str:
 
 
 def totals(values: Commit | Delta) -> str:
-    """How many paths were added, changed and deleted."""
+    """Format how many paths were added, changed and deleted."""
     return f"{len(values.added)} added, {len(values.changed)} changed, {len(values.deleted)} deleted"
 
 
 def branch_record(branch: Branch) -> dict[str, Any]:
-    """A branch as JSON holds it. Its path is not in it: asking for that brings the view up."""
+    """Return a branch as a JSON value, without its directory: reading that would mount the view."""
     return {
         "name": branch.name,
         "branch_path": branch.branch_path,
@@ -235,12 +235,12 @@ def branch_record(branch: Branch) -> dict[str, Any]:
 
 
 def change_record(change: Change) -> dict[str, Any]:
-    """One changed path as JSON holds it."""
+    """Return a changed path as a JSON value."""
     return asdict(change)
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:
-    """A commit as JSON holds it. One into a branch has no ``undo_id``: only what a workspace got can be undone."""
+    """Return a commit as a JSON value. ``undo_id`` is None for a commit into a branch: only the workspace has undo."""
     return {
         **asdict(commit),
         "at": commit.at.isoformat(),
@@ -250,15 +250,15 @@ def commit_record(commit: Commit) -> dict[str, Any]:
 
 
 def conflict_record(conflict: Conflict) -> dict[str, Any]:
-    """A conflict as JSON holds it."""
+    """Return a conflict as a JSON value."""
     return asdict(conflict)
 
 
 def collected_record(collected: Collected) -> dict[str, Any]:
-    """What a clean-up did as JSON holds it."""
+    """Return the result of a garbage collection as a JSON value."""
     return asdict(collected)
 
 
 def report_record(report: Report) -> dict[str, Any]:
-    """The doctor's report as JSON holds it."""
+    """Return the report of ``forkwise doctor`` as a JSON value."""
     return {**asdict(report), "chosen": report.chosen}

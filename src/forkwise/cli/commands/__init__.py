@@ -1,1 +1,1 @@
-"""commands."""
+"""The commands of ``forkwise``, one module per group of related commands."""

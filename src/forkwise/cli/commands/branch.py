@@ -1,4 +1,4 @@
-"""``forkwise branch``: make branches, look at them, commit one, drop the rest."""
+"""``forkwise branch``: create branches, inspect them, commit one, drop the rest."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
+from forkwise.cli.options import confinement_option, conflict_option, network_option
 from forkwise.display.output import (
     MARKS,
     Output,
@@ -30,9 +31,9 @@ __all__ = ["branch"]
 
 @click.group("branch", cls=Commands)
 def branch() -> None:
-    """Make branches, look at them, commit one, drop the rest.
+    """Create branches by hand, inspect them, commit or drop them.
 
-    A branch is named as it was created (try-1), or by its full path (/main/try-1/variant) where branches nest.
+    Name a branch as it was created (try-1) or, for nested branches, by its full path (/main/try-1/variant).
     """
 
 
@@ -46,41 +47,50 @@ def _open(directory: Path, name: str) -> Branch:
     "create", example=("forkwise branch create try-1", "forkwise branch create variant --from try-1 --json")
 )
 @click.argument("name")
-@click.option("--from", "parent", metavar="BRANCH", help="Fork from this branch instead of from the workspace.")
-@click.option("--view", metavar="VIEW", help="Have this view or fail; forkwise doctor lists them.")
+@click.option("--from", "parent", metavar="BRANCH", show_default="the workspace", help="Branch to fork.")
+@click.option(
+    "--view",
+    metavar="VIEW",
+    show_default="the best that works",
+    help="View to use; forkwise doctor lists them.",
+)
 @workspace_option
 @json_option
 def create(name: str, parent: str | None, view: str | None, directory: Path, output: Output) -> None:
-    """Make a branch that stays until it is committed or aborted, and print where it is.
+    """Create a branch and print its directory.
 
-    Where this user may not mount, the kernel's overlay is used in a namespace of one's own, which only forkwise branch
-    shell can show. A view that every process sees can be asked for with --view.
+    The branch stays until it is committed or aborted. Without the right to mount, it is an overlay in a private
+    namespace, which only forkwise branch shell can enter; choose a view that every process sees with --view.
     """
     from forkwise.cli.private_mounts import enter_to_create, is_private
     from forkwise.files.workspace import Workspace
 
     enter_to_create(directory, view)
     workspace = Workspace(directory, view=view)
-    made = (workspace.open(parent) if parent else workspace).branch(name)
+    created = (workspace.open(parent) if parent else workspace).branch(name)
     try:
-        made.keep()
-        place = None if is_private(made) else str(made.path)
+        created.keep()
+        path = None if is_private(created) else str(created.path)
     except BaseException:
-        made.abort()
+        created.abort()
         raise
     if output.as_json:
-        output.document({"branch": {**branch_record(made), "path": place}})
+        output.document({"branch": {**branch_record(created), "path": path}})
         return
-    output.line(f"{made.branch_path} ({made.view})", "bold")
-    shown = made.branch_path if parent else name
-    output.line(place or f"seen by: {command_line(directory, 'branch', 'shell', shown)}")
+    output.line(f"{created.branch_path} ({created.view})", "bold")
+    short_name = created.branch_path if parent else name
+    output.line(path or f"Enter it with: {command_line(directory, 'branch', 'shell', short_name)}")
 
 
 @branch.command("ls", example=("forkwise branch ls", "forkwise branch ls --json"))
 @workspace_option
 @json_option
 def ls(directory: Path, output: Output) -> None:
-    """List the branches of a workspace, nested ones and those of other processes included."""
+    """List all branches, including nested ones.
+
+    Branches of other processes are listed too. A kept branch stays until it is committed or aborted; one without an
+    owner belonged to a process that died.
+    """
     from forkwise.files.workspace import Workspace
 
     workspace = Workspace(directory)
@@ -90,12 +100,12 @@ def ls(directory: Path, output: Output) -> None:
     elif not branches:
         output.line("No branches.")
     else:
-        output.table(("branch", "view", "status", "created", "held by"), [_row(item) for item in branches])
+        output.table(("branch", "view", "status", "created", "owner"), [_row(item) for item in branches])
 
 
 def _row(item: Branch) -> tuple[str, ...]:
-    holder = "kept" if item.kept else "a running process" if item.owner_alive else "nobody: gc may take it"
-    return item.branch_path, item.view, item.status, item.created.astimezone().strftime("%Y-%m-%d %H:%M:%S"), holder
+    owner = "kept" if item.kept else "a running process" if item.owner_alive else "none (gc will remove it)"
+    return item.branch_path, item.view, item.status, item.created.astimezone().strftime("%Y-%m-%d %H:%M:%S"), owner
 
 
 @branch.command("path", example=("forkwise branch path try-1", 'cd "$(forkwise branch path try-1)"'))
@@ -103,29 +113,35 @@ def _row(item: Branch) -> tuple[str, ...]:
 @workspace_option
 @json_option
 def path(name: str, directory: Path, output: Output) -> None:
-    """Print the directory in which a branch is seen."""
+    """Print the directory of a branch.
+
+    If the view of the branch is not mounted, it is mounted first.
+    """
     from forkwise.errors import MountError
     from forkwise.files.workspace import Workspace
 
     found = Workspace(directory).open(name)
     try:
-        place = str(found.path)
+        found_path = str(found.path)
     except MountError as error:
-        error.remedy = f"{command_line(directory, 'branch', 'shell', name)} shows it"
+        error.remedy = f"enter it with {command_line(directory, 'branch', 'shell', name)}"
         raise
     if output.as_json:
-        output.document({"branch_path": found.branch_path, "path": place})
+        output.document({"branch_path": found.branch_path, "path": found_path})
     else:
-        click.echo(place)
+        click.echo(found_path)
 
 
 @branch.command("diff", example=("forkwise branch diff try-1", "forkwise branch diff try-1 --stat"))
 @click.argument("name")
-@click.option("--stat", is_flag=True, help="Only which paths changed, and how.")
+@click.option("--stat", is_flag=True, help="List the changed paths instead of printing the diff.")
 @workspace_option
 @json_option
 def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
-    """Show what a branch changed: a unified diff, or with --json the list of changes."""
+    """Show the changes of a branch as a unified diff.
+
+    The diff can be applied with git apply. With --json, print the list of changed paths instead.
+    """
     found = _open(directory, name)
     if not stat and not output.as_json:
         output.diff(found.diff())
@@ -142,36 +158,33 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
 
 @branch.command("commit", example=("forkwise branch commit try-1", "forkwise branch commit try-1 --on-conflict merge"))
 @click.argument("name")
-@click.option(
-    "--on-conflict",
-    type=click.Choice(("refuse", "ours", "theirs", "merge")),
-    default="refuse",
-    show_default=True,
-    help="Where the parent was changed by somebody else: change nothing, take the branch's side, keep theirs, merge.",
+@conflict_option(
+    "Action if the parent changed meanwhile: refuse to commit, take ours (the branch's), keep theirs, or merge."
 )
-@click.option(
-    "--no-durable", is_flag=True, help="Do not wait for the disk: quicker, but not safe over a power failure."
-)
-@click.option("--trust", is_flag=True, help="Commit a layer that a power failure may have damaged.")
+@click.option("--no-durable", is_flag=True, help="Skip the sync to disk: faster, but a power failure can lose changes.")
+@click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
 @workspace_option
 @json_option
 def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, directory: Path, output: Output) -> None:
-    """Apply what a branch changed to its parent: all of it or nothing, whatever is killed."""
+    """Apply the changes of a branch to its parent.
+
+    All changes are applied or none, even if the process is killed. Sibling branches become stale.
+    """
     durable = False if no_durable else None
-    done = _open(directory, name).commit(on_conflict=on_conflict, durable=durable, trust=trust)
+    result = _open(directory, name).commit(on_conflict=on_conflict, durable=durable, trust=trust)
     if output.as_json:
-        output.document({"commit": commit_record(done)})
+        output.document({"commit": commit_record(result)})
         return
-    output.line(f"Committed {done.branch} as {done.id}: {totals(done)}.", "bold")
-    output.changes({"added": done.added, "changed": done.changed, "deleted": done.deleted})
-    output.conflicts(done.conflicts)
-    for skipped in done.skipped:
-        output.line(f"  skipped {skipped}", "yellow")
-    into = done.branch.rpartition("/")[0]
-    if into == "/main":
-        output.line(f"To take it back: {command_line(directory, 'undo', str(done.undo_id))}")
+    output.line(f"Committed {result.branch} as {result.id}: {totals(result)}.", "bold")
+    output.changes({"added": result.added, "changed": result.changed, "deleted": result.deleted})
+    output.conflicts(result.conflicts)
+    for skipped_path in result.skipped:
+        output.line(f"  skipped {skipped_path}", "yellow")
+    parent = result.branch.rpartition("/")[0]
+    if parent == "/main":
+        output.line(f"Undo with: {command_line(directory, 'undo', str(result.undo_id))}")
     else:
-        output.line(f"It is part of {into} now, and becomes part of the workspace when that is committed.")
+        output.line(f"It is now part of {parent}, and reaches the workspace when that branch is committed.")
 
 
 @branch.command("abort", example=("forkwise branch abort try-1", "forkwise branch abort /main/try-1/variant"))
@@ -179,7 +192,10 @@ def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, di
 @workspace_option
 @json_option
 def abort(name: str, directory: Path, output: Output) -> None:
-    """Drop a branch and everything in it."""
+    """Drop a branch and all of its changes.
+
+    The workspace is not affected. Branches nested in it are dropped as well.
+    """
     found = _open(directory, name)
     found.abort()
     if output.as_json:
@@ -193,9 +209,9 @@ def abort(name: str, directory: Path, output: Output) -> None:
 @workspace_option
 @json_option
 def rebase(name: str, directory: Path, output: Output) -> int:
-    """Bring a stale branch onto what its parent is now.
+    """Update a stale branch to the current state of its parent.
 
-    Text that both changed is merged three ways. What cannot be merged is listed, and the exit code is 3.
+    Text files that both changed are merged. Files that cannot be merged are listed as conflicts, with exit code 3.
     """
     found = _open(directory, name)
     result = found.rebase()
@@ -219,11 +235,11 @@ def rebase(name: str, directory: Path, output: Output) -> int:
 @workspace_option
 @json_option
 def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) -> int:
-    """Start a shell, or a command, inside a branch, for a person: not confined, on this terminal.
+    """Start a shell or a command in a branch, without a sandbox.
 
-    The branch stands at the workspace's own path there. Its exit status is passed on. FORKWISE_BRANCH holds the
-    branch's path among branches. The branch stays: commit or abort it afterwards. With --json, a document follows the
-    command's own output.
+    The branch is mounted at the workspace's own path, and $FORKWISE_BRANCH holds its name. The exit code is the
+    command's own. The branch stays: commit or abort it afterwards. With --json, a document follows the command's
+    output.
     """
     return _run_inside(name, command, directory, output, confinement="open")
 
@@ -234,18 +250,20 @@ def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) 
 )
 @click.argument("name")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@confinement_option
+@network_option
 @click.option(
-    "--confinement",
-    type=click.Choice(("open", "standard", "strict")),
-    default="standard",
-    show_default=True,
-    help="What the command gets: all, all to read and the branch to write, or that with no network and no secrets.",
+    "--writable", multiple=True, metavar="PATH", help="Path outside the branch that the command may write to."
 )
-@click.option("--network", type=click.Choice(("host", "none", "private")), help="Another network than the preset's.")
-@click.option("--writable", multiple=True, metavar="PATH", help="Something besides the branch that it may write to.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="End it, with all it started, after so long.")
-@click.option("--memory", type=int, metavar="BYTES", help="The most memory it may use.")
-@click.option("--processes", type=int, metavar="N", help="The most processes it may have.")
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    show_default="no limit",
+    help="Time limit; then the command and its children are killed.",
+)
+@click.option("--memory", type=int, metavar="BYTES", show_default="no limit", help="Memory limit.")
+@click.option("--processes", type=int, metavar="N", show_default="no limit", help="Limit on the number of processes.")
 @workspace_option
 @json_option
 def run(
@@ -260,9 +278,10 @@ def run(
     directory: Path,
     output: Output,
 ) -> int:
-    """Run a command in a branch, confined to it, with the branch at the workspace's own path.
+    """Run a command in a branch, in a sandbox.
 
-    Its exit status is passed on (124 after a timeout), and all it started ends with it. The branch stays.
+    The branch is mounted at the workspace's own path. The exit code is the command's own, or 124 after a timeout.
+    Processes that the command started are killed when it exits. The branch stays.
     """
     from dataclasses import replace
 
@@ -270,10 +289,10 @@ def run(
     from forkwise.sandbox.limits import Limits
 
     limits = Limits(memory=memory, processes=processes)
-    wanted = replace(Confinement.preset(confinement), writable=writable, limits=limits)
+    confined = replace(Confinement.preset(confinement), writable=writable, limits=limits)
     if network:
-        wanted = replace(wanted, network=network)
-    return _run_inside(name, command, directory, output, confinement=wanted, timeout=timeout)
+        confined = replace(confined, network=network)
+    return _run_inside(name, command, directory, output, confinement=confined, timeout=timeout)
 
 
 def _run_inside(name: str, command: tuple[str, ...], directory: Path, output: Output, **options: Any) -> int:
@@ -281,7 +300,7 @@ def _run_inside(name: str, command: tuple[str, ...], directory: Path, output: Ou
 
     found = Workspace(directory).open(name)
     status = found.shell(command, **options)
-    shown = 128 - status if status < 0 else status
+    code = 128 - status if status < 0 else status
     if output.as_json:
-        output.document({"branch_path": found.branch_path, "command": list(command), "status": shown})
-    return shown
+        output.document({"branch_path": found.branch_path, "command": list(command), "status": code})
+    return code

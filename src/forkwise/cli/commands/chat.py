@@ -1,4 +1,4 @@
-"""``forkwise chat``: a conversation with an agent in a workspace."""
+"""``forkwise chat``: talk with an agent in a workspace, in panels or in lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.app import Stopped, Verb, stream_option, workspace_option
-from forkwise.cli.commands.forks import has_panels
+from forkwise.cli.app import (
+    StoppedBySignalError,
+    Verb,
+    has_extra,
+    require_extra,
+    stream_option,
+    suggest_extra,
+    workspace_option,
+)
 from forkwise.display.output import Output, printable
 from forkwise.errors import BranchingError
 
@@ -30,12 +37,14 @@ __all__ = ["chat"]
     "target", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
-    "--model", metavar="MODEL", help="Which model answers: anthropic:…, openai:…, local, or script:FILE to play one."
+    "--model", metavar="MODEL", help="Model: anthropic:…, openai:…, local, or script:FILE for recorded answers."
 )
-@click.option("--conversation", metavar="ID", help="Go on with this conversation.  [default: the last one]")
-@click.option("--new", "is_new", is_flag=True, help="Begin a new conversation.")
-@click.option("--ask", metavar="TOOL", multiple=True, help="Have this tool approved each time before it is called.")
-@click.option("--plain", is_flag=True, help="Lines instead of panels: for a screen reader, or a log.")
+@click.option("--conversation", metavar="ID", show_default="the last one", help="Conversation to continue.")
+@click.option("--new", "is_new", is_flag=True, help="Start a new conversation.")
+@click.option(
+    "--ask", metavar="TOOL", multiple=True, help="Tool that needs your approval before each call. Repeatable."
+)
+@click.option("--plain", is_flag=True, help="Print lines instead of panels: for a screen reader or a log.")
 @workspace_option
 @stream_option
 def chat(
@@ -48,46 +57,50 @@ def chat(
     directory: Path,
     output: Output,
 ) -> None:
-    """Talk with an agent that works in DIR, fork the conversation, compare its branches, and go on as one of them.
+    """Talk with an agent that works in DIR, and fork the conversation.
 
-    The conversation is kept, and gone on with the next time. With --plain, with --json, and where there is no terminal,
-    lines are read from stdin, and what happens is printed line by line.
+    Compare the branches of a fork and continue as one of them. The conversation is saved and continued the next time.
+    With --plain, with --json, and without a terminal, input is read from stdin and events are printed line by line.
+    DIR defaults to the current directory.
     """
     import asyncio
-    from importlib.util import find_spec
 
-    if find_spec("pydantic_ai") is None:
-        raise click.UsageError("chat needs pydantic-ai: pip install 'forkwise[agents]'")
+    require_extra("agents", "forkwise chat")
     if conversation is not None and is_new:
-        raise click.UsageError("--conversation goes on with one, --new begins another: say one of them")
+        raise click.UsageError("--conversation and --new exclude each other")
 
     from forkwise.cli.private_mounts import enter_to_create
 
     directory = target or directory
 
-    enter_to_create(directory, None)  # while there is one thread only: branches have to be mounted
+    enter_to_create(directory, None)  # before threads start: only a single thread can enter a namespace
     options = {"model": model, "conversation": conversation, "is_new": is_new, "ask": ask}
-    in_panels = not plain and output.is_live and sys.stdin.isatty() and has_panels()
+    is_terminal = not plain and output.is_live and sys.stdin.isatty()
+    if is_terminal and not has_extra("tui"):
+        suggest_extra("tui", "shows the chat in panels")
+    run = _chat_in_panels if is_terminal and has_extra("tui") else _chat_in_lines
     try:
-        ended_by = asyncio.run((_in_panels if in_panels else _in_lines)(directory, output, **options))
+        end_signal = asyncio.run(run(directory, output, **options))
     except BranchingError as error:
-        from forkwise.chat.services import ChatModelError  # late: it takes longer than a first frame may
+        from forkwise.chat.services import (
+            ChatModelError,
+        )  # imported late: it is slow, and the first frame must not wait
 
         if isinstance(error, ChatModelError) and not error.model:
             raise click.UsageError(f"{error} {error.remedy}") from error
         raise
-    if ended_by is not None:
-        raise Stopped(ended_by, "what was said is kept")
+    if end_signal is not None:
+        raise StoppedBySignalError(end_signal, "the conversation was saved")
 
 
-async def _in_panels(directory: Path, _: Output, **options: Any) -> signal.Signals | None:
+async def _chat_in_panels(directory: Path, _: Output, **options: Any) -> signal.Signals | None:
     from forkwise.chat import open_session
     from forkwise.tui.chat.app import chat_in_panels
 
     return await chat_in_panels(partial(open_session, directory, **options))
 
 
-async def _in_lines(directory: Path, output: Output, **options: Any) -> signal.Signals | None:
+async def _chat_in_lines(directory: Path, output: Output, **options: Any) -> signal.Signals | None:
     from forkwise.chat.plain_ui import JsonLines, PlainLines, chat_in_lines
 
     def print_line(line: str) -> None:

@@ -1,4 +1,4 @@
-"""``forkwise pick``, ``combine``, ``resume`` and ``abort``: how a fork ends that did not end by itself."""
+"""``forkwise pick``, ``combine``, ``resume`` and ``abort``: decide a fork by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
+from forkwise.cli.options import ExploreOptions, conflict_option
 from forkwise.display.output import Output, command_line, commit_record, totals
 
 if TYPE_CHECKING:
@@ -16,13 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["abort", "combine", "pick", "resume"]
 
-_CONFLICTS = ("refuse", "ours", "theirs", "merge")
-_ON_CONFLICT = click.option(
-    "--on-conflict",
-    type=click.Choice(_CONFLICTS),
-    default="refuse",
-    show_default=True,
-    help="Where the workspace was changed by somebody else: change nothing, take ours, keep theirs, merge.",
+_ON_CONFLICT = conflict_option(
+    "Action if the workspace changed meanwhile: refuse to commit, take ours (the attempt's), keep theirs, or merge."
 )
 _KEEP = click.option("--keep", is_flag=True, help="Keep the branches of the other attempts.")
 
@@ -31,18 +27,18 @@ _KEEP = click.option("--keep", is_flag=True, help="Keep the branches of the othe
 @click.argument("name", metavar="ATTEMPT|FORK")
 @_ON_CONFLICT
 @_KEEP
-@click.option("--force", is_flag=True, help="Also an attempt that did not succeed.")
+@click.option("--force", is_flag=True, help="Commit even an attempt that did not succeed.")
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
 @workspace_option
 @json_option
 def pick(
     name: str, on_conflict: OnConflict, keep: bool, force: bool, trust: bool, directory: Path, output: Output
 ) -> None:
-    """Decide a fork for one of its attempts: commit that, and drop the others.
+    """Commit one attempt of a fork, and drop the others.
 
-    The fork may be open (made with --no-commit), interrupted, or still running: then its other attempts are ended. One
-    that was decided for this attempt but not committed, because of a conflict, is committed now. A FORK alone means
-    the attempt that was found best.
+    The fork may be open (made with --no-commit), interrupted, or still running; its other attempts are then stopped. If
+    this attempt had won but was not committed because of a conflict, it is committed now. FORK alone picks the attempt
+    that was judged best.
     """
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.fork.resolve import pick as decide
@@ -52,17 +48,17 @@ def pick(
     if output.as_json:
         output.document({"commit": commit_record(commit)})
     else:
-        _tell(commit, f"Committed {commit.branch}", directory, output)
+        _print_commit(commit, f"Committed {commit.branch}", directory, output)
 
 
-def _tell(commit: Commit, what: str, directory: Path, output: Output) -> None:
-    output.line(f"{what} as {commit.id}: {totals(commit)}.", "bold green")
+def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -> None:
+    output.line(f"{title} as {commit.id}: {totals(commit)}.", "bold green")
     output.changes({"added": commit.added, "changed": commit.changed, "deleted": commit.deleted})
     output.conflicts(commit.conflicts)
-    for skipped in commit.skipped:
-        output.line(f"  skipped {skipped}", "yellow")
+    for path in commit.skipped:
+        output.line(f"  skipped {path}", "yellow")
     if commit.branch.count("/") == 2:
-        output.line(f"To take it back: {command_line(directory, 'undo', str(commit.undo_id))}")
+        output.line(f"Undo with: {command_line(directory, 'undo', str(commit.undo_id))}")
 
 
 @click.command(
@@ -75,13 +71,15 @@ def _tell(commit: Commit, what: str, directory: Path, output: Output) -> None:
     "--prefer",
     multiple=True,
     metavar="[PATH=]ATTEMPT",
-    help="Whose version it is to be where they clash, at that path or wherever that attempt is part of it.",
+    help="Attempt whose version wins a conflict: at PATH, or wherever the attempt is involved. Repeatable.",
 )
-@click.option("--test", "command", metavar="LINE", help="Another test command than the fork's own.")
-@click.option("--no-test", is_flag=True, help="Do not test the combination.")
+@click.option(
+    "--test", "command", metavar="LINE", show_default="the tests of the fork", help="Test command for the combination."
+)
+@click.option("--no-test", is_flag=True, help="Skip the tests of the combination.")
 @_ON_CONFLICT
 @_KEEP
-@click.option("--force", is_flag=True, help="Commit although tests fail; where attempts clash, the first named wins.")
+@click.option("--force", is_flag=True, help="Commit even if tests fail; on a conflict, the attempt named first wins.")
 @workspace_option
 @json_option
 def combine(
@@ -95,11 +93,11 @@ def combine(
     directory: Path,
     output: Output,
 ) -> int:
-    """Decide a fork for several of its attempts: merge what they changed, test that, and commit it.
+    """Merge several attempts of a fork, test and commit the result.
 
-    Changes of different files and of different lines go together. Where they clash nothing is committed: --prefer says
-    whose version it is to be. The tests are those of the fork. Exits with 3 where attempts clash, with 7 where the
-    tests do not pass; the fork is as undecided as before then.
+    Changes to different files or different lines are merged. If attempts conflict, nothing is committed and the exit
+    code is 3: choose a side with --prefer. If the tests fail, the exit code is 7. In both cases the fork stays
+    undecided.
     """
     import asyncio
 
@@ -116,7 +114,7 @@ def combine(
     with open_ledger(workspace) as ledger:
         fork = ledger.fork(ledger.attempt(names[0]).fork)
     by_path = {path: name for path, is_path, name in (word.rpartition("=") for word in prefer) if is_path}
-    done = asyncio.run(
+    result = asyncio.run(
         combine_attempts(
             workspace,
             names,
@@ -129,92 +127,99 @@ def combine(
         )
     )
     if output.as_json:
-        output.document({"combination": _record(done)})
+        output.document({"combination": _combination_record(result)})
     else:
-        _show(done, directory, output)
-    if done.commit is not None:
+        _print_combination(result, directory, output)
+    if result.commit is not None:
         return Exit.OK
-    return Exit.CONFLICT if done.conflicts else Exit.NOBODY_WON
+    return Exit.CONFLICT if result.conflicts else Exit.NO_WINNER
 
 
-def _record(done: Combined) -> dict[str, object]:
+def _combination_record(result: Combined) -> dict[str, object]:
     return {
-        "fork": done.fork,
-        "attempts": list(done.attempts),
-        "merged": list(done.merged),
-        "taken": dict(done.taken),
+        "fork": result.fork,
+        "attempts": list(result.attempts),
+        "merged": list(result.merged),
+        "taken": dict(result.taken),
         "conflicts": [
-            {"path": c.path, "kind": c.kind, "attempts": list(c.branches), "detail": c.detail} for c in done.conflicts
+            {"path": c.path, "kind": c.kind, "attempts": list(c.branches), "detail": c.detail} for c in result.conflicts
         ],
-        "tests": None if done.tests is None else done.tests.as_json(),
-        "commit": None if done.commit is None else commit_record(done.commit),
+        "tests": None if result.tests is None else result.tests.as_json(),
+        "commit": None if result.commit is None else commit_record(result.commit),
     }
 
 
-def _show(done: Combined, directory: Path, output: Output) -> None:
-    for path in done.merged:
+def _print_combination(result: Combined, directory: Path, output: Output) -> None:
+    for path in result.merged:
         output.line(f"  {path}: merged")
-    for path, name in done.taken.items():
+    for path, name in result.taken.items():
         output.line(f"  {path}: from {name}")
-    for clash in done.conflicts:
-        output.line(f"  ! {clash}", "red")
-    if done.tests is not None:
-        output.line(f"tests: {done.tests.doubt or done.tests.summary}", "green" if done.tests.is_pass else "red")
-    if done.commit is not None:
-        _tell(done.commit, f"Committed {' and '.join(done.attempts)} together", directory, output)
-    elif done.conflicts:
-        output.line("They do not go together; nothing was committed.", "bold red")
-        words = ("combine", *done.attempts, "--prefer", f"{done.conflicts[0].path}={done.attempts[-1]}")
-        output.line(f"Say whose version it is to be: {command_line(directory, *words)}")
+    for conflict in result.conflicts:
+        output.line(f"  ! {conflict}", "red")
+    if result.tests is not None:
+        output.line(f"tests: {result.tests.doubt or result.tests.summary}", "green" if result.tests.is_pass else "red")
+    if result.commit is not None:
+        _print_commit(result.commit, f"Committed {' and '.join(result.attempts)} together", directory, output)
+    elif result.conflicts:
+        output.line("The attempts conflict; nothing was committed.", "bold red")
+        words = ("combine", *result.attempts, "--prefer", f"{result.conflicts[0].path}={result.attempts[-1]}")
+        output.line(f"Choose a version, for example: {command_line(directory, *words)}")
     else:
-        output.text("" if done.tests is None else done.tests.feedback())
-        output.line("The tests do not pass; nothing was committed. --force commits it all the same.", "bold red")
+        output.text("" if result.tests is None else result.tests.feedback())
+        output.line("The tests do not pass; nothing was committed. Commit anyway with --force.", "bold red")
 
 
 @click.command("resume", cls=Verb, streams=True, example=("forkwise resume k3f9ab", "forkwise resume k3f9ab --json"))
 @click.argument("name", metavar="FORK")
-@click.option("--on-conflict", type=click.Choice(_CONFLICTS), help="Another choice than the fork was begun with.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what came of it.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(("refuse", "ours", "theirs", "merge")),
+    show_default="as the fork was started",
+    help="Action if the workspace changed meanwhile.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 @workspace_option
 @stream_option
 def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Path, output: Output) -> int:
-    """Go on with a fork whose process was killed, or that was decided and not committed.
+    """Resume a fork that was interrupted, or commit its winner.
 
-    Attempts that were over are not run again; those that were not start afresh, in fresh branches.
+    A fork is interrupted if the process that ran it was killed. Finished attempts are not run again; the others start
+    over in new branches. If the fork was decided but not committed, its winner is committed.
     """
     from forkwise.cli.exploration import run_and_report
-    from forkwise.cli.options import ExploreOptions
     from forkwise.cli.private_mounts import enter_to_create
-    from forkwise.explore.resume import resume as go_on
+    from forkwise.explore.resume import resume as resume_fork
     from forkwise.files.workspace import Workspace
     from forkwise.ledger.sqlite import open_ledger
 
     enter_to_create(directory, None)
     workspace = Workspace(directory)
     with open_ledger(workspace) as ledger:
-        told = ledger.fork(name).spec
-    asked = ExploreOptions(
+        spec = ledger.fork(name).spec
+    options = ExploreOptions(
         directory=directory,
         output=output,
         quiet=quiet,
-        no_commit=not told.get("commit", True),
-        keep=bool(told.get("keep", False)),
+        no_commit=not spec.get("commit", True),
+        keep=bool(spec.get("keep", False)),
     )
     return run_and_report(
-        lambda witness: go_on(workspace, name, on_conflict=on_conflict, witness=witness), workspace, asked
+        lambda observer: resume_fork(workspace, name, on_conflict=on_conflict, observer=observer), workspace, options
     )
 
 
 @click.command("abort", cls=Verb, example=("forkwise abort k3f9ab", "forkwise abort k3f9ab.2"))
 @click.argument("name", metavar="FORK|ATTEMPT")
-@click.option("--lost", is_flag=True, help="The other machine that ran it is gone for good: do not wait for it.")
+@click.option(
+    "--lost", is_flag=True, help="Abort without waiting for the machine that runs the fork: it is gone for good."
+)
 @workspace_option
 @json_option
 def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
-    """Give a fork up, and drop all of its branches; or end one attempt of it, and let the others go on.
+    """Abort a fork and drop its branches, or stop one attempt.
 
-    One that another process runs is ended there: its attempts are killed with all they started. One that was committed
-    is not aborted but undone: forkwise undo.
+    A fork may be aborted while another process runs it: that process then kills the attempts and their children. When
+    one attempt is stopped, the others keep running. To revert a committed fork, use forkwise undo.
     """
     from forkwise.cli.private_mounts import enter_to_create
     from forkwise.files.workspace import Workspace
@@ -222,7 +227,7 @@ def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
     from forkwise.ledger.sqlite import open_ledger
 
     if "." in name and lost:
-        raise click.UsageError("--lost gives up a whole fork: name that")
+        raise click.UsageError("--lost aborts a whole fork: name the fork, not an attempt")
     enter_to_create(directory, None)
     workspace = Workspace(directory)
     dropped = abort_attempt(workspace, name) if "." in name else abort_fork(workspace, name, lost=lost)
@@ -231,6 +236,6 @@ def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
     if output.as_json:
         output.document({"aborted": found, "dropped": list(dropped)})
     elif "." in name:
-        output.line(f"Ended {found}; the other attempts go on.", "bold")
+        output.line(f"Stopped {found}; the other attempts keep running.", "bold")
     else:
-        output.line(f"Aborted {found}; nothing of it is left.", "bold")
+        output.line(f"Aborted {found}; its branches were dropped.", "bold")

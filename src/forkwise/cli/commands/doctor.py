@@ -1,4 +1,4 @@
-"""``forkwise doctor``: what works here, and for the rest why not and what would help."""
+"""``forkwise doctor``: report what works on this machine, and how to enable the rest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["doctor"]
 @workspace_option
 @json_option
 def doctor(target: Path | None, directory: Path, output: Output) -> int:
-    """Say which views and which confinement work for this user on DIR.
+    """Check which views and which sandbox features work here.
 
-    For each that does not work: why, and what would enable it. Everything is tried, nothing is assumed. Exits with 6
-    where no view at all can be had.
+    Each one is really tried, as this user and on DIR (default: the current directory). For those that do not work, the
+    report says why and how to enable them. The exit code is 6 if no view works.
     """
     from forkwise.sandbox.doctor import examine
 
@@ -36,38 +36,38 @@ def doctor(target: Path | None, directory: Path, output: Output) -> int:
     if output.as_json:
         output.document(report_record(report))
     else:
-        _show(report, output)
+        _print_report(report, output)
     return Exit.OK if report.chosen else Exit.UNAVAILABLE
 
 
-def _show(report: Report, output: Output) -> None:
+def _print_report(report: Report, output: Output) -> None:
     facts = {
         "workspace": f"{report.workspace} ({report.filesystem})",
         "state": report.state,
         "user": report.user,
         "kernel": report.kernel,
-        "branches get": _chosen(report),
+        "branches use": _chosen_view(report),
     }
     for name, value in facts.items():
         output.line(f"{name + ':':14}{value}")
-    _findings("view", report.views, output)
-    _findings("confinement", report.confinement, output)
+    _print_findings("view", report.views, output)
+    _print_findings("confinement", report.confinement, output)
 
 
-def _chosen(report: Report) -> str:
+def _chosen_view(report: Report) -> str:
     from forkwise.cli.private_mounts import WORSE
 
     if report.chosen is None:
         return "no view: none works here"
     if report.chosen in WORSE and report.has_private_overlay and os.geteuid() != 0:
-        return f"the view '{report.chosen}', and from this command 'overlay', seen inside forkwise branch shell only"
+        return f"the view '{report.chosen}'; this command uses 'overlay', visible in forkwise branch shell only"
     return f"the view '{report.chosen}'"
 
 
-def _findings(kind: str, findings: Sequence[Finding], output: Output) -> None:
+def _print_findings(kind: str, findings: Sequence[Finding], output: Output) -> None:
     output.line()
     rows = [
         (f.name, "yes" if f.works else "no", f.detail if f.works or not f.remedy else f"{f.detail} -> {f.remedy}")
         for f in findings
     ]
-    output.table((kind, "works", "detail -> what would enable it"), rows)
+    output.table((kind, "works", "detail -> how to enable it"), rows)

@@ -1,4 +1,4 @@
-"""The exploring verbs: try something, once or many times, in branches of the workspace, and commit what wins."""
+"""The explore commands: try something in branches of the workspace, once or many times, and commit the winner."""
 
 from __future__ import annotations
 
@@ -6,65 +6,66 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forkwise.cli.options import ExploreOptions, ExploringVerb, explore_options
+from forkwise.cli.options import ExploreOptions, ExploreVerb, explore_options
 
 if TYPE_CHECKING:
     from forkwise.explore.recipe import Recipe
 
-__all__ = ["EXPLORING"]
+__all__ = ["EXPLORE_VERBS"]
 
 _EXPAND = click.option(
     "--expand",
     multiple=True,
     metavar="LINE",
-    help="A line for the shell to try upon what is kept.  [default: all that was tried at first]",
+    show_default="the commands of the first level",
+    help="Shell command to try on top of a result. Repeatable.",
 )
 _DEPTH = click.option(
-    "--depth", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="How many levels."
+    "--depth", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Number of levels."
 )
 _N = click.argument("n", metavar="N", type=click.IntRange(min=1))
 
 
-def _explore(recipe: Recipe, asked: ExploreOptions) -> int:
+def _explore(recipe: Recipe, options: ExploreOptions) -> int:
     from forkwise.cli.exploration import explore
 
-    return explore(recipe, asked)
+    return explore(recipe, options)
 
 
 @click.command(
-    "run", cls=ExploringVerb, example=("forkwise run -- make deps", "forkwise run --agent claude 'fix the typos'")
+    "run", cls=ExploreVerb, example=("forkwise run -- make deps", "forkwise run --agent claude 'fix the typos'")
 )
 @explore_options
-def run(asked: ExploreOptions) -> int:
-    """Try a command once; commit what it changed if it succeeds.
+def run(options: ExploreOptions) -> int:
+    """Try a command once, and commit its changes if it succeeds.
 
-    It runs in a branch that stands at the workspace's own path. If it exits with 0, and the tests pass where --test
-    names some, what it changed is committed, and forkwise undo takes that back. Else nothing was changed.
+    The command runs in a branch that is mounted at the workspace's own path. It succeeds if it exits with 0 and, with
+    --test, the tests pass. If it fails, the workspace stays as it was. Undo a commit with forkwise undo.
     """
-    return _explore(asked.recipe("run"), asked)
+    return _explore(options.recipe("run"), options)
 
 
 @click.command(
     "speculate",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise speculate -c ./fix_a.sh -c ./fix_b.sh --test 'pytest -q'",
         "forkwise speculate --agent claude --agent codex --test auto 'fix the failing test'",
     ),
 )
-@click.option("--all", "waits", is_flag=True, help="Wait for all, and take the best instead of the first.")
+@click.option("--all", "waits", is_flag=True, help="Wait for all attempts, and commit the best instead of the first.")
 @explore_options
-def speculate(asked: ExploreOptions, waits: bool) -> int:
-    """Try several commands side by side; the first that succeeds is committed.
+def speculate(options: ExploreOptions, waits: bool) -> int:
+    """Try several commands side by side, and commit the first success.
 
-    Each -c is one, and so is each --agent. The others are ended as soon as one has won.
+    Each -c and each --agent is one attempt. As soon as one wins, the others are stopped.
     """
-    return _explore(asked.recipe("speculate", first_wins=not waits), asked)
+    return _explore(options.recipe("speculate", first_wins=not waits), options)
 
 
 @click.command(
     "best-of",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise best-of 4 --agent claude --test auto 'fix the failing test'",
         "forkwise best-of 4 --test 'pytest -q' -- claude -p 'fix it' --dangerously-skip-permissions",
@@ -72,39 +73,44 @@ def speculate(asked: ExploreOptions, waits: bool) -> int:
 )
 @_N
 @explore_options
-def best_of(asked: ExploreOptions, n: int) -> int:
-    """Try a command N times side by side; the best success is committed.
+def best_of(options: ExploreOptions, n: int) -> int:
+    """Try a command N times side by side, and commit the best success.
 
-    Of those that pass the tests the best has the highest score, if they write one to the file $FORKWISE_SCORE, and of
-    equals the smallest diff.
+    The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
+    scores, or without any, the smallest diff wins.
     """
-    return _explore(asked.recipe("best-of", n=n), asked)
+    return _explore(options.recipe("best-of", n=n), options)
 
 
 @click.command(
     "reflexion",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise reflexion --retries 3 --test 'pytest -q' -- ./agent.sh",
         "forkwise reflexion --agent claude --test auto 'fix the failing test'",
     ),
 )
 @click.option(
-    "--retries", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="How often, at most."
+    "--retries",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of attempts.",
 )
 @explore_options
-def reflexion(asked: ExploreOptions, retries: int) -> int:
-    """Try a command until it succeeds, and tell each attempt what was wrong with the last.
+def reflexion(options: ExploreOptions, retries: int) -> int:
+    """Retry a command until it succeeds, with feedback each time.
 
-    Each starts from the workspace as it is. $FORKWISE_FEEDBACK names a file with the critique: the failing tests with
-    their output, or the end of what the attempt printed. An --agent has it in its prompt.
+    Every attempt starts from the current workspace. The file $FORKWISE_FEEDBACK holds the feedback: the failing tests
+    with their output, or the end of the attempt's output. With --agent, the feedback is added to the prompt.
     """
-    return _explore(asked.recipe("reflexion", n=retries), asked)
+    return _explore(options.recipe("reflexion", n=retries), options)
 
 
 @click.command(
     "tournament",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise tournament 8 --judge ./compare.sh -- ./solve.sh",
         "forkwise tournament 4 --judge ./compare.sh --agent codex --test auto 'speed up parsing'",
@@ -115,20 +121,21 @@ def reflexion(asked: ExploreOptions, retries: int) -> int:
     "--judge",
     required=True,
     metavar="LINE",
-    help="Called with two directories; the better one is the first if it prints 0 or a, the second if 1 or b.",
+    help="Shell command that gets two directories and prints which one is better: 0 or a, 1 or b.",
 )
 @explore_options
-def tournament(asked: ExploreOptions, n: int, judge: str) -> int:
-    """Try a command N times side by side; a judge compares the successes two by two, and the last one is committed.
+def tournament(options: ExploreOptions, n: int, judge: str) -> int:
+    """Try a command N times side by side; a judge compares pairs.
 
-    A judge that prints nothing says it by its exit code, 0 or 1. It runs in a sandbox, and changes nothing.
+    The judge is a command that compares two successful attempts at a time, until one is left to be committed. If it
+    prints nothing, its exit code is the answer: 0 or 1. The judge runs in a sandbox, and its changes are dropped.
     """
-    return _explore(asked.recipe("tournament", n=n, judge=("sh", "-c", f'{judge} "$@"', "judge")), asked)
+    return _explore(options.recipe("tournament", n=n, judge=("sh", "-c", f'{judge} "$@"', "judge")), options)
 
 
 @click.command(
     "tree",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise tree -c ./rewrite.sh -c ./patch.sh --expand ./polish.sh --test 'pytest -q'",
         "forkwise tree --agent claude --agent codex --depth 3 --test auto 'make the parser faster'",
@@ -137,14 +144,17 @@ def tournament(asked: ExploreOptions, n: int, judge: str) -> int:
 @_EXPAND
 @_DEPTH
 @explore_options
-def tree(asked: ExploreOptions, expand: tuple[str, ...], depth: int) -> int:
-    """Try several commands side by side, then more upon the best of them, level after level; the best is committed."""
-    return _explore(asked.recipe("tree", expand=expand, max_depth=depth), asked)
+def tree(options: ExploreOptions, expand: tuple[str, ...], depth: int) -> int:
+    """Try several commands, then build on the best, level by level.
+
+    Each level forks the best branch of the level before. The best attempt of all is committed.
+    """
+    return _explore(options.recipe("tree", expand=expand, max_depth=depth), options)
 
 
 @click.command(
     "beam",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise beam -c ./a.sh -c ./b.sh -c ./c.sh --expand ./refine.sh --width 2 --depth 3",
         "forkwise beam --agent claude --agent codex --width 2 --test auto 'make the parser faster'",
@@ -153,46 +163,58 @@ def tree(asked: ExploreOptions, expand: tuple[str, ...], depth: int) -> int:
 @_EXPAND
 @_DEPTH
 @click.option(
-    "--width", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="How many are kept of each."
+    "--width",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Number of attempts to keep per level.",
 )
 @explore_options
-def beam(asked: ExploreOptions, expand: tuple[str, ...], depth: int, width: int) -> int:
-    """Try several commands side by side, keep the best few of each level, and try more upon each of those.
+def beam(options: ExploreOptions, expand: tuple[str, ...], depth: int, width: int) -> int:
+    """Try several commands, then build on the best few per level.
 
-    The best of the last level that had a success is committed.
+    Like tree, but each level forks the best --width branches of the level before. The best attempt of the last level
+    that has a success is committed.
     """
-    return _explore(asked.recipe("beam", expand=expand, max_depth=depth, beam_width=width), asked)
+    return _explore(options.recipe("beam", expand=expand, max_depth=depth, beam_width=width), options)
 
 
-def _fan_out(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
+def _parse_fan_out(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
     try:
         waves = tuple(int(number) for number in value.split(","))
     except ValueError:
         waves = ()
     if not waves or min(waves) < 1:
-        raise click.BadParameter(f"{value!r} is no list of numbers like 1,2,4")
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,2,4")
     return waves
 
 
 @click.command(
     "cascade",
-    cls=ExploringVerb,
+    cls=ExploreVerb,
     example=(
         "forkwise cascade --test 'pytest -q' -- ./agent.sh",
         "forkwise cascade --fan-out 1,3,9 --agent claude --test auto 'fix the failing test'",
     ),
 )
 @click.option(
-    "--fan-out", default="1,2,4", show_default=True, callback=_fan_out, metavar="N,N,...", help="How many in each wave."
+    "--fan-out",
+    default="1,2,4",
+    show_default=True,
+    callback=_parse_fan_out,
+    metavar="N,N,...",
+    help="Number of attempts in each wave.",
 )
 @explore_options
-def cascade(asked: ExploreOptions, fan_out: tuple[int, ...]) -> int:
-    """Try a command once, and if that fails in ever wider waves; the first success is committed.
+def cascade(options: ExploreOptions, fan_out: tuple[int, ...]) -> int:
+    """Try a command in growing waves, until one attempt succeeds.
 
-    Each wave is told what was wrong with all before it, in the file that $FORKWISE_FEEDBACK names.
+    A wave starts only if all attempts before it failed. Each attempt gets feedback on those failures in the file
+    $FORKWISE_FEEDBACK. The first success is committed.
     """
-    return _explore(asked.recipe("cascade", fan_out=fan_out), asked)
+    return _explore(options.recipe("cascade", fan_out=fan_out), options)
 
 
-EXPLORING = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade)
-"""The verbs of this module."""
+EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade)
+"""The commands of this module."""

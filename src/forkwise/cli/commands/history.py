@@ -1,4 +1,4 @@
-"""``forkwise judges``: what became of what judges picked in a workspace, judge by judge."""
+"""``forkwise log``, ``undo``, ``gc`` and ``judges``: the commits of a workspace, their undo, and its clean-up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
-from forkwise.display.output import Output, collected_record, commit_record, size_text, totals
+from forkwise.display.output import Output, collected_record, command_line, commit_record, size_text, totals
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
@@ -24,11 +24,16 @@ __all__ = [
 
 
 @click.command("log", cls=Verb, example=("forkwise log", "forkwise log -n 5 --json"))
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", show_default="all", help="Number of commits to list."
+)
 @workspace_option
 @json_option
 def log(limit: int | None, directory: Path, output: Output) -> None:
-    """List the commits of a workspace, newest first, and which fork each came from."""
+    """List the commits of a workspace, newest first, with their forks.
+
+    The id of a commit is what forkwise undo takes. An undo is listed as a commit as well.
+    """
     from forkwise.files.workspace import Workspace
     from forkwise.fork.stored_fork import forks_of
     from forkwise.ledger.sqlite import open_ledger
@@ -38,23 +43,23 @@ def log(limit: int | None, directory: Path, output: Output) -> None:
     with open_ledger(workspace) as ledger:
         forks = {number: fork.id for number, fork in forks_of(ledger, commits).items()}
     if output.as_json:
-        told = [{**commit_record(commit), "fork": forks.get(commit.id)} for commit in commits]
-        output.document({"workspace": str(workspace.path), "commits": told})
+        records = [{**commit_record(commit), "fork": forks.get(commit.id)} for commit in commits]
+        output.document({"workspace": str(workspace.path), "commits": records})
     elif not commits:
-        output.line("Nothing was committed here yet.")
+        output.line("No commits yet.")
     else:
-        columns = ["id", "kind", "branch", "when", "paths", "", *(["fork"] if forks else [])]
-        output.table(columns, [[*_row(commit), forks.get(commit.id, "")][: len(columns)] for commit in commits])
+        columns = ["id", "kind", "branch", "date", "paths", "", *(["fork"] if forks else [])]
+        output.table(columns, [[*_commit_row(commit), forks.get(commit.id, "")][: len(columns)] for commit in commits])
 
 
-def _row(commit: Commit) -> tuple[str, ...]:
+def _commit_row(commit: Commit) -> tuple[str, ...]:
     note = ""
     if commit.undone_by is not None:
         note = f"undone by {commit.undone_by}"
     elif commit.undoes is not None:
         note = f"undoes {commit.undoes}"
-    when = commit.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return str(commit.id), commit.kind, commit.branch, when, totals(commit), note
+    date = commit.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return str(commit.id), commit.kind, commit.branch, date, totals(commit), note
 
 
 @click.command("undo", cls=Verb, example=("forkwise undo", "forkwise undo 3"))
@@ -62,28 +67,28 @@ def _row(commit: Commit) -> tuple[str, ...]:
 @workspace_option
 @json_option
 def undo(number: int | None, directory: Path, output: Output) -> None:
-    """Take a commit back: the last one, or the one with this ID.
+    """Undo the last commit, or the commit with this ID.
 
-    Content, modes, times and links are restored as they were. It is refused where somebody changed those paths since.
-    An undo is a commit like any other, so it can be undone as well.
+    Content, modes, times and links of the files are restored. If the same paths were changed since, the undo is refused
+    as a conflict. An undo is a commit as well, so it can be undone.
     """
     from forkwise.files.workspace import Workspace
-    from forkwise.fork.stored_fork import undo as take_back
+    from forkwise.fork.stored_fork import undo as undo_commit
 
-    commit = take_back(Workspace(directory), number)
+    commit = undo_commit(Workspace(directory), number)
     if output.as_json:
         output.document({"commit": commit_record(commit)})
         return
     output.line(f"Undid {commit.undoes} as {commit.id}: {totals(commit)}.", "bold")
     output.changes({"added": commit.added, "changed": commit.changed, "deleted": commit.deleted})
-    output.line(f"To have it again: forkwise undo {commit.undo_id}")
+    output.line(f"Redo with: {command_line(directory, 'undo', str(commit.undo_id))}")
 
 
 @click.command("gc", cls=Verb, example=("forkwise gc --dry-run", "forkwise gc --keep 10 --keep-forks 100"))
 @click.option(
     "--force",
     is_flag=True,
-    help="Also branches of dead processes that hold uncommitted changes, and interrupted forks.",
+    help="Remove also branches with uncommitted changes of dead processes, and abort interrupted forks.",
 )
 @click.option(
     "--keep",
@@ -91,7 +96,7 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
     default=50,
     show_default=True,
     metavar="N",
-    help="How many commits stay undoable.",
+    help="Number of commits that can still be undone.",
 )
 @click.option(
     "--keep-forks",
@@ -99,47 +104,47 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
     default=1000,
     show_default=True,
     metavar="N",
-    help="How many forks the ledger remembers, with what their attempts printed.",
+    help="Number of forks to keep in the ledger, with the output of their attempts.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @workspace_option
 @json_option
 def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, directory: Path, output: Output) -> None:
-    """Remove what dead processes left behind, and what is old.
+    """Remove leftovers of dead processes, and old undo data and forks.
 
-    A branch with uncommitted changes is listed and left alone unless --force is given, and so is a fork that was
-    interrupted: forkwise resume goes on with it, forkwise abort gives it up.
+    Branches with uncommitted changes and interrupted forks are listed and kept, unless --force is given. Resume such a
+    fork with forkwise resume, or drop it with forkwise abort.
     """
     from forkwise.fork.control import clean_up
 
-    cleared = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
+    report = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
     if output.as_json:
-        unfinished = [fork_record(fork) for fork in cleared.unfinished]
-        told = {"aborted": list(cleared.aborted), "forgotten": list(cleared.forgotten), "unfinished": unfinished}
-        output.document({**collected_record(cleared.collected), **told, "dry_run": dry_run})
+        unfinished = [fork_record(fork) for fork in report.unfinished]
+        forks = {"aborted": list(report.aborted), "forgotten": list(report.forgotten), "unfinished": unfinished}
+        output.document({**collected_record(report.collected), **forks, "dry_run": dry_run})
         return
-    for name in cleared.aborted:
+    for name in report.aborted:
         output.line(f"{'would abort' if dry_run else 'aborted'} {name}, which was interrupted")
-    for name in cleared.collected.removed:
+    for name in report.collected.removed:
         output.line(f"{'would remove' if dry_run else 'removed'} {name}")
-    for name in cleared.collected.listed:
-        output.line(f"left alone {name}: it holds uncommitted changes (--force removes it)", "yellow")
-    for fork in cleared.unfinished:
-        output.line(f"left alone {fork.id}: it {remedy(fork, directory)}", "yellow")
-    if cleared.forgotten:
-        output.line(f"{'would forget' if dry_run else 'forgot'} {len(cleared.forgotten)} old forks")
-    output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(cleared.collected.freed)}.")
+    for name in report.collected.listed:
+        output.line(f"kept {name}: it has uncommitted changes (remove it with --force)", "yellow")
+    for fork in report.unfinished:
+        output.line(f"kept {fork.id}: it {remedy(fork, directory)}", "yellow")
+    if report.forgotten:
+        output.line(f"{'would remove' if dry_run else 'removed'} {len(report.forgotten)} old forks from the ledger")
+    output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.collected.freed)}.")
 
 
 @click.command("judges", cls=Verb, example=("forkwise judges", "forkwise judges --json"))
 @workspace_option
 @json_option
 def judges(directory: Path, output: Output) -> None:
-    """Tell how often the picks of each judge were undone or overridden later.
+    """Show how often each judge's picks were undone or overridden.
 
-    A pick counts once its fork was decided: it was overridden where somebody took another branch, undone where what it
-    put into the workspace was taken back. The rate is the share that held. Off is how far a judge's confidence lies
-    from that: 0 is a judge that knows how sure it can be, 0.25 one that might as well toss a coin.
+    A pick counts when its fork is decided. It was overridden if another branch was taken, and undone if its commit was.
+    The rate is the share of picks that held. The Brier score measures the judge's confidence: 0 is perfect, 0.25 is as
+    good as tossing a coin.
     """
     from forkwise.files.workspace import Workspace
     from forkwise.fork.stored_fork import reconcile
@@ -148,17 +153,17 @@ def judges(directory: Path, output: Output) -> None:
 
     workspace = Workspace(directory)
     with open_ledger(workspace) as ledger:
-        reconcile(ledger, workspace)  # what was undone without this command is known to the workspace alone
-        found = sorted(Calibration.from_ledger(ledger).values(), key=lambda one: (-one.picks, one.judge))
+        reconcile(ledger, workspace)  # an undo through the library is recorded in the workspace only
+        found = sorted(Calibration.from_ledger(ledger).values(), key=lambda judge: (-judge.picks, judge.judge))
     if output.as_json:
-        output.document({"workspace": str(workspace.path), "judges": [_record(one) for one in found]})
+        output.document({"workspace": str(workspace.path), "judges": [_judge_record(judge) for judge in found]})
     elif not found:
-        output.line("No judge has decided anything here yet.")
+        output.line("No picks by judges yet.")
     else:
-        output.table(("judge", "picks", "undone", "overridden", "rate", "off"), map(_judge_row, found))
+        output.table(("judge", "picks", "undone", "overridden", "rate", "Brier score"), map(_judge_row, found))
 
 
-def _record(judge: Calibration) -> dict[str, object]:
+def _judge_record(judge: Calibration) -> dict[str, object]:
     return {
         "judge": judge.judge,
         "picks": judge.picks,

