@@ -6,8 +6,14 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 
+import pytest
+
+from forkwise.errors import MountError
 from tests.counts import IS_FUZZ
+from tests.need import need
 
 try:
     from hypothesis import settings
@@ -28,3 +34,25 @@ os.environ["XDG_STATE_HOME"] = _STATE
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
+
+
+@contextmanager
+def _needs_mounts() -> Generator[None, None, None]:
+    """Skip a test that looks at an overlay from outside a sandbox, if the user may not mount one there."""
+    try:
+        yield
+    except MountError as error:
+        need(os.geteuid() == 0 or "not permitted" not in str(error), "only root can mount an overlay for all to see")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    with _needs_mounts():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with _needs_mounts():
+        return (yield)
