@@ -1,4 +1,4 @@
-"""What every test of ledgers gets: a way to open the same ledger as often as it likes, on each implementation."""
+"""Fixtures of the ledger tests: open the same ledger any number of times, on each implementation."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Open = Callable[[], Ledger]
 
 
 def forget_rows_of_sqlite(ledger: Ledger) -> None:
-    """Leave nothing but the events."""
+    """Delete everything but the events."""
     with closing(sqlite3.connect(ledger.directory / "ledger.db", isolation_level=None)) as database:
         database.execute("DELETE FROM forks")
         database.execute("DELETE FROM attempts")
 
 
-#: How each is opened, and how it loses everything but its events.
+#: For each implementation: how to open it, and how to delete everything but its events.
 IMPLEMENTATIONS = {"sqlite": (SqliteLedger, forget_rows_of_sqlite)}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> str:
-    """The name of one implementation."""
+    """Return the name of one implementation."""
     return str(request.param)
 
 
 @pytest.fixture
 def open_ledger(implementation: str, tmp_path: Path) -> Iterator[Open]:
-    """Opens one and the same ledger."""
+    """Return a function that opens one and the same ledger."""
     with ExitStack() as opened:
         yield lambda: opened.enter_context(IMPLEMENTATIONS[implementation][0](tmp_path / "ledger"))
 
 
 @pytest.fixture
 def ledger(open_ledger: Open) -> Ledger:
-    """A new ledger."""
+    """Return a new ledger."""
     return open_ledger()

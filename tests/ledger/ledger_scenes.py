@@ -1,4 +1,4 @@
-"""What happens in tests of ledgers, and a picture of all that a ledger shows."""
+"""Helpers of the ledger tests: forks, attempts, a snapshot of a ledger, and forked processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Child", "attempt_in", "fork_in", "picture"]
 
 
 def fork_in(ledger: Ledger, **options: Any) -> ForkRecord:
-    """A new fork."""
+    """Add a fork."""
     return ledger.begin_fork("try", **{"workspace": "/project", "spec": {}, **options})
 
 
 def attempt_in(ledger: Ledger, fork: str, key: str = "0", *, started: bool = True, **options: Any) -> AttemptRecord:
-    """A new attempt, which runs unless told otherwise."""
+    """Add an attempt, and start it by default."""
     made = ledger.add_attempt(
         fork, key, **{"index": 0, "label": f"label of {key}", "branch": f"/main/{key}", **options}
     )
@@ -32,18 +32,18 @@ def attempt_in(ledger: Ledger, fork: str, key: str = "0", *, started: bool = Tru
 
 
 def picture(ledger: Ledger) -> list[Any]:
-    """Everything that is so now."""
+    """Return everything the ledger returns, as one value."""
     forks = ledger.forks()
     return [forks, [ledger.attempts(fork.id) for fork in forks], ledger.summaries()]
 
 
 class Child:
-    """A forked process that does one job, and tells what came of it as JSON."""
+    """A forked process that runs one function and reports its result as JSON."""
 
     def __init__(self, job: Callable[[], object]) -> None:
         told, telling = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child starts none
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads: the child starts none
             self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -58,14 +58,14 @@ class Child:
         self._told = told
 
     def result(self) -> Any:
-        """Wait for the end of it."""
+        """Wait for its end and return the result."""
         with open(self._told, "rb") as told:
             text = told.read()
         assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
         return json.loads(text)
 
     def kill(self) -> None:
-        """Let it end in the middle of what it does."""
+        """Kill it in the middle of its work."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._told)

@@ -1,4 +1,4 @@
-"""What attempts print: kept as it came, told apart, and never more of it than there is room for."""
+"""The output of attempts: stored unchanged, by stream, and within its limits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from forkwise import LedgerError
 from forkwise.ledger import ledger as protocol
 from forkwise.ledger import logs as module
-from forkwise.ledger.logs import AttemptLog, follow_log, read_log, remove_output
+from forkwise.ledger.logs import AttemptLog, follow_log, read_log, remove_log
 from tests.ledger.ledger_scenes import Child
 
 NAME = "k3f9ab.1"
 KEPT = 64 << 10
-NOTE = b"left out here is all but the first"
+NOTE = b"output left out here; the first"
 
 pieces = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=40)), max_size=30)
 
 
 def printed(directory: Path, *said: tuple[str, bytes], cap: int = 1 << 20) -> AttemptLog:
-    """An output that took in something and was closed."""
+    """Return the closed log of some output."""
     with AttemptLog(directory, NAME, cap=cap) as output:
         for stream, piece in said:
             output.write(stream, piece)
@@ -42,7 +42,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(said=pieces, tail=st.integers(0, 100), cap=st.integers(0, 200))
 def test_bytes_survive_in_order_and_by_stream(room: Path, said: list[tuple[str, bytes]], tail: int, cap: int) -> None:
-    """Wherever the cap lies: all fits into the beginning and the end together."""
+    """True for any cap: the beginning and the tail together hold everything."""
     output = printed(room, *said, cap=cap)
     assert output.total == sum(len(piece) for _, piece in said)
     for stream in (None, "stdout", "stderr"):
@@ -57,7 +57,7 @@ def test_the_log_is_plain_text(tmp_path: Path) -> None:
 
 
 def test_what_came_is_in_the_file_at_once(tmp_path: Path) -> None:
-    """A process that is killed has lost nothing of what it took in, nor whose it was."""
+    """A killed process loses no output that was written, nor the stream it came from."""
 
     def work() -> None:
         output = AttemptLog(tmp_path, NAME)
@@ -156,12 +156,12 @@ def test_an_attempt_that_runs_again_prints_anew(tmp_path: Path) -> None:
     printed(tmp_path, ("stderr", b"before"))
     printed(tmp_path, ("stdout", b"after"))
     assert read_log(tmp_path, NAME) == read_log(tmp_path, NAME, stream="stdout") == b"after"
-    remove_output(tmp_path, NAME)
+    remove_log(tmp_path, NAME)
     assert read_log(tmp_path, NAME) == read_log(tmp_path, NAME, stream="stderr") == b""
     assert list((tmp_path / "output").iterdir()) == []
 
 
-@pytest.mark.parametrize("deed", [AttemptLog, read_log, remove_output])
+@pytest.mark.parametrize("deed", [AttemptLog, read_log, remove_log])
 @pytest.mark.parametrize("name", ["../k3f9ab.1", "k3f9ab", "", "k3f9ab.1/..", "k3f9ab.1\n"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, deed: Callable[..., object], name: str) -> None:
     with pytest.raises(LedgerError, match="not the id of an attempt"):

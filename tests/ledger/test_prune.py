@@ -1,4 +1,4 @@
-"""Forgetting what is long over."""
+"""Deleting old forks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.ledger.ledger_scenes import attempt_in, fork_in
 
 
 def resolved(ledger: Ledger, **options: object) -> str:
-    """A fork that is over, with an attempt that printed something."""
+    """Return a fork that is over, with an attempt that printed something."""
     fork = fork_in(ledger, **options).id
     attempt = attempt_in(ledger, fork)
     with AttemptLog(ledger.directory, attempt.id) as output:

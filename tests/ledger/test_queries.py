@@ -1,4 +1,4 @@
-"""What a ledger answers."""
+"""Reading a ledger."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import LedgerError
-from forkwise.ledger.database import Database
 from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.sqlite import SqliteLedger
+from forkwise.ledger.sqlite import Database, SqliteLedger
 from forkwise.linux.process_id import ProcessId
 from tests.ledger.conftest import Open
 from tests.ledger.ledger_scenes import attempt_in, fork_in, picture
@@ -18,7 +17,7 @@ from tests.ledger.test_rules import DEAD
 
 @pytest.fixture
 def named(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """A ledger with the forks abc222, abd222 and xyz222."""
+    """Return a ledger with the forks abc222, abd222 and xyz222."""
     letters = "abcdefghjkmnopqrstuvwxyz23456789"
     drawn = iter(bytes(letters.index(c) for c in name) for name in ("abc222", "abd222", "xyz222"))
     with monkeypatch.context() as patch:
@@ -126,8 +125,8 @@ def test_forks_inside_an_attempt(ledger: Ledger) -> None:
     assert {(f.parent, f.generation) for f in inner} == {(outer.id, 1)}
 
 
-def test_events_are_told_once_in_order(ledger: Ledger, open_ledger: Open) -> None:
-    """A reader that remembers the last number gets all that follows, whoever wrote it."""
+def test_events_are_returned_once_in_order(ledger: Ledger, open_ledger: Open) -> None:
+    """A reader that passes the last number it saw gets every later event, whichever process wrote it."""
     one, two = fork_in(ledger), fork_in(ledger)
     reader = open_ledger()
     seen = reader.events()

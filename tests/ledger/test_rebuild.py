@@ -1,4 +1,4 @@
-"""What is so now is what the events say, whatever was done in whatever order."""
+"""The current state is what the events add up to, after any sequence of changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ledger.test_rules import DEAD
 
 Deed = Callable[[Ledger, str, str, int], object]
 
-#: What can be done with a fork, an attempt and a number; much of it makes no sense most of the time.
+#: Changes of a fork and an attempt, with a number; the rules refuse many of them most of the time.
 DEEDS: dict[str, Deed] = {
     "begin": lambda ledger, fork, attempt, n: fork_in(
         ledger, owner=DEAD if n % 2 else ProcessId.current(), generation=n
@@ -51,7 +51,7 @@ DEEDS: dict[str, Deed] = {
 
 
 def do(ledger: Ledger, deed: str, which: int, number: int) -> None:
-    """Do something with one of the forks and one of the attempts there are."""
+    """Apply one change to one of the forks and attempts."""
     forks = ledger.forks()
     attempts = [a.id for f in forks for a in ledger.attempts(f.id)]
     fork = forks[which % len(forks)].id if forks else "nobody"

@@ -1,4 +1,4 @@
-"""What may be written into a ledger after what, and what is so afterwards."""
+"""Which event may follow which, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_winner_is_one_of_the_forks_own(ledger: Ledger) -> None:
 def test_an_open_fork_waits_for_a_pick(ledger: Ledger) -> None:
     fork = fork_in(ledger, owner=ProcessId.current())
     attempt = attempt_in(ledger, fork.id)
-    with pytest.raises(LedgerError, match=f"{attempt.id} not over"):
+    with pytest.raises(LedgerError, match=f"not over: {attempt.id}"):
         ledger.await_pick(fork.id)
     ledger.end_attempt(attempt.id, "succeeded")
     ledger.await_pick(fork.id)
@@ -232,7 +232,7 @@ def test_an_undo_of_an_undo_brings_a_commit_back(ledger: Ledger) -> None:
 
 
 def test_an_undo_is_of_the_workspaces_own_commit(ledger: Ledger) -> None:
-    """Numbers are a workspace's own, and what is committed inside an attempt goes into a branch."""
+    """Commit numbers belong to a workspace; a commit inside an attempt goes into a branch."""
     outer = fork_in(ledger)
     inner = fork_in(ledger, parent=attempt_in(ledger, outer.id).id)
     elsewhere = fork_in(ledger, workspace="/elsewhere")

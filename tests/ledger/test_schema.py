@@ -1,4 +1,4 @@
-"""Databases of other versions, and what is no database at all."""
+"""Databases of other versions, and files that are not databases."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import LedgerError
-from forkwise.ledger import database as schema
-from forkwise.ledger.database import Database
-from forkwise.ledger.sqlite import SqliteLedger
+from forkwise.ledger import sqlite as schema
+from forkwise.ledger.sqlite import Database, SqliteLedger
 from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 
 NEXT = "ALTER TABLE forks ADD COLUMN note TEXT; UPDATE forks SET note = 'from before'"
@@ -25,7 +24,7 @@ def ask(directory: Path, sql: str) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """The directory of a ledger in which something is written."""
+    """Return the directory of a ledger with some content."""
     with SqliteLedger(tmp_path) as ledger:
         attempt_in(ledger, fork_in(ledger).id)
     return tmp_path

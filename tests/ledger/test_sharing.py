@@ -1,4 +1,4 @@
-"""One ledger, many processes and threads: whoever is killed, nothing is torn, and nothing is decided twice."""
+"""One ledger shared by many processes and threads: no kill leaves it inconsistent, nothing is decided twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ledger.ledger_scenes import Child, attempt_in, fork_in, picture
 
 @pytest.mark.parametrize("deeds", [("resolve", "resolve"), ("resolve", "abort"), ("adopt", "adopt")])
 def test_two_processes_decide_the_same_fork(open_ledger: Open, deeds: tuple[str, str]) -> None:
-    """Two hundred times at the same moment: exactly one did it."""
+    """Two hundred races: exactly one process wins each."""
     ledger = open_ledger()
     dead = Child(lambda: [fork_in(ledger).id for _ in range(200)]).result()
     together = get_context("fork").Barrier(2, timeout=20)
@@ -35,7 +35,7 @@ def test_two_processes_decide_the_same_fork(open_ledger: Open, deeds: tuple[str,
                 done.append(mine.abort_fork(fork, "why"))
             else:
                 done.append(mine.adopt_fork(fork))
-        together.wait()  # whoever has adopted the last one lives until the other has tried
+        together.wait()  # the process that adopted the last fork lives until the other has tried
         return done
 
     children = [Child(lambda deed=deed: decide(deed)) for deed in deeds]
@@ -51,7 +51,7 @@ def test_many_processes_open_a_new_ledger_at_once(open_ledger: Open) -> None:
     def work() -> list[str]:
         together.wait()
         made = []
-        for _ in range(15):  # the last one to close tidies up, and meanwhile another opens
+        for _ in range(15):  # the last connection to close removes the WAL while another one opens
             with open_ledger() as mine:
                 made.append(fork_in(mine).id)
         return made
@@ -102,7 +102,7 @@ def test_threads_share_one_ledger(ledger: Ledger) -> None:
 
 
 def test_a_forked_child_holds_nothing_of_its_parents(ledger: Ledger) -> None:
-    """Not even the files: a database that is open over a fork would take the parent's locks for the child's own."""
+    """It has not even the files: a database open across fork would treat the parent's locks as the child's own."""
 
     def held() -> list[str]:
         paths = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) > 2 and _is_open(n)]
@@ -148,7 +148,7 @@ def test_forking_while_other_threads_write(ledger: Ledger) -> None:
 
 
 def assert_whole(ledger: Ledger) -> None:
-    """Nothing is torn: the events are numbered without a gap, and say what is so now."""
+    """Check that the ledger is consistent: events numbered without a gap, and the state they add up to."""
     before = picture(ledger)
     assert [e.seq for e in ledger.events()] == list(range(1, 1 + len(ledger.events())))
     ledger.rebuild()
@@ -158,7 +158,7 @@ def assert_whole(ledger: Ledger) -> None:
 
 
 def test_writers_killed_in_the_middle(open_ledger: Open) -> None:
-    """What they were at is interrupted, and everything else is as if they had never been in a hurry."""
+    """The forks of killed writers are interrupted; everything else is consistent."""
     ledger = open_ledger()
 
     def work(telling: int) -> None:

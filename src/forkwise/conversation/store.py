@@ -16,7 +16,8 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.errors import ConversationError
-from forkwise.ledger.database import ConversationRecord, Conversations, MessageRow
+from forkwise.ledger.ledger import Conversations
+from forkwise.ledger.records import ConversationRecord, MessageRow
 
 __all__ = ["StoredConversation", "export_conversation", "import_conversation"]
 

@@ -15,7 +15,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.store.changes import Commit
 from forkwise.files.undo import history
 from forkwise.files.workspace import Workspace
-from forkwise.ledger.ledger import Ledger, LedgerReader
+from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 
@@ -176,7 +176,7 @@ def branch_gone_error(attempt: AttemptRecord) -> BranchNotFoundError:
     )
 
 
-def forks_of(ledger: LedgerReader, commits: Iterable[Commit]) -> dict[int, ForkRecord]:
+def forks_of(ledger: Ledger, commits: Iterable[Commit]) -> dict[int, ForkRecord]:
     """The forks that commits into a workspace came from, by the commits' numbers; an undo comes from what it undoes."""
     forks = {fork.id: fork for fork in ledger.forks()}
     found: dict[int, ForkRecord] = {}

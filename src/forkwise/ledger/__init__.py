@@ -1,1 +1,1 @@
-"""The record of every fork, attempt, cost, verdict and commit: what happened, and what is so now."""
+"""The record of every fork, attempt, cost, verdict and commit: the events, and the current state they add up to."""

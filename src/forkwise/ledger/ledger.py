@@ -1,7 +1,7 @@
-"""Ledger: the append-only record of forks, and the rules of what may be written into it after what.
+"""Ledger: the append-only record of forks and attempts.
 
-The rules are here, once; where the record is kept is a subclass's. Whatever changes goes through ``_append``, so that
-what is so now can be had again from what happened.
+The rules, which event may follow which, are here, once. A subclass stores the events: every change goes through
+``_append``, so that the current state can be rebuilt from the events. Conversations are stored beside the forks.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from forkwise.errors import ForkNotFoundError, LedgerError
-from forkwise.ledger.database import Conversations
-from forkwise.ledger.logs import remove_output
-from forkwise.ledger.records import AttemptRecord, Event, ForkRecord, ForkState, Summary
+from forkwise.ledger.logs import remove_log
+from forkwise.ledger.records import (
+    AttemptRecord,
+    ConversationRecord,
+    Event,
+    ForkRecord,
+    ForkState,
+    MessageRow,
+    Summary,
+)
 from forkwise.linux.process_id import ProcessId
 
-__all__ = [
-    "Ledger",
-    "LedgerReader",
-    "new_id",
-]
+__all__ = ["Conversations", "Ledger", "new_id"]
 
 
-_LETTERS = "abcdefghjkmnopqrstuvwxyz"  # none that is taken for a digit or for another
+_LETTERS = "abcdefghjkmnopqrstuvwxyz"  # without i and l, which look like 1
 _CHARACTERS = _LETTERS + "23456789"
 
 
 def new_id() -> str:
-    """Six characters. The first is a letter, so that an id is never taken for the number of a commit.
+    """Return a random id of six characters.
+
+    The first is a letter, so that an id is never mistaken for the number of a commit.
 
     >>> len(new_id()), new_id()[0].isalpha()
     (6, True)
@@ -43,84 +48,12 @@ def new_id() -> str:
     return _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
 
 
-class LedgerReader(ABC):
-    """The half of a ledger that answers.
+class Ledger(ABC):
+    """Every event of every fork and attempt, and their current state. Processes and threads may share one.
 
-    A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
-    (``k3f9ab.2``). An id that is not known raises ForkNotFoundError, which names those that may have been meant.
-    """
-
-    def fork(self, fork: str) -> ForkRecord:
-        """One fork."""
-        record = self._fork(fork)
-        if record is None:
-            ids = self._fork_ids()
-            near = sorted(name for name in ids if fork and name.startswith(fork))
-            record = self._fork(near[0]) if len(near) == 1 else None
-            if record is None:
-                near = near or get_close_matches(fork, ids, n=3, cutoff=0.5)
-                raise ForkNotFoundError(_unknown("fork", fork, near), subject=fork, near=near)
-        return record
-
-    def attempt(self, attempt: str) -> AttemptRecord:
-        """One attempt."""
-        record = self._attempt(attempt)
-        if record is None:
-            beginning, _, number = attempt.partition(".")
-            fork = self.fork(beginning).id
-            record = self._attempt(f"{fork}.{number}")
-            if record is None:
-                near = [a.id for a in self.attempts(fork)]
-                raise ForkNotFoundError(_unknown("attempt", attempt, near), subject=attempt, near=near)
-        return record
-
-    @abstractmethod
-    def forks(
-        self, *, limit: int | None = None, state: ForkState | Literal["interrupted"] | None = None
-    ) -> list[ForkRecord]:
-        """Forks, the newest first."""
-
-    @abstractmethod
-    def attempts(self, fork: str) -> list[AttemptRecord]:
-        """The attempts of a fork, in the order in which they were added."""
-
-    @abstractmethod
-    def children(self, attempt: str) -> list[ForkRecord]:
-        """The forks that were made inside an attempt, the oldest first."""
-
-    @abstractmethod
-    def events(self, *, after: int = 0, fork: str | None = None, limit: int | None = None) -> list[Event]:
-        """What happened after an event, of all forks or of one, the oldest first. Waits for nobody."""
-
-    @abstractmethod
-    def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
-        """The newest forks as a list shows them, the newest first, at the cost of one query; with ``outermost`` none
-        that was made inside another's attempt."""
-
-    @abstractmethod
-    def _fork(self, fork: str) -> ForkRecord | None:
-        """The fork of exactly that id."""
-
-    @abstractmethod
-    def _attempt(self, attempt: str) -> AttemptRecord | None:
-        """The attempt of exactly that id."""
-
-    @abstractmethod
-    def _fork_ids(self) -> list[str]:
-        """The ids of all forks."""
-
-
-def _unknown(noun: str, name: str, near: Sequence[str]) -> str:
-    meant = f"; did you mean {', '.join(near[:5])}?" if near else ""
-    return f"there is no {noun} {name!r} in the ledger{meant}"
-
-
-class Ledger(LedgerReader):
-    """What happened to every fork and attempt, and what is so now; processes and threads may share one.
-
-    A fork is named by its id or by as much of its beginning as no other shares, an attempt by its fork and its number
-    (``k3f9ab.2``). What makes no sense, such as ending an attempt twice, raises LedgerError and changes nothing.
-    ``directory`` is where the output of attempts lies.
+    A fork is named by its id or an unambiguous beginning of it, an attempt by its fork and its number (``k3f9ab.2``).
+    An unknown id raises ForkNotFoundError, which lists similar ids. A change that the rules forbid, such as ending an
+    attempt twice, raises LedgerError and changes nothing. ``directory`` holds the output of attempts.
 
     >>> import tempfile
     >>> from forkwise.ledger.sqlite import SqliteLedger
@@ -135,7 +68,7 @@ class Ledger(LedgerReader):
     False
     """
 
-    #: The conversations that are kept beside the forks.
+    #: The conversations stored beside the forks.
     conversations: Conversations
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -147,7 +80,61 @@ class Ledger(LedgerReader):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Forks
+    # Reading
+
+    def fork(self, fork: str) -> ForkRecord:
+        """Return one fork."""
+        record = self._find_fork(fork)
+        if record is None:
+            ids = self._list_fork_ids()
+            near = sorted(name for name in ids if fork and name.startswith(fork))
+            record = self._find_fork(near[0]) if len(near) == 1 else None
+            if record is None:
+                near = near or get_close_matches(fork, ids, n=3, cutoff=0.5)
+                raise ForkNotFoundError(_format_unknown("fork", fork, near), subject=fork, near=near)
+        return record
+
+    def attempt(self, attempt: str) -> AttemptRecord:
+        """Return one attempt."""
+        record = self._find_attempt(attempt)
+        if record is None:
+            beginning, _, number = attempt.partition(".")
+            fork = self.fork(beginning).id
+            record = self._find_attempt(f"{fork}.{number}")
+            if record is None:
+                near = [a.id for a in self.attempts(fork)]
+                raise ForkNotFoundError(_format_unknown("attempt", attempt, near), subject=attempt, near=near)
+        return record
+
+    @abstractmethod
+    def forks(
+        self, *, limit: int | None = None, state: ForkState | Literal["interrupted"] | None = None
+    ) -> list[ForkRecord]:
+        """Return forks, the newest first."""
+
+    @abstractmethod
+    def attempts(self, fork: str) -> list[AttemptRecord]:
+        """Return the attempts of a fork, in the order in which they were added."""
+
+    @abstractmethod
+    def children(self, attempt: str) -> list[ForkRecord]:
+        """Return the forks made inside an attempt, the oldest first."""
+
+    @abstractmethod
+    def events(self, *, after: int = 0, fork: str | None = None, limit: int | None = None) -> list[Event]:
+        """Return the events after number ``after``, of all forks or of one, the oldest first.
+
+        Reading never waits for a writer.
+        """
+
+    @abstractmethod
+    def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
+        """Return the newest forks with counts of their attempts, the newest first, in one query.
+
+        With ``outermost``, forks made inside an attempt of another fork are left out.
+        """
+
+    # Writing: forks
 
     def begin_fork(
         self,
@@ -160,10 +147,14 @@ class Ledger(LedgerReader):
         generation: int = 0,
         owner: ProcessId | None = None,
     ) -> ForkRecord:
-        """Write down a new fork. It is interrupted when its owner, by default the calling process, dies before it."""
+        """Record a new fork.
+
+        Its ``owner`` is by default the calling process. If the owner dies before the fork is over, the fork counts as
+        interrupted.
+        """
         with self._transaction():
             name = new_id()
-            while self._fork(name) is not None:
+            while self._find_fork(name) is not None:
                 name = new_id()
             self._append(
                 name,
@@ -183,9 +174,9 @@ class Ledger(LedgerReader):
             return self.fork(name)
 
     def adopt_fork(self, fork: str, owner: ProcessId | None = None) -> bool:
-        """Take over an interrupted fork; False where it is not interrupted, or where another was quicker.
+        """Take over an interrupted fork. Return False if it is not interrupted or another process adopted it first.
 
-        What was running when its owner died is pending again, because how it would have ended nobody knows.
+        Attempts that were running when the owner died become pending again, because their outcome is unknown.
         """
         with self._transaction():
             record = self.fork(fork)
@@ -198,49 +189,52 @@ class Ledger(LedgerReader):
             return True
 
     def release_fork(self, fork: str) -> None:
-        """Let go of a fork that runs: it is interrupted from now on, for whoever takes it over."""
+        """Give up ownership of a running fork: it is interrupted from now on, and any process may adopt it."""
         with self._transaction():
             if (record := self.fork(fork)).stored == "running":
                 self._append(record.id, None, "released", owner=ProcessId.nobody().dump())
 
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
-        """Write down what a judge said; the last verdict is the one that counts."""
+        """Record a judge's verdict. The last one recorded counts."""
         with self._transaction():
             self._append(self.fork(fork).id, None, "judged", verdict=dict(verdict))
 
     def await_pick(self, fork: str) -> None:
-        """Leave a fork open for a person's pick, once all its attempts are over."""
+        """Leave a fork open for a person's pick. All its attempts must be over."""
         with self._transaction():
             record = self.fork(fork)
-            going = [a.id for a in self.attempts(record.id) if not a.is_over]
-            if record.stored != "running" or going:
-                why = f"{', '.join(going)} not over" if going else f"it is {record.stored} already"
+            unfinished = [a.id for a in self.attempts(record.id) if not a.is_over]
+            if record.stored != "running" or unfinished:
+                why = f"not over: {', '.join(unfinished)}" if unfinished else f"it is {record.stored} already"
                 raise LedgerError(f"fork {record.id} cannot wait for a pick: {why}", subject=record.id)
             self._append(record.id, None, "opened", state="open")
 
     def resolve(
         self, fork: str, *, how: str, winner: str | None = None, detail: Mapping[str, Any] | None = None
     ) -> bool:
-        """Decide a fork, at most once: True for the one who decided it, False for all who come later.
+        """Decide a fork, at most once. Return True to the caller that decided it, False to every later one.
 
-        To be called before anything is touched; what is carried out afterwards is recorded by ``record_commit``.
+        Call it before touching any file; ``record_commit`` records the commit afterwards.
         """
         with self._transaction():
             record = self.fork(fork)
-            won = None if winner is None else self.attempt(winner)
-            if won is not None and won.fork != record.id:
+            attempt = None if winner is None else self.attempt(winner)
+            if attempt is not None and attempt.fork != record.id:
                 raise LedgerError(
-                    f"{won.id} cannot win fork {record.id}: it is not one of its attempts", subject=won.id
+                    f"{attempt.id} cannot win fork {record.id}: it is not one of its attempts", subject=attempt.id
                 )
-            return self._decide(record, "resolved", {"how": how, **(detail or {})}, won.id if won else None)
+            return self._decide(record, "resolved", {"how": how, **(detail or {})}, attempt.id if attempt else None)
 
     def abort_fork(self, fork: str, reason: str, detail: Mapping[str, Any] | None = None) -> bool:
-        """Give a fork up, unless it was resolved or aborted before; whether it was done here, as with ``resolve``."""
+        """Abort a fork, unless it was resolved or aborted before.
+
+        Return whether this call decided it, as ``resolve`` does.
+        """
         with self._transaction():
             return self._decide(self.fork(fork), "aborted", {"how": "abort", "reason": reason, **(detail or {})}, None)
 
     def abandon_fork(self, fork: str, reason: str) -> None:
-        """Give up what a fork was resolved for, and what was never committed: it counts as aborted then."""
+        """Abort a fork that was resolved, but whose outcome was never committed."""
         with self._transaction():
             record = self.fork(fork)
             if record.stored != "resolved" or record.commit is not None:
@@ -250,8 +244,10 @@ class Ledger(LedgerReader):
             self._append(record.id, None, "abandoned", state="aborted", resolution=resolution)
 
     def record_commit(self, fork: str, commit: int, paths: Sequence[str] = ()) -> None:
-        """Write down that a resolved fork's outcome went into its origin, as which commit, and what it touched. Two may
-        tell the same: who made the commit, and who found that it was made."""
+        """Record that a resolved fork's outcome was committed to its origin, and which paths it touched.
+
+        Recording the same commit twice is allowed: the process that made it and one that found it may both report it.
+        """
         with self._transaction():
             record = self.fork(fork)
             if record.commit == commit:
@@ -262,34 +258,42 @@ class Ledger(LedgerReader):
             self._append(record.id, None, "committed", commit=commit, paths=list(paths))
 
     def override(self, fork: str, winner: str) -> None:
-        """Decide a fork anew for another attempt, which is to take the place of what was committed: from now on it is
-        one that was resolved and not committed, until ``record_commit``. ``reinstate`` takes that back."""
-        with self._transaction():
-            record, won = self.fork(fork), self.attempt(winner)
-            if record.stored != "resolved" or record.commit is None or record.undone is not None:
-                raise LedgerError(f"fork {record.id} has no outcome that could be overridden", subject=record.id)
-            if won.fork != record.id or won.id == record.winner:
-                raise LedgerError(f"{won.id} cannot take the place of {record.winner}", subject=won.id)
-            before = {"winner": record.winner, "resolution": record.resolution}
-            resolution = {"how": "override", "replaces": record.commit, "before": before}
-            self._append(record.id, None, "overridden", winner=won.id, commit=None, resolution=resolution)
+        """Decide a fork anew for another attempt, to replace what was committed.
 
-    def reinstate(self, fork: str) -> None:
-        """Have a fork decided as it was before ``override``, whose commit still stands."""
-        with self._transaction():
-            record = self.fork(fork)
-            told = record.resolution or {}
-            if record.commit is not None or "replaces" not in told:
-                raise LedgerError(f"fork {record.id} was not overridden, or that was carried out", subject=record.id)
-            self._append(record.id, None, "reinstated", commit=told["replaces"], **told["before"])
-
-    def record_undo(self, commit: int, by: int, workspace: str) -> bool:
-        """Write down that a commit of a workspace was undone by another; False where no fork had made it.
-
-        The undo of an undo brings a fork's change back: ``by`` is then the commit under which it stands.
+        Until ``record_commit`` the fork counts as resolved and not committed. ``reinstate`` reverts the override.
         """
         with self._transaction():
-            for record in self._forks_about(commit):
+            record, attempt = self.fork(fork), self.attempt(winner)
+            if record.stored != "resolved" or record.commit is None or record.undone is not None:
+                raise LedgerError(f"fork {record.id} has no committed outcome to override", subject=record.id)
+            if attempt.fork != record.id or attempt.id == record.winner:
+                why = (
+                    "it is the winner already"
+                    if attempt.fork == record.id
+                    else f"it is not one of {record.id}'s attempts"
+                )
+                raise LedgerError(f"{attempt.id} cannot replace {record.winner}: {why}", subject=attempt.id)
+            before = {"winner": record.winner, "resolution": record.resolution}
+            resolution = {"how": "override", "replaces": record.commit, "before": before}
+            self._append(record.id, None, "overridden", winner=attempt.id, commit=None, resolution=resolution)
+
+    def reinstate(self, fork: str) -> None:
+        """Restore the decision before ``override``, whose commit is still in effect."""
+        with self._transaction():
+            record = self.fork(fork)
+            resolution = record.resolution or {}
+            if record.commit is not None or "replaces" not in resolution:
+                why = "it was not overridden" if "replaces" not in resolution else "the override was committed"
+                raise LedgerError(f"fork {record.id} cannot be reinstated: {why}", subject=record.id)
+            self._append(record.id, None, "reinstated", commit=resolution["replaces"], **resolution["before"])
+
+    def record_undo(self, commit: int, by: int, workspace: str) -> bool:
+        """Record that commit ``by`` undid ``commit`` in a workspace. Return False if no fork made that commit.
+
+        The undo of an undo restores a fork's change: ``by`` is then the number of the commit that restored it.
+        """
+        with self._transaction():
+            for record in self._find_forks_by_commit(commit):
                 if record.workspace != workspace or record.parent is not None or record.origin != "/main":
                     continue
                 if record.undone is None:
@@ -300,7 +304,7 @@ class Ledger(LedgerReader):
                     return True
             return False
 
-    # Attempts
+    # Writing: attempts
 
     def add_attempt(
         self,
@@ -311,15 +315,15 @@ class Ledger(LedgerReader):
         label: str,
         branch: str,
         command: Sequence[str] | None = None,
-        round: int = 0,  # noqa: A002 - the word for it
+        round: int = 0,  # noqa: A002 - a public name
     ) -> AttemptRecord:
-        """Write down an attempt that is about to be made in a fork that still runs."""
+        """Record a pending attempt of a running fork."""
         with self._transaction():
             record = self.fork(fork)
-            if record.stored != "running" or self._has_place(record.id, key, round):
+            if record.stored != "running" or self._has_attempt(record.id, key, round):
                 why = f"it has {key!r} of round {round}" if record.stored == "running" else f"it is {record.stored}"
-                raise LedgerError(f"fork {record.id} takes no such attempt: {why} already", subject=record.id)
-            name = f"{record.id}.{self._number_of_attempts(record.id) + 1}"
+                raise LedgerError(f"cannot add an attempt to fork {record.id}: {why} already", subject=record.id)
+            name = f"{record.id}.{self._count_attempts(record.id) + 1}"
             self._append(
                 record.id,
                 name,
@@ -337,7 +341,7 @@ class Ledger(LedgerReader):
             return self.attempt(name)
 
     def start_attempt(self, attempt: str) -> None:
-        """Write down that a pending attempt runs now."""
+        """Record that a pending attempt started."""
         with self._transaction():
             record = self.attempt(attempt)
             if record.state != "pending":
@@ -362,8 +366,8 @@ class Ledger(LedgerReader):
         output_bytes: int | None = None,
         tail: str | None = None,
     ) -> None:
-        """Write down how an attempt ended. What was noted of its progress last stays, where nothing newer is given."""
-        told = {
+        """Record how an attempt ended. Progress that was noted before stays, unless a newer value is given."""
+        fields = {
             "reason": reason,
             "ending": ending,
             "exit_code": exit_code,
@@ -382,11 +386,11 @@ class Ledger(LedgerReader):
             if record.is_over or (record.state == "pending" and state == "succeeded"):
                 raise LedgerError(f"attempt {record.id} cannot be {state}: it is {record.state}", subject=record.id)
             noted = {"files": record.files, "last_line": record.last_line, "output_bytes": record.output_bytes}
-            given = {name: value for name, value in told.items() if value is not None}
+            given = {name: value for name, value in fields.items() if value is not None}
             self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
 
     def ask_to_end(self, attempt: str, reason: str) -> None:
-        """Write down that an attempt is no longer wanted. Whoever runs it reads that, and ends it."""
+        """Request that an attempt be ended. The process that runs it polls for the request and ends it."""
         with self._transaction():
             record = self.attempt(attempt)
             if record.is_over:
@@ -394,18 +398,18 @@ class Ledger(LedgerReader):
             self._append(record.fork, record.id, "unwanted", unwanted=reason)
 
     def record_tests(self, attempt: str, report: Mapping[str, Any]) -> None:
-        """Write down what the tests said of an attempt; the last report is the one that counts."""
-        self._tell(attempt, "tested", tests=dict(report))
+        """Record the test report of an attempt. The last one recorded counts."""
+        self._append_to_attempt(attempt, "tested", tests=dict(report))
 
     def record_score(self, attempt: str, score: float, scores: Sequence[float] | None = None) -> None:
-        """Write down how good an attempt is, higher being better; the last score is the one that counts."""
+        """Record the score of an attempt, higher being better. The last one recorded counts."""
         if any(map(math.isnan, [score, *(scores or ())])):
-            raise LedgerError(f"attempt {attempt} cannot be scored: NaN is neither better nor worse", subject=attempt)
-        self._tell(attempt, "scored", score=score, scores=None if scores is None else list(scores))
+            raise LedgerError(f"attempt {attempt} cannot be scored: NaN cannot be compared", subject=attempt)
+        self._append_to_attempt(attempt, "scored", score=score, scores=None if scores is None else list(scores))
 
     def record_cost(self, attempt: str, cost: Mapping[str, Any]) -> None:
-        """Write down what an attempt has cost so far, all in all."""
-        self._tell(attempt, "charged", cost=dict(cost))
+        """Record the total cost of an attempt so far."""
+        self._append_to_attempt(attempt, "charged", cost=dict(cost))
 
     @abstractmethod
     def note_progress(
@@ -416,66 +420,84 @@ class Ledger(LedgerReader):
         last_line: str | None = None,
         output_bytes: int | None = None,
     ) -> None:
-        """Say how far a running attempt has come. That is no event: it is gone once the attempt ends, except for what
-        is written down then, and for one that does not run it is not kept at all."""
+        """Note the progress of a running attempt.
 
-    # Keeping
+        Progress is not an event: it is deleted when the attempt ends, except for what ``end_attempt`` records, and
+        ignored for an attempt that is not running.
+        """
+
+    # Maintenance
 
     def prune(self, *, keep: int, older_than: float = 0.0, dry_run: bool = False) -> list[str]:
-        """Forget forks that are over, with their attempts, their events and their output; gives their ids.
+        """Delete forks that are over, with their attempts, events and output. Return their ids.
 
-        The newest ``keep`` stay, and so do those that ended within the last ``older_than`` seconds. A fork made inside
-        another's attempt goes and stays with that other. With ``dry_run`` nothing is forgotten.
+        The newest ``keep`` forks stay, and so do those that ended within the last ``older_than`` seconds. A fork made
+        inside an attempt is deleted only together with that attempt's fork. With ``dry_run`` nothing is deleted.
         """
         since = time.time() - older_than
         root: dict[str, str] = {}
-        staying: set[str] = set()
+        kept: set[str] = set()
         for age, fork in reversed(list(enumerate(self.forks()))):
             root[fork.id] = root.get((fork.parent or "").partition(".")[0], fork.id)
             if age < keep or not fork.is_over or (fork.ended or 0.0) > since:
-                staying.add(root[fork.id])
-        gone = [name for name, first in root.items() if first not in staying]
+                kept.add(root[fork.id])
+        pruned = [fork_id for fork_id, outermost in root.items() if outermost not in kept]
         if dry_run:
-            return gone
-        for name in gone:
+            return pruned
+        for name in pruned:
             for attempt in self.attempts(name):
-                remove_output(self.directory, attempt.id)
-        self._forget(gone)
-        return gone
+                remove_log(self.directory, attempt.id)
+        self._delete_forks(pruned)
+        return pruned
 
     @abstractmethod
     def rebuild(self) -> None:
-        """Make what is so now anew from what happened. It changes nothing, unless somebody else's hand did before."""
+        """Rebuild the current state from the events.
+
+        The result is the same, unless the tables were edited by hand.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is open; nothing can be asked or written any more."""
+        """Close the ledger. It can be neither read nor written afterwards."""
 
-    # What a subclass keeps
+    # Storage: what a subclass implements, beside the abstract methods above
 
     @abstractmethod
     def _transaction(self) -> AbstractContextManager[None]:
-        """What is read and appended inside happens as one, or not at all, and nobody else writes meanwhile."""
+        """Make the block atomic: all of it happens or nothing, and no other thread or process writes meanwhile."""
 
     @abstractmethod
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
-        """Add an event about an attempt, or else about the fork, and set the fields it names."""
+        """Add an event of an attempt, or of the fork if ``attempt`` is None, and set the fields in ``data``."""
 
     @abstractmethod
-    def _forks_about(self, commit: int) -> list[ForkRecord]:
-        """The forks, of whatever workspace, that have a commit or an undo of that number, the newest first."""
+    def _find_fork(self, fork: str) -> ForkRecord | None:
+        """Return the fork with exactly this id."""
 
     @abstractmethod
-    def _has_place(self, fork: str, key: str, round: int) -> bool:  # noqa: A002 - the word for it
-        """Whether an attempt of a fork has that key and round."""
+    def _find_attempt(self, attempt: str) -> AttemptRecord | None:
+        """Return the attempt with exactly this id."""
 
     @abstractmethod
-    def _number_of_attempts(self, fork: str) -> int:
-        """How many attempts a fork has."""
+    def _list_fork_ids(self) -> list[str]:
+        """Return the ids of all forks."""
 
     @abstractmethod
-    def _forget(self, forks: Sequence[str]) -> None:
-        """Delete all that is known of forks."""
+    def _find_forks_by_commit(self, commit: int) -> list[ForkRecord]:
+        """Return the forks, of any workspace, with a commit or an undo of this number, the newest first."""
+
+    @abstractmethod
+    def _has_attempt(self, fork: str, key: str, round: int) -> bool:  # noqa: A002 - a public name
+        """Return whether an attempt of the fork has this key and round."""
+
+    @abstractmethod
+    def _count_attempts(self, fork: str) -> int:
+        """Return the number of attempts of a fork."""
+
+    @abstractmethod
+    def _delete_forks(self, forks: Sequence[str]) -> None:
+        """Delete forks with their attempts and events."""
 
     def _decide(self, record: ForkRecord, state: ForkState, resolution: dict[str, Any], winner: str | None) -> bool:
         if record.is_over:
@@ -483,7 +505,32 @@ class Ledger(LedgerReader):
         self._append(record.id, None, state, state=state, ended=time.time(), resolution=resolution, winner=winner)
         return True
 
-    def _tell(self, attempt: str, kind: str, **data: Any) -> None:
+    def _append_to_attempt(self, attempt: str, kind: str, **data: Any) -> None:
         with self._transaction():
             record = self.attempt(attempt)
             self._append(record.fork, record.id, kind, **data)
+
+
+def _format_unknown(noun: str, name: str, near: Sequence[str]) -> str:
+    hint = f"; did you mean {', '.join(near[:5])}?" if near else ""
+    return f"there is no {noun} {name!r} in the ledger{hint}"
+
+
+class Conversations(ABC):
+    """The store of conversations: rows of messages whose text it does not parse."""
+
+    @abstractmethod
+    def save(self, record: ConversationRecord, rows: Sequence[MessageRow]) -> None:
+        """Save a conversation and its new or changed messages, atomically."""
+
+    @abstractmethod
+    def load(self, conversation: str) -> tuple[ConversationRecord, list[MessageRow]]:
+        """Return a conversation and all its messages in order. Raise LedgerError if there is none of that id."""
+
+    @abstractmethod
+    def all(self) -> list[ConversationRecord]:
+        """Return all conversations, the last used first."""
+
+    @abstractmethod
+    def forget(self, conversation: str) -> None:
+        """Delete a conversation."""

@@ -1,8 +1,8 @@
-"""Output: what an attempt printed, in bounded memory and on bounded disk.
+"""Logs: what an attempt printed, in bounded memory and on bounded disk.
 
-``<ledger>/output/<attempt>.log`` holds the bytes of both streams as they came, so that any pager shows it. Beside it,
-``<attempt>.streams`` says where one stream gives way to another: a line with the offset and the stream's name for each
-change, written before what follows it. A log without one is all stdout.
+``<ledger>/output/<attempt>.log`` holds the bytes of both streams in the order they arrived, so that any pager shows it.
+``<attempt>.streams`` beside it has a line with the offset and the stream's name for each change of stream, written
+before the bytes that follow it. A log without that file is all stdout.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from typing import BinaryIO
 
 from forkwise.errors import LedgerError
 
-__all__ = ["AttemptLog", "follow_log", "read_log", "remove_output"]
+__all__ = ["AttemptLog", "follow_log", "read_log", "remove_log"]
 
 _CAP = 32 << 20
-_KEPT = 64 << 10  # how much of the end is kept whatever comes before it
-_SEARCHED = 4096  # how much of the end the last line is looked for in
-_LINE = 200
-_NOTE = "forkwise"  # the stream of what was put in by us
-_FIRST = "stdout"
+_TAIL_SIZE = 64 << 10  # bytes of the end that are always kept
+_SEARCH_SIZE = 4096  # bytes of the end that are searched for the last line
+_LINE_LENGTH = 200
+_NOTE_STREAM = "forkwise"  # the stream of the line that says what was left out
+_FIRST_STREAM = "stdout"
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 class AttemptLog:
-    """Where one attempt's stdout and stderr go; several threads may write.
+    """The log of one attempt's stdout and stderr. Several threads may write.
 
-    The first ``cap`` bytes go to the file as they come, the last 64 KiB when it is closed, and what lies between is
-    left out, with a line that says so.
+    The first ``cap`` bytes are written to the file as they arrive, the last 64 KiB when it is closed. The bytes between
+    are left out, and a line says so.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
-    >>> with Output(directory, "k3f9ab.1") as output:
-    ...     output.write("stdout", b"compiling\\n")
-    ...     output.write("stderr", b"a warning\\n")
-    >>> output.last_line
+    >>> with AttemptLog(directory, "k3f9ab.1") as log:
+    ...     log.write("stdout", b"compiling\\n")
+    ...     log.write("stderr", b"a warning\\n")
+    >>> log.last_line
     'a warning'
-    >>> read_output(directory, "k3f9ab.1", stream="stdout")
-    b'compiling\\n'
+    >>> read_log(directory, "k3f9ab.1", stream="stdout")
+    b'compiling\\n\'
     """
 
     def __init__(self, directory: str | os.PathLike[str], attempt: str, *, cap: int = _CAP) -> None:
-        remove_output(directory, attempt)
-        log, self._streams_path = _paths(directory, attempt)
+        remove_log(directory, attempt)
+        log, self._streams_path = _log_paths(directory, attempt)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = log.open("wb")
         self._streams: BinaryIO | None = None
-        self._stream = _FIRST
+        self._stream = _FIRST_STREAM
         self._cap = cap
-        self._room = cap
-        self._written = 0  # how much of the beginning is in the file
-        self._end = _End()
+        self._space_left = cap
+        self._written = 0  # bytes of the beginning that are in the file
+        self._tail = _Tail()
         self._lock = threading.Lock()
 
     def __enter__(self) -> AttemptLog:
@@ -65,44 +65,44 @@ class AttemptLog:
         self.close()
 
     def write(self, stream: str, piece: bytes) -> None:
-        """Take in what came from ``stdout`` or ``stderr``. What fits is in the file when this returns."""
+        """Add a piece of ``stdout`` or ``stderr``. The part below the cap is in the file when this returns."""
         with self._lock:
-            self._end.add(stream, piece)
-            fits = piece[: max(self._room, 0)]
+            self._tail.add(stream, piece)
+            fits = piece[: max(self._space_left, 0)]
             if fits:
                 self._written += len(fits)
-                self._put(stream, fits)
-            if self._is_cut and self._stream != _NOTE:
-                self._put(_NOTE, _note(self._cap))
+                self._append(stream, fits)
+            if self._is_cut and self._stream != _NOTE_STREAM:
+                self._append(_NOTE_STREAM, _format_note(self._cap))
 
     @property
     def total(self) -> int:
-        """How many bytes came so far."""
-        return self._end.total
+        """The number of bytes that arrived so far."""
+        return self._tail.total
 
     @property
     def last_line(self) -> str:
-        """The last line that shows anything, as one short printable line."""
-        text = self.tail(_SEARCHED)
-        lines = (_printable(line) for line in reversed(re.split(r"[\r\n]", text)))
-        return next((line[:_LINE] for line in lines if line), "")
+        """The last line with printable text, cleaned and shortened."""
+        text = self.tail(_SEARCH_SIZE)
+        lines = (_clean_line(line) for line in reversed(re.split(r"[\r\n]", text)))
+        return next((line[:_LINE_LENGTH] for line in lines if line), "")
 
-    def tail(self, size: int = _SEARCHED) -> str:
-        """The last ``size`` bytes of both streams (64 KiB at most) as text, with � for what is not UTF-8."""
+    def tail(self, size: int = _SEARCH_SIZE) -> str:
+        """Return the last ``size`` bytes of both streams (64 KiB at most) as text, with � for invalid UTF-8."""
         with self._lock:
-            end = b"".join(run for _, run in self._end.runs)
+            end = b"".join(run for _, run in self._tail.runs)
         return end[max(len(end) - size, 0) :].decode(errors="replace")
 
     def close(self) -> None:
-        """Write the end down, where it is not in the file already."""
+        """Close the file, after writing the tail that is not in it yet."""
         with self._lock:
             if self._log.closed:
                 return
-            # What the end and the file have in common is skipped.
-            skipped = 0 if self._is_cut else self._written - self._end.start
-            for stream, run in self._end.runs:
+            # Skip the part of the tail that is in the file already.
+            skipped = 0 if self._is_cut else self._written - self._tail.start
+            for stream, run in self._tail.runs:
                 if piece := bytes(run[skipped:]):
-                    self._put(stream, piece)
+                    self._append(stream, piece)
                 skipped = max(skipped - len(run), 0)
             self._log.close()
             if self._streams is not None:
@@ -110,10 +110,10 @@ class AttemptLog:
 
     @property
     def _is_cut(self) -> bool:
-        """Whether something is neither in the file nor at the end."""
-        return self._end.start > self._written
+        """Whether some bytes are neither in the file nor in the tail."""
+        return self._tail.start > self._written
 
-    def _put(self, stream: str, piece: bytes) -> None:
+    def _append(self, stream: str, piece: bytes) -> None:
         if stream != self._stream:
             if self._streams is None:
                 self._streams = self._streams_path.open("wb")
@@ -121,14 +121,14 @@ class AttemptLog:
             self._streams.write(change)
             self._streams.flush()
             self._stream = stream
-            self._room -= len(change)  # so that streams which take turns byte by byte fill no disk either
+            self._space_left -= len(change)  # streams that alternate byte by byte must not fill the disk either
         self._log.write(piece)
         self._log.flush()
-        self._room -= len(piece)
+        self._space_left -= len(piece)
 
 
-class _End:
-    """The last bytes of what came, as runs of one stream each."""
+class _Tail:
+    """The last bytes that arrived, as runs of one stream each."""
 
     def __init__(self) -> None:
         self.runs: deque[tuple[str, bytearray]] = deque()
@@ -137,18 +137,18 @@ class _End:
 
     @property
     def start(self) -> int:
-        """The offset, in all that came, of the first byte that is kept."""
+        """The offset, in everything that arrived, of the first byte of the tail."""
         return self.total - self._size
 
     def add(self, stream: str, piece: bytes) -> None:
-        """Take in a piece, and drop as much from the front as there is too much."""
+        """Add a piece, and drop the surplus from the front."""
         self.total += len(piece)
         if not self.runs or self.runs[-1][0] != stream:
             self.runs.append((stream, bytearray()))
-        kept = piece[-_KEPT:]
-        self.runs[-1][1].extend(kept)
-        self._size += len(kept)
-        while (surplus := self._size - _KEPT) > 0:
+        end = piece[-_TAIL_SIZE:]
+        self.runs[-1][1].extend(end)
+        self._size += len(end)
+        while (surplus := self._size - _TAIL_SIZE) > 0:
             first = self.runs[0][1]
             dropped = min(surplus, len(first))
             self._size -= dropped
@@ -159,9 +159,12 @@ class _End:
 
 
 def follow_log(directory: str | os.PathLike[str], attempt: str, start: int, *, tail: int) -> tuple[int, bytes]:
-    """What an attempt printed on both streams since its log had ``start`` bytes, and how many it has now. Where that is
-    more than ``tail``, only the last of it; where the log begins anew, what that holds."""
-    log, _ = _paths(directory, attempt)
+    """Return the size of an attempt's log and what was added since it had ``start`` bytes, on both streams.
+
+    At most the last ``tail`` bytes are returned. If the log is shorter than ``start``, it was begun anew and is read
+    from its beginning.
+    """
+    log, _ = _log_paths(directory, attempt)
     try:
         content = log.open("rb")
     except FileNotFoundError:
@@ -176,11 +179,11 @@ def follow_log(directory: str | os.PathLike[str], attempt: str, start: int, *, t
 def read_log(
     directory: str | os.PathLike[str], attempt: str, *, stream: str | None = None, tail: int | None = None
 ) -> bytes:
-    """What an attempt printed, byte for byte: on both streams or on one, all that is kept or the last ``tail`` bytes.
+    """Return what an attempt printed, byte for byte: on both streams or on one, all of it or the last ``tail`` bytes.
 
-    Where something was left out, the line that says so is in it, whichever stream is asked for.
+    If bytes were left out, the line that says so is included, whichever stream is requested.
     """
-    log, streams = _paths(directory, attempt)
+    log, streams = _log_paths(directory, attempt)
     try:
         content = log.open("rb")
     except FileNotFoundError:
@@ -192,7 +195,7 @@ def read_log(
             return content.read()
         pieces: list[bytes] = []
         for start, after, name in reversed(list(_runs(streams, end))):
-            if name not in (stream, _NOTE):
+            if name not in (stream, _NOTE_STREAM):
                 continue
             wanted = after - start if tail is None else min(after - start, tail - sum(map(len, pieces)))
             content.seek(after - wanted)
@@ -200,19 +203,19 @@ def read_log(
     return b"".join(reversed(pieces))
 
 
-def remove_output(directory: str | os.PathLike[str], attempt: str) -> None:
-    """Delete what an attempt printed."""
-    for path in _paths(directory, attempt):
+def remove_log(directory: str | os.PathLike[str], attempt: str) -> None:
+    """Delete the log of an attempt."""
+    for path in _log_paths(directory, attempt):
         path.unlink(missing_ok=True)
 
 
 def _runs(streams: Path, end: int) -> Iterator[tuple[int, int, str]]:
-    """Where which stream begins and ends in a log."""
+    """Yield the start, the end and the stream of each run in a log."""
     try:
         changes = streams.read_text().splitlines()
     except FileNotFoundError:
         changes = []
-    start, name = 0, _FIRST
+    start, name = 0, _FIRST_STREAM
     for change in changes:
         offset, _, following = change.partition(" ")
         yield start, int(offset), name
@@ -220,16 +223,16 @@ def _runs(streams: Path, end: int) -> Iterator[tuple[int, int, str]]:
     yield start, end, name
 
 
-def _paths(directory: str | os.PathLike[str], attempt: str) -> tuple[Path, Path]:
+def _log_paths(directory: str | os.PathLike[str], attempt: str) -> tuple[Path, Path]:
     if not re.fullmatch(r"[a-z0-9]+\.[0-9]+", attempt):
-        raise LedgerError(f"{attempt!r} is not the id of an attempt", subject=attempt)
+        raise LedgerError(f"{attempt!r} is not the id of an attempt, such as k3f9ab.2", subject=attempt)
     beginning = Path(directory, "output", attempt)
     return beginning.with_name(f"{attempt}.log"), beginning.with_name(f"{attempt}.streams")
 
 
-def _note(cap: int) -> bytes:
-    return f"\n[forkwise: left out here is all but the first {cap} and the last {_KEPT} bytes]\n".encode()
+def _format_note(cap: int) -> bytes:
+    return f"\n[forkwise: output left out here; the first {cap} and the last {_TAIL_SIZE} bytes were kept]\n".encode()
 
 
-def _printable(line: str) -> str:
+def _clean_line(line: str) -> str:
     return "".join(c for c in _ESCAPE.sub("", line).replace("\t", " ") if c.isprintable()).strip()

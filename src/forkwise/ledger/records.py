@@ -1,14 +1,23 @@
-"""What a ledger holds, as values: forks, attempts, and the events that made them what they are."""
+"""The values a ledger returns: forks, attempts and their events, conversations and their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from forkwise.linux.process_id import ProcessId
 
-__all__ = ["AttemptRecord", "AttemptState", "Event", "ForkRecord", "ForkState", "Summary"]
+__all__ = [
+    "AttemptRecord",
+    "AttemptState",
+    "ConversationRecord",
+    "Event",
+    "ForkRecord",
+    "ForkState",
+    "MessageRow",
+    "Summary",
+]
 
 ForkState = Literal["running", "open", "resolved", "aborted"]
 AttemptState = Literal["pending", "running", "succeeded", "failed", "cancelled"]
@@ -18,10 +27,10 @@ AttemptState = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 class ForkRecord:
     """The sibling attempts made at one point, and how they were resolved.
 
-    ``spec`` is all that resuming it needs. ``parent`` is the attempt inside which it was made, ``origin`` the path
-    among branches of what it was made from, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
-    resolved or why it was aborted, ``commit`` what came of that: the number of the commit that put the winner's change
-    into ``origin``, and ``undone`` that of the undo that took it out again.
+    ``spec`` holds everything that ``resume`` needs. ``parent`` is the attempt inside which the fork was made.
+    ``origin`` is the branch path of its source, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
+    resolved or why it was aborted. ``commit`` is the number of the commit that put the winner's change into ``origin``,
+    ``undone`` that of the undo that removed it again.
     """
 
     id: str
@@ -43,33 +52,33 @@ class ForkRecord:
 
     @property
     def state(self) -> ForkState | Literal["interrupted"]:
-        """What was written of it last; ``interrupted`` where it would be running and the process it belongs to is dead.
+        """The stored state, except that a running fork is ``interrupted`` if its owner process is dead.
 
-        ``open`` means that all attempts are over and that it waits for a person's pick.
+        ``open`` means that all attempts are over and the fork waits for a person's pick.
         """
         return "interrupted" if self.stored == "running" and not self.owner.alive else self.stored
 
     @property
     def is_over(self) -> bool:
-        """Whether it is resolved or aborted, for good."""
+        """Whether it is resolved or aborted, which is final."""
         return self.stored in ("resolved", "aborted")
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> ForkRecord:
-        """From how JSON holds it."""
-        told = {name: value for name, value in document.items() if name != "state"}
-        return cls(**{**told, "owner": ProcessId.load(document["owner"]), "stored": document["state"]})
+        """Build a record from its JSON document."""
+        fields = {name: value for name, value in document.items() if name != "state"}
+        return cls(**{**fields, "owner": ProcessId.load(document["owner"]), "stored": document["state"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """One run of one candidate in one branch.
 
-    ``key`` is its place in what the fork was told to try, and no other of the same ``round`` has it. ``ending`` and
-    ``exit_code`` say how its process ended, ``reason`` why it counts as failed or was cancelled. ``wall`` and ``cpu``
-    are seconds, ``memory`` bytes. ``scores`` is what ``score`` was made of, for comparing one after the other.
-    ``tail`` is the end of its output as text; all of it is had by ``read_output``. ``unwanted`` is why somebody asked
-    for it to be ended, which whoever runs it does then.
+    ``key`` identifies the candidate within the fork, and is unique within a ``round``. ``ending`` and ``exit_code`` say
+    how its process ended, ``reason`` why it counts as failed or was cancelled. ``wall`` and ``cpu`` are seconds,
+    ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``tail`` is the end of its output
+    as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which the process that
+    runs it then follows.
     """
 
     id: str
@@ -103,20 +112,20 @@ class AttemptRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, for good."""
+        """Whether it has ended, which is final."""
         return self.state in ("succeeded", "failed", "cancelled")
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> AttemptRecord:
-        """From how JSON holds it."""
+        """Build a record from its JSON document."""
         return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to a fork or to an attempt of it; ``data`` are the fields it set, and sometimes more.
+    """One event of a fork or of one of its attempts. ``data`` holds the fields it set, and sometimes more.
 
-    A later event has a higher ``seq``, and nothing appears between two that were seen.
+    A later event has a higher ``seq``, and no event ever appears between two that were read.
     """
 
     seq: int
@@ -129,10 +138,33 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A fork as a list shows it: how many of its attempts are in which state, the best score of any, and what the first
-    of them tries."""
+    """A fork for a list: its number of attempts by state, their best score, and the label of the first."""
 
     fork: ForkRecord
     attempts: dict[AttemptState, int] = field(default_factory=dict)
     best: float | None = None
     label: str | None = None
+
+
+class MessageRow(NamedTuple):
+    """A message: its node number, its parent's, the tool calls it awaits, and its text.
+
+    ``results`` are the known results of its own tool calls, and may be saved again later.
+    """
+
+    node: int
+    parent: int
+    awaits: Sequence[str]
+    message: str
+    results: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """A conversation without its messages."""
+
+    id: str
+    here: int = 0
+    labels: Mapping[str, int] = field(default_factory=dict)
+    title: str = ""
+    updated: float = 0.0

@@ -1,26 +1,77 @@
-"""Which ledger is a workspace's: the one that lies in its state directory, beside its branches and its history."""
+"""The ledger on SQLite.
+
+Everything that knows SQL is here: the tables and their migrations, the connection, and the two stores on it, forks and
+conversations. Another storage is a sibling module with its own ``Ledger``.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import sqlite3
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any, Literal
 
 from forkwise.errors import LedgerError
 from forkwise.files.workspace import Workspace
-from forkwise.ledger.database import Database, SqliteConversations
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord, AttemptState, Event, ForkRecord, ForkState, Summary
+from forkwise.ledger.ledger import Conversations, Ledger
+from forkwise.ledger.records import (
+    AttemptRecord,
+    AttemptState,
+    ConversationRecord,
+    Event,
+    ForkRecord,
+    ForkState,
+    MessageRow,
+    Summary,
+)
+from forkwise.linux import fds
 
 __all__ = [
+    "SCRIPTS",
+    "Database",
+    "SqliteConversations",
     "SqliteLedger",
     "open_ledger",
 ]
 
+#: The migrations, from each version of the tables to the next. A released one is never changed.
+SCRIPTS = (
+    """
+    CREATE TABLE events (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, fork TEXT NOT NULL, attempt TEXT,
+        kind TEXT NOT NULL, data TEXT NOT NULL
+    );
+    CREATE INDEX events_of_fork ON events (fork);
+    CREATE TABLE forks (
+        seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, state TEXT NOT NULL, parent TEXT,
+        "commit" INTEGER, undone INTEGER, data TEXT NOT NULL
+    );
+    CREATE INDEX forks_by_state ON forks (state);
+    CREATE INDEX forks_in_attempt ON forks (parent) WHERE parent IS NOT NULL;
+    CREATE TABLE attempts (
+        seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, fork TEXT NOT NULL, key TEXT NOT NULL, round INTEGER NOT NULL,
+        state TEXT NOT NULL, score REAL, data TEXT NOT NULL,
+        UNIQUE (fork, key, round)
+    );
+    CREATE INDEX attempts_of_fork ON attempts (fork, state, score);
+    CREATE TABLE progress (attempt TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE conversations (id TEXT PRIMARY KEY, updated REAL NOT NULL, data TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE messages (
+        conversation TEXT NOT NULL, node INTEGER NOT NULL, parent INTEGER NOT NULL, awaits TEXT NOT NULL,
+        message TEXT NOT NULL, results TEXT, PRIMARY KEY (conversation, node)
+    ) WITHOUT ROWID;
+    """,
+)
 
+_BUSY_TIMEOUT_S = 60.0  # how long to wait for another writer
 _FORK_FIELDS = {*ForkRecord.__slots__, "state"}
 _ATTEMPT_FIELDS = {*AttemptRecord.__slots__}
 _STATES: tuple[AttemptState, ...] = ("pending", "running", "succeeded", "failed", "cancelled")
@@ -45,8 +96,13 @@ _SUMMARIES = f"""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def open_ledger(workspace: Workspace) -> Ledger:
+    """Open the ledger of a workspace, in its state directory."""
+    return SqliteLedger(workspace.state / "ledger")
+
+
 class SqliteLedger(Ledger):
-    """A ledger in ``ledger.db`` of a directory, which is made where it is missing."""
+    """A ledger in ``ledger.db`` of a directory, which is created if it is missing."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         super().__init__(directory)
@@ -62,18 +118,18 @@ class SqliteLedger(Ledger):
         last_line: str | None = None,
         output_bytes: int | None = None,
     ) -> None:
-        given = {"files": files, "last_line": last_line, "output_bytes": output_bytes}
+        news = {"files": files, "last_line": last_line, "output_bytes": output_bytes}
         with self._transaction():
             record = self.attempt(attempt)
             if record.state == "running":
-                seen = {name: getattr(record, name) if told is None else told for name, told in given.items()}
-                self._database.rows("REPLACE INTO progress VALUES (?, ?)", (record.id, _encode(seen)))
+                progress = {name: getattr(record, name) if new is None else new for name, new in news.items()}
+                self._database.rows("REPLACE INTO progress VALUES (?, ?)", (record.id, _encode(progress)))
 
     def forks(
         self, *, limit: int | None = None, state: ForkState | Literal["interrupted"] | None = None
     ) -> list[ForkRecord]:
         if state is None:
-            return self._forks("ORDER BY seq DESC LIMIT ?", _limit(limit))
+            return self._forks("ORDER BY seq DESC LIMIT ?", _to_sql_limit(limit))
         stored = "running" if state == "interrupted" else state
         found = self._forks("WHERE state = ? ORDER BY seq DESC", stored)
         return [record for record in found if record.state == state][:limit]
@@ -86,8 +142,10 @@ class SqliteLedger(Ledger):
 
     def events(self, *, after: int = 0, fork: str | None = None, limit: int | None = None) -> list[Event]:
         if fork is None:
-            return self._events("WHERE seq > ? ORDER BY seq LIMIT ?", after, _limit(limit))
-        return self._events("WHERE fork = ? AND seq > ? ORDER BY seq LIMIT ?", self.fork(fork).id, after, _limit(limit))
+            return self._events("WHERE seq > ? ORDER BY seq LIMIT ?", after, _to_sql_limit(limit))
+        return self._events(
+            "WHERE fork = ? AND seq > ? ORDER BY seq LIMIT ?", self.fork(fork).id, after, _to_sql_limit(limit)
+        )
 
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         return [
@@ -97,7 +155,7 @@ class SqliteLedger(Ledger):
                 best,
                 json.loads(first)["label"] if first else None,
             )
-            for data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _limit(limit)))
+            for data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit)))
         ]
 
     def rebuild(self) -> None:
@@ -116,11 +174,13 @@ class SqliteLedger(Ledger):
     def _append(self, fork: str, attempt: str | None, kind: str, /, **data: Any) -> None:
         at = time.time()
         try:
-            told = _encode(data)
+            document = _encode(data)
         except (TypeError, ValueError) as error:
-            about = attempt or fork
-            raise LedgerError(f"what {about} {kind} with cannot be written down: {error}", subject=about) from error
-        columns = (at, fork, attempt, kind, told)
+            subject = attempt or fork
+            raise LedgerError(
+                f"event {kind!r} of {subject} cannot be stored as JSON: {error}", subject=subject
+            ) from error
+        columns = (at, fork, attempt, kind, document)
         self._database.rows("INSERT INTO events (at, fork, attempt, kind, data) VALUES (?, ?, ?, ?, ?)", columns)
         [(seq,)] = self._database.rows("SELECT last_insert_rowid()")
         self._apply(Event(seq, at, fork, attempt, kind, data))
@@ -128,67 +188,218 @@ class SqliteLedger(Ledger):
             self._database.rows("DELETE FROM progress WHERE attempt = ?", (attempt,))
 
     def _apply(self, event: Event) -> None:
-        """Let a record be what it was, but for the fields that an event sets."""
+        """Set the fields of an event on its record; the other fields stay."""
         if event.attempt is None:
             rows = self._database.rows("SELECT data FROM forks WHERE id = ?", (event.fork,))
-            fork = _merged(rows, event.data, _FORK_FIELDS)
+            fork = _merge_fields(rows, event.data, _FORK_FIELDS)
             columns = [fork.get(name) for name in ("id", "state", "parent", "commit", "undone")]
             self._database.rows(_PUT_FORK, (event.seq, *columns, _encode(fork)))
         else:
             rows = self._database.rows("SELECT data FROM attempts WHERE id = ?", (event.attempt,))
-            attempt = _merged(rows, event.data, _ATTEMPT_FIELDS)
+            attempt = _merge_fields(rows, event.data, _ATTEMPT_FIELDS)
             columns = [attempt.get(name) for name in ("id", "fork", "key", "round", "state", "score")]
             self._database.rows(_PUT_ATTEMPT, (event.seq, *columns, _encode(attempt)))
 
-    def _fork(self, fork: str) -> ForkRecord | None:
+    def _find_fork(self, fork: str) -> ForkRecord | None:
         return next(iter(self._forks("WHERE id = ?", fork)), None)
 
-    def _attempt(self, attempt: str) -> AttemptRecord | None:
+    def _find_attempt(self, attempt: str) -> AttemptRecord | None:
         return next(iter(self._attempts("WHERE id = ?", attempt)), None)
 
-    def _fork_ids(self) -> list[str]:
+    def _list_fork_ids(self) -> list[str]:
         return [name for (name,) in self._database.rows("SELECT id FROM forks")]
 
-    def _forks_about(self, commit: int) -> list[ForkRecord]:
+    def _find_forks_by_commit(self, commit: int) -> list[ForkRecord]:
         return self._forks('WHERE "commit" = ? OR undone = ? ORDER BY seq DESC', commit, commit)
 
-    def _has_place(self, fork: str, key: str, round: int) -> bool:  # noqa: A002
-        which = "SELECT 1 FROM attempts WHERE fork = ? AND key = ? AND round = ?"
-        return bool(self._database.rows(which, (fork, key, round)))
+    def _has_attempt(self, fork: str, key: str, round: int) -> bool:  # noqa: A002
+        query = "SELECT 1 FROM attempts WHERE fork = ? AND key = ? AND round = ?"
+        return bool(self._database.rows(query, (fork, key, round)))
 
-    def _number_of_attempts(self, fork: str) -> int:
+    def _count_attempts(self, fork: str) -> int:
         [(number,)] = self._database.rows("SELECT count(*) FROM attempts WHERE fork = ?", (fork,))
         return int(number)
 
-    def _forget(self, forks: Sequence[str]) -> None:
+    def _delete_forks(self, forks: Sequence[str]) -> None:
         with self._transaction():
             for fork in forks:
                 for table, column in (("events", "fork"), ("attempts", "fork"), ("forks", "id")):
                     self._database.rows(f"DELETE FROM {table} WHERE {column} = ?", (fork,))
 
-    def _forks(self, which: str, *values: object) -> list[ForkRecord]:
-        rows = self._database.rows(f"SELECT data FROM forks {which}", values)
+    def _forks(self, clause: str, *values: object) -> list[ForkRecord]:
+        rows = self._database.rows(f"SELECT data FROM forks {clause}", values)
         return [ForkRecord.load(json.loads(data)) for (data,) in rows]
 
-    def _attempts(self, which: str, *values: object) -> list[AttemptRecord]:
-        rows = self._database.rows(f"{_ATTEMPTS} {which}", values)
+    def _attempts(self, clause: str, *values: object) -> list[AttemptRecord]:
+        rows = self._database.rows(f"{_ATTEMPTS} {clause}", values)
         return [AttemptRecord.load({**json.loads(data), **json.loads(progress or "{}")}) for data, progress in rows]
 
-    def _events(self, which: str, *values: object) -> list[Event]:
-        rows = self._database.rows(f"SELECT seq, at, fork, attempt, kind, data FROM events {which}", values)
+    def _events(self, clause: str, *values: object) -> list[Event]:
+        rows = self._database.rows(f"SELECT seq, at, fork, attempt, kind, data FROM events {clause}", values)
         return [Event(seq, at, fork, attempt, kind, json.loads(data)) for seq, at, fork, attempt, kind, data in rows]
 
 
-def _limit(limit: int | None) -> int:
+def _to_sql_limit(limit: int | None) -> int:
     return -1 if limit is None else limit
 
 
-def _merged(rows: Sequence[tuple[Any, ...]], told: dict[str, Any], fields: set[str]) -> dict[str, Any]:
-    """A document, which there may be none of yet, with the fields of it that were told."""
+def _merge_fields(rows: Sequence[tuple[Any, ...]], data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
+    """Return the stored document, empty if there is none yet, updated with those of ``data`` that are fields."""
     document: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
-    return {**document, **{name: value for name, value in told.items() if name in fields}}
+    return {**document, **{name: value for name, value in data.items() if name in fields}}
 
 
-def open_ledger(workspace: Workspace) -> Ledger:
-    """The ledger of a workspace."""
-    return SqliteLedger(workspace.state / "ledger")
+class SqliteConversations(Conversations):
+    """Conversations in the tables of a ledger's database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, record: ConversationRecord, rows: Sequence[MessageRow]) -> None:
+        data = {"here": record.here, "labels": dict(record.labels), "title": record.title}
+        with self._database.transaction():
+            self._database.rows(
+                "REPLACE INTO conversations VALUES (?, ?, ?)", (record.id, time.time(), json.dumps(data))
+            )
+            for row in rows:
+                self._database.rows(
+                    "REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?)",
+                    (record.id, row.node, row.parent, json.dumps(list(row.awaits)), row.message, row.results),
+                )
+
+    def load(self, conversation: str) -> tuple[ConversationRecord, list[MessageRow]]:
+        found = self._database.rows("SELECT id, updated, data FROM conversations WHERE id = ?", (conversation,))
+        if not found:
+            known = [record.id for record in self.all()]
+            raise LedgerError(
+                f"there is no conversation {conversation!r} in the ledger", subject=conversation, near=known[:5]
+            )
+        rows = self._database.rows(
+            "SELECT node, parent, awaits, message, results FROM messages WHERE conversation = ? ORDER BY node",
+            (conversation,),
+        )
+        return _load_conversation(found[0]), [MessageRow(n, p, json.loads(a), m, r) for n, p, a, m, r in rows]
+
+    def all(self) -> list[ConversationRecord]:
+        rows = self._database.rows("SELECT id, updated, data FROM conversations ORDER BY updated DESC")
+        return [_load_conversation(row) for row in rows]
+
+    def forget(self, conversation: str) -> None:
+        with self._database.transaction():
+            self._database.rows("DELETE FROM conversations WHERE id = ?", (conversation,))
+            self._database.rows("DELETE FROM messages WHERE conversation = ?", (conversation,))
+
+
+def _load_conversation(row: tuple[Any, ...]) -> ConversationRecord:
+    id_, updated, data = row
+    return ConversationRecord(id_, updated=updated, **json.loads(data))
+
+
+class Database:
+    """A SQLite database in WAL mode: readers never wait, writers take turns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        with _guard:
+            _databases.add(self)
+        self.rows("SELECT 1")
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement and return all its rows."""
+        with self.lock:
+            try:
+                return self._connect().execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise LedgerError(f"the ledger {self.path} cannot be used: {error}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make the block atomic, and keep other threads and processes from writing meanwhile."""
+        with self.lock:
+            self.rows("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.rows("COMMIT")
+            except BaseException:
+                with suppress(LedgerError):  # SQLite has rolled it back already
+                    self.rows("ROLLBACK")
+                raise
+
+    def disconnect(self) -> None:
+        """Close the connection; the next statement opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Close the database for good."""
+        with self.lock:
+            self._closed = True
+            self.disconnect()
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._closed:
+            raise LedgerError(f"the ledger {self.path} is closed")
+        if self._connection is None:
+            connection = sqlite3.connect(self.path, _BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            try:
+                connection.execute("PRAGMA synchronous = NORMAL")
+                _migrate(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_guard = threading.Lock()
+
+
+# A SQLite connection must not be used across fork(2): close it before, the next statement opens another.
+def _before_fork() -> None:
+    _guard.acquire()
+    for database in _databases:
+        database.lock.acquire()
+        database.disconnect()
+
+
+def _after_fork() -> None:
+    for database in _databases:
+        database.lock.release()
+    _guard.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+def _migrate(database: sqlite3.Connection, path: str) -> None:
+    """Bring a database, which may be new, to the version of the tables that this forkwise knows."""
+    if _read_version(database, path) == len(SCRIPTS):
+        return
+    # Of two connections that switch a new file to WAL at the same time, one fails with SQLITE_BUSY: take turns.
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    directory = fds.track(lambda: os.open(os.path.dirname(path), flags))
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        database.execute("PRAGMA journal_mode = WAL")
+        for version in range(_read_version(database, path), len(SCRIPTS)):
+            script = f"BEGIN IMMEDIATE; {SCRIPTS[version]}; PRAGMA user_version = {version + 1}; COMMIT"
+            database.executescript(script)
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has a copy
+        fds.close(directory)
+
+
+def _read_version(database: sqlite3.Connection, path: str) -> int:
+    with closing(database.execute("PRAGMA user_version")) as rows:
+        version: int = rows.fetchone()[0]
+    if version > len(SCRIPTS):
+        raise LedgerError(
+            f"the ledger {path} was written by a newer forkwise (its tables have version {version}, this forkwise "
+            f"knows {len(SCRIPTS)}): install a newer forkwise"
+        )
+    return version
