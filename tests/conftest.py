@@ -16,12 +16,18 @@ from tests.counts import IS_FUZZ
 from tests.need import need
 
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ImportError:  # the tests of views also run for an unprivileged user, with few packages
     pass
 else:
-    settings.register_profile("fixed", derandomize=True, database=None, deadline=None, max_examples=50)
-    settings.register_profile("fuzz", derandomize=False, deadline=None, max_examples=2000, print_blob=True)
+    # Whether an example takes long depends on the machine, and which ones are filtered on the version of Hypothesis.
+    _unchecked = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    settings.register_profile(
+        "fixed", derandomize=True, database=None, deadline=None, max_examples=50, suppress_health_check=_unchecked
+    )
+    settings.register_profile(
+        "fuzz", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=_unchecked
+    )
     settings.load_profile("fuzz" if IS_FUZZ else "fixed")
 
 os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
