@@ -22,7 +22,7 @@ FILES = {"a.txt": "one\n", "b.txt": "two\n", "sub/c.txt": "three\n"}
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep what forkwise knows inside the test's own directory, and colours out of what it prints."""
+    """Keep the state of forkwise in the test's own directory, and its output free of colours."""
     place = tmp_path / "state"
     monkeypatch.setenv("FORKWISE_STATE", str(place))
     for name in ("FORCE_COLOR", "COLORTERM", "NO_COLOR"):
@@ -32,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, state: Path) -> Iterator[Path]:
-    """A workspace, of which no branch is left afterwards."""
+    """Create a workspace, and drop all of its branches afterwards."""
     root = tmp_path / "project"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]
 
 @pytest.fixture
 def ask(run: Callable[..., Result]) -> Callable[..., Any]:
-    """Run the command line with ``--json``: the document it printed."""
+    """Run the command line with ``--json``, and return the document that it prints."""
 
     def ask(*words: str, code: int = 0) -> Any:
         at = words.index("--") if "--" in words else len(words)

@@ -1,4 +1,4 @@
-"""Agents by name: what is run for them, what they get, and where they are read from. The programs are fakes."""
+"""``--agent``: the command of an agent, its permissions, and the files that define it. The programs are fakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.exit(int(os.environ.get("FAILS", "0")) and "fixed" not in " ".join(sys.argv)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of one's own, and a directory for programs that comes first on the path."""
+    """Create a home directory, and a directory of programs at the front of PATH."""
     place = tmp_path / "home"
     (place / "bin").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(place))
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def install(home: Path) -> Callable[[str], None]:
-    """Put a program on the path that writes down how it was started."""
+    """Put a program on PATH that records its arguments and environment."""
 
     def install(name: str) -> None:
         program = home / "bin" / name
@@ -57,7 +57,7 @@ def install(home: Path) -> Callable[[str], None]:
 
 
 def told(project: Path) -> Any:
-    """What the program wrote down."""
+    """Return what the program recorded."""
     return json.loads((project / "told.json").read_text())
 
 
@@ -129,7 +129,7 @@ def test_what_holds_in_a_sandbox_is_not_said_outside_one(
     assert "IS_SANDBOX" not in told(project)["env"]
 
 
-def test_an_agent_is_told_what_was_wrong(
+def test_an_agent_gets_feedback_on_failures(
     run: Run, project: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
@@ -153,7 +153,7 @@ def test_several_agents_compete(run: Run, project: Path, install: Callable[[str]
 
 @pytest.fixture
 def tables(project: Path, home: Path) -> Callable[[str, str], Path]:
-    """Write a table of the user's or of the workspace's."""
+    """Write a table of the user or of the workspace."""
 
     def tables(whose: str, text: str) -> Path:
         place = home / ".config/forkwise" if whose == "user" else project / ".forkwise"

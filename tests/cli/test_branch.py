@@ -1,4 +1,4 @@
-"""``forkwise branch``: each verb as a person and as a program uses it."""
+"""``forkwise branch``: each command, with text and with JSON output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ask = Callable[..., Any]
 
 
 def make(ask: Ask, name: str, *words: str) -> Path:
-    """A new branch's directory."""
+    """Create a branch and return its directory."""
     return Path(ask("branch", "create", name, *words)["branch"]["path"])
 
 
@@ -160,7 +160,7 @@ def test_colours_on_a_terminal(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPat
 
 def test_commit_refuses_a_conflict(run: Run, ask: Ask, project: Path) -> None:
     (make(ask, "try-1") / "a.txt").write_text("uno\n")
-    (project / "a.txt").write_text("somebody else's\n")
+    (project / "a.txt").write_text("changed elsewhere\n")
     error = ask("branch", "commit", "try-1", code=3)["error"]
     assert (error["type"], error["paths"]) == ("ConflictError", ["a.txt"])
     assert [c["path"] for c in error["conflicts"]] == ["a.txt"]
@@ -168,13 +168,13 @@ def test_commit_refuses_a_conflict(run: Run, ask: Ask, project: Path) -> None:
     assert said.stdout == ""
     assert "a.txt" in said.stderr
     assert "--on-conflict" in said.stderr
-    assert (project / "a.txt").read_text() == "somebody else's\n"
+    assert (project / "a.txt").read_text() == "changed elsewhere\n"
 
 
-@pytest.mark.parametrize(("side", "text"), [("ours", "uno\n"), ("theirs", "somebody else's\n")])
+@pytest.mark.parametrize(("side", "text"), [("ours", "uno\n"), ("theirs", "changed elsewhere\n")])
 def test_commit_settles_a_conflict(run: Run, ask: Ask, project: Path, side: str, text: str) -> None:
     (make(ask, "try-1") / "a.txt").write_text("uno\n")
-    (project / "a.txt").write_text("somebody else's\n")
+    (project / "a.txt").write_text("changed elsewhere\n")
     run("branch", "commit", "try-1", "--on-conflict", side)
     assert (project / "a.txt").read_text() == text
 
@@ -285,7 +285,7 @@ def test_run_takes_limits_and_more_to_write_to(ask: Ask, command: Callable[..., 
 
 
 def test_an_interrupted_command_decides_itself(ask: Ask, project: Path) -> None:
-    """Ctrl-C reaches the whole foreground group: the command may go on, and forkwise waits for it."""
+    """Ctrl-C reaches the whole foreground group; the command may ignore it, and forkwise waits for the command."""
     make(ask, "try-1")
     script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.01; done"
     program = [sys.executable, "-c", "from forkwise.cli import main; main()"]

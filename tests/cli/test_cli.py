@@ -26,7 +26,7 @@ Ask = Callable[..., Any]
 
 
 def verbs(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command there is, by the words that name it."""
+    """Yield every command, with the words that name it."""
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from verbs(inner, *words, name)

@@ -1,4 +1,4 @@
-"""``--commit-to-git``: the winner's paths as a git commit, nothing else touched, and nothing of the winner's run."""
+"""``--commit-to-git``: commit the winner's paths to git, touch nothing else, and run nothing that the winner wrote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Git = Callable[..., str]
 
 @pytest.fixture
 def git(project: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
-    """The project as a git repository, and a way to ask git about it."""
+    """Make the project a git repository, and return a function that runs git in it."""
     home = project.parent
     (home / "gitconfig").write_text("[user]\nname = Ada\nemail = ada@example.org\n[init]\ndefaultBranch = main\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "gitconfig"))
@@ -132,7 +132,11 @@ def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("--commit-to-git=no good", "not a valid name"), ("--commit-to-git=main", "already"), ("--commit-to-git=-x", "not a valid name")],
+    [
+        ("--commit-to-git=no good", "not a valid name"),
+        ("--commit-to-git=main", "already"),
+        ("--commit-to-git=-x", "not a valid name"),
+    ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(run: Run, git: Git, option: str, said: str) -> None:
     assert said in run("run", option, *sh("echo uno > a.txt"), code=1).stderr

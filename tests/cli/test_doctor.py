@@ -1,4 +1,4 @@
-"""``forkwise doctor`` and what it asks: every row true, every refusal with a remedy."""
+"""``forkwise doctor``: every row is true, and every failure has a remedy."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_sysctl_in_the_way_is_named(monkeypatch: pytest.MonkeyPatch, setting
 
 
 def test_a_forbidden_namespace_is_found_out(tmp_path: Path) -> None:
-    """The limit is set inside a user namespace of the test's own, where nobody else feels it."""
+    """The limit is set in a user namespace of its own, so that it affects no other process."""
     script = f"echo 0 > /proc/sys/user/max_net_namespaces && exec {sys.executable} -I -S {confinement_probe.__file__}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", script], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The exploring verbs: what they try, what they commit, what they say, and how they end."""
+"""The explore commands: their attempts, commits, output, and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Lines = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def lines(run: Run) -> Lines:
-    """Run a verb with ``--json``: the lines it printed."""
+    """Run a command with ``--json``, and return the lines that it prints."""
 
     def lines(*words: str, code: int = 0) -> list[dict[str, Any]]:
         return [json.loads(line) for line in run(words[0], "--json", *words[1:], code=code).stdout.splitlines()]
@@ -38,7 +38,7 @@ def lines(run: Run) -> Lines:
 
 @pytest.fixture
 def outcome(lines: Lines) -> Callable[..., Any]:
-    """Run a verb: its outcome, which is the last line and the only one of its kind."""
+    """Run a command and return its outcome, which is the last line."""
 
     def outcome(*words: str, code: int = 0) -> Any:
         *events, last = lines(*words, code=code)
@@ -49,11 +49,11 @@ def outcome(lines: Lines) -> Callable[..., Any]:
 
 
 def sh(line: str) -> tuple[str, ...]:
-    """A shell's line behind two dashes."""
+    """Return the words that run a shell command after two dashes."""
     return "--", "sh", "-c", line
 
 
-# What is tried, and what wins
+# Attempts and winners
 
 
 def test_run_commits_what_a_command_changed(run: Run, project: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_tree_without_expansions_tries_the_same_again(outcome: Callable[..., A
     assert (project / "t").read_text() == "again\n" * 3
 
 
-# What an attempt gets
+# The sandbox of an attempt
 
 
 def test_what_an_attempt_is_told(outcome: Callable[..., Any], project: Path) -> None:
@@ -212,7 +212,7 @@ def test_how_many_at_a_time(outcome: Callable[..., Any], tmp_path: Path) -> None
     assert [a["state"] for a in told["attempts"]] == ["succeeded"] * 3
 
 
-# What becomes of it
+# Commit, patch and kept branches
 
 
 def test_no_commit_leaves_the_choice(run: Run, outcome: Callable[..., Any], project: Path) -> None:
@@ -249,11 +249,11 @@ def test_a_conflict_is_refused_and_nothing_is_lost(run: Run, project: Path, tmp_
     work = f"echo branch > a.txt; touch {room}/begun; while [ ! -e {room}/go ]; do :; done"
     with start(project, "run", "--writable", str(room), *sh(work)) as process:
         wait_until((room / "begun").exists, process)
-        (project / "a.txt").write_text("somebody else's\n")
+        (project / "a.txt").write_text("changed elsewhere\n")
         (room / "go").touch()
         _, said = process.communicate()
     assert process.returncode == 3
-    assert (project / "a.txt").read_text() == "somebody else's\n"
+    assert (project / "a.txt").read_text() == "changed elsewhere\n"
     [kept] = Workspace(project).branches()
     assert f"forkwise branch commit {kept.name} --on-conflict" in said
     run("branch", "commit", kept.name, "--on-conflict", "ours")
@@ -268,7 +268,7 @@ def test_quiet_says_only_what_came_of_it(run: Run, lines: Lines) -> None:
     assert set(only) == {"outcome"}
 
 
-# What it says to programs
+# JSON lines
 
 
 def test_the_lines_are_what_the_documentation_says(lines: Lines, project: Path) -> None:
@@ -305,7 +305,7 @@ def test_the_lines_are_what_the_documentation_says(lines: Lines, project: Path) 
 
 
 def _documented() -> dict[str, set[str]]:
-    """The keys that docs/cli.md names, by what has them."""
+    """Return the keys that docs/cli.md lists for each document."""
     page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
     table = page.partition("<!-- lines -->")[2].partition("<!-- end of lines -->")[0]
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `")]
@@ -328,7 +328,7 @@ def test_the_events_are_the_ledgers(lines: Lines, project: Path) -> None:
         ]
 
 
-# What makes no sense
+# Usage errors
 
 
 @pytest.mark.parametrize(
@@ -369,17 +369,17 @@ def test_a_command_keeps_its_own_options(run: Run, project: Path) -> None:
     assert (project / "told").read_text() == "--json -q -- --commit-to-git\n"
 
 
-# What may go wrong while it runs
+# Signals and failures
 
 
 def start(project: Path, *words: str) -> subprocess.Popen[str]:
-    """Start the command line as a process of its own."""
+    """Start the command line in a new process."""
     program = [sys.executable, "-c", "from forkwise.cli import main; main()", *words]
     return subprocess.Popen(program, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait until something is so, for as long as the process lives."""
+    """Wait until ``condition`` holds, as long as the process runs."""
     while not condition():
         assert process.poll() is None, process.communicate()
 
@@ -409,14 +409,14 @@ def test_a_signal_ends_all_of_it(project: Path, tmp_path: Path, number: int, cod
     assert [m.point for m in mounts() if m.point.startswith(f"{tmp_path}/")] == []
 
 
-def test_somebody_else_decides(project: Path, tmp_path: Path) -> None:
+def test_another_process_decides(project: Path, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     with start(project, "run", "--writable", "../room", *sh(f"touch {room}/begun; sleep 600")) as process:
         wait_until((room / "begun").exists, process)
         with open_ledger(Workspace(project)) as ledger:
             [fork] = ledger.forks()
-            assert fork.spec["writable"] == [str(room)]  # wherever it is gone on with
+            assert fork.spec["writable"] == [str(room)]  # absolute, so that it can be resumed from any directory
             ledger.abort_fork(fork.id, "by hand")
         _, said = process.communicate()
     assert process.returncode != 0
@@ -517,7 +517,7 @@ def test_a_reader_that_goes_away_ends_it(project: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         with open_ledger(Workspace(project)) as ledger:
-            ledger.record_verdict(ledger.forks()[0].id, {})  # something to be told of
+            ledger.record_verdict(ledger.forks()[0].id, {})  # an event to print
         process.wait()
         assert process.stderr is not None
         assert process.stderr.read() == ""

@@ -1,4 +1,4 @@
-"""What is shown of forks, and how a person decides them: ls, show, watch, diff, pick, combine, resume, abort, gc."""
+"""Forks on the command line: ls, show, watch, diff, pick, combine, resume, abort, gc."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAIN = "from forkwise.cli import main; main()"
 
 @pytest.fixture
 def hold(run: Run, ask: Ask) -> Callable[..., str]:
-    """Try lines and leave the choice to somebody: the fork."""
+    """Try shell commands with --no-commit, and return the fork."""
 
     def hold(*lines: str, options: tuple[str, ...] = (), code: int = 0) -> str:
         words = [word for line in lines for word in ("-c", line)]
@@ -46,7 +46,7 @@ def hold(run: Run, ask: Ask) -> Callable[..., str]:
 
 @pytest.fixture
 def kill(project: Path, ask: Ask, tmp_path: Path) -> Callable[..., str]:
-    """Try lines in a process that is killed once the named files are there: the fork."""
+    """Try shell commands in a process that is killed as soon as the named files exist, and return the fork."""
 
     def kill(*lines: str, once: tuple[str, ...]) -> str:
         words = [word for line in lines for word in ("-c", line)]
@@ -63,7 +63,7 @@ def kill(project: Path, ask: Ask, tmp_path: Path) -> Callable[..., str]:
     return kill
 
 
-# What is shown
+# Look
 
 
 def test_nothing_yet(run: Run, ask: Ask, project: Path) -> None:
@@ -184,7 +184,7 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
     told = ask("diff", f"{fork}.1", f"{fork}-2")
     assert (told["from"], told["to"]) == (f"/main/{fork}-0", f"/main/{fork}-2")
     assert told["diff"].endswith("-uno\n+eins\n")
-    # What turns one into the other does so.
+    # The diff turns the first into the second.
     seen = Path(ask("branch", "path", f"{fork}-0")["path"])
     subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
     assert run("diff", f"{fork}.1", f"{fork}.2").stdout == ""
@@ -194,7 +194,7 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
 
 
 def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: Path) -> None:
-    """From another process, until it is over."""
+    """Another process watches the fork until it is over."""
     words = ("run", "--writable", str(tmp_path), "--", "sh", "-c", f"touch {tmp_path}/on; cat {tmp_path}/fifo > a.txt")
     os.mkfifo(tmp_path / "fifo")
     program = [sys.executable, "-c", MAIN]
@@ -214,7 +214,7 @@ def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: P
     assert "Undo with: forkwise undo 1" in again.stdout
 
 
-# How it is decided
+# Decide
 
 
 def test_pick(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
@@ -243,7 +243,7 @@ def test_pick_one_that_failed(run: Run, hold: Callable[..., str], project: Path)
 
 def test_a_conflict_is_decided_by_who_picks(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
     fork = hold(ONE)
-    (project / "a.txt").write_text("somebody's\n")
+    (project / "a.txt").write_text("changed elsewhere\n")
     said = run("pick", fork, code=3).stderr
     assert "a.txt" in said
     assert "--on-conflict" in said
@@ -289,7 +289,7 @@ def test_abort(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert "it is aborted" in run("resume", fork, code=4).stderr
 
 
-# When a process is killed
+# Killed processes
 
 
 def test_resume(run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_resume_in_json(run: Run, kill: Callable[..., str], tmp_path: Path) -> N
     assert (error["type"], error["fork"]) == ("ForkResolvedError", fork)
 
 
-def test_gc_leaves_an_interrupted_fork_to_somebody(
+def test_gc_keeps_an_interrupted_fork(
     run: Run, ask: Ask, kill: Callable[..., str], project: Path, state: Path, tmp_path: Path
 ) -> None:
     fork = kill("true", f"echo half > half.txt; touch {tmp_path}/on; sleep 1000", once=("on",))
@@ -362,7 +362,7 @@ def test_log_and_undo_know_the_fork(run: Run, ask: Ask) -> None:
 
 
 def test_listing_loads_nothing_that_explores(project: Path) -> None:
-    """What makes a thousand forks listed in a fifth of a second."""
+    """A list of forks must stay fast, so it loads few modules."""
     code = f"""
 import json, sys
 from forkwise.cli import forkwise_command
@@ -411,7 +411,7 @@ def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Pa
     assert "it is cancelled already" in again
     assert driver.returncode == 0
     assert (project / "two.txt").read_text() == "2\n"
-    assert "nothing of it runs" in run("abort", f"{fork}.2", code=4).stderr
+    assert "no attempt of it runs" in run("abort", f"{fork}.2", code=4).stderr
     assert "name the fork" in run("abort", f"{fork}.2", "--lost", code=2).stderr
 
 

@@ -24,7 +24,7 @@ os._exit(0)
 
 
 def commit(ask: Ask, name: str, text: str) -> None:
-    """Commit a new text of a.txt by a branch."""
+    """Commit a branch that changes a.txt."""
     path = ask("branch", "create", name)["branch"]["path"]
     Path(path, "a.txt").write_text(text)
     ask("branch", "commit", name)
@@ -51,12 +51,12 @@ def test_undo_takes_the_last_commit_back_and_can_be_undone(run: Run, ask: Ask, p
     assert "undone by 2" in run("log").stdout
 
 
-def test_undo_refuses_where_somebody_changed_the_path(run: Run, ask: Ask, project: Path) -> None:
+def test_undo_refuses_if_the_path_was_changed(run: Run, ask: Ask, project: Path) -> None:
     commit(ask, "first", "uno\n")
-    (project / "a.txt").write_text("somebody else's\n")
+    (project / "a.txt").write_text("changed elsewhere\n")
     assert ask("undo", code=3)["error"]["paths"] == ["a.txt"]
     assert "--on-conflict" not in run("undo", code=3).stderr
-    assert (project / "a.txt").read_text() == "somebody else's\n"
+    assert (project / "a.txt").read_text() == "changed elsewhere\n"
 
 
 def test_undo_of_nothing(run: Run) -> None:

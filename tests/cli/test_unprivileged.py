@@ -1,4 +1,4 @@
-"""The command line for a user who may not mount: the kernel's overlay all the same, in a namespace of one's own."""
+"""The command line without the right to mount: it uses the kernel's overlay in a private namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMESPACES = "import sys; from forkwise.linux import namespace; sys.exit(not nam
 
 @pytest.fixture(scope="module")
 def readable() -> Iterator[Path]:
-    """A directory anybody can read, with all that the command line needs."""
+    """Create a directory that every user can read, with everything that the command line needs."""
     with readable_copy(TOOLS) as room:
         for found in Path(click.__file__).parents[1].glob("opentelemetry*"):  # some parts by their metadata
             shutil.copytree(found, room / "tools" / found.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -33,7 +33,7 @@ def readable() -> Iterator[Path]:
 
 @pytest.fixture
 def place(readable: Path) -> Iterator[Path]:
-    """A directory that somebody without rights can write to, with a project in it."""
+    """Create a directory that the unprivileged user can write to, with a project in it."""
     root = readable / "home"
     (root / "project").mkdir(parents=True)
     (root / "project" / "a.txt").write_text("one\n")
@@ -44,14 +44,14 @@ def place(readable: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def somebody(place: Path) -> Callable[..., tuple[int, str, str]]:
-    """Run one verb as that user: its exit code and what it said."""
+def run_unprivileged(place: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run one command as that user, and return its exit code, stdout and stderr."""
 
-    def somebody(*words: str) -> tuple[int, str, str]:
+    def run_unprivileged(*words: str) -> tuple[int, str, str]:
         done = python(place, "from forkwise.cli import main; main()", *words)
         return done.returncode, done.stdout, done.stderr
 
-    return somebody
+    return run_unprivileged
 
 
 def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -69,67 +69,67 @@ def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=place / "project", env=environment, capture_output=True, text=True)
 
 
-def test_a_branch_from_creation_to_undo(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
+def test_a_branch_from_creation_to_undo(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path) -> None:
     need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
-    code, out, err = somebody("branch", "create", "try-1", "--json")
+    code, out, err = run_unprivileged("branch", "create", "try-1", "--json")
     assert code == 0, (out, err)
     made = json.loads(out)["branch"]
     assert (made["view"], made["path"]) == ("overlay", None)
 
-    code, _, err = somebody("branch", "path", "try-1")
+    code, _, err = run_unprivileged("branch", "path", "try-1")
     assert code == 6
     assert "forkwise branch shell try-1" in err
 
     work = 'test "$FORKWISE_BRANCH" = /main/try-1 && echo uno > a.txt && mkdir sub && exit 5'
-    code, out, err = somebody("branch", "shell", "try-1", "--", "sh", "-c", work)
+    code, out, err = run_unprivileged("branch", "shell", "try-1", "--", "sh", "-c", work)
     assert code == 5, (out, err)
     assert (place / "project/a.txt").read_text() == "one\n"
 
-    assert somebody("branch", "create", "inner", "--from", "try-1")[1].endswith("shell /main/try-1/inner\n")
-    assert somebody("branch", "shell", "try-1/inner", "--", "sh", "-c", "rm a.txt; echo b > b.txt")[0] == 0
-    assert somebody("branch", "commit", "try-1/inner")[0] == 0
-    assert "1 added, 0 changed, 1 deleted" in somebody("branch", "diff", "try-1", "--stat")[1].replace(
+    assert run_unprivileged("branch", "create", "inner", "--from", "try-1")[1].endswith("shell /main/try-1/inner\n")
+    assert run_unprivileged("branch", "shell", "try-1/inner", "--", "sh", "-c", "rm a.txt; echo b > b.txt")[0] == 0
+    assert run_unprivileged("branch", "commit", "try-1/inner")[0] == 0
+    assert "1 added, 0 changed, 1 deleted" in run_unprivileged("branch", "diff", "try-1", "--stat")[1].replace(
         "2 added", "1 added"
     )
 
-    code, out, err = somebody("branch", "commit", "try-1")
+    code, out, err = run_unprivileged("branch", "commit", "try-1")
     assert code == 0, (out, err)
     assert sorted(os.listdir(place / "project")) == ["b.txt", "sub"]
-    assert somebody("undo")[0] == 0
+    assert run_unprivileged("undo")[0] == 0
     assert (place / "project/a.txt").read_text() == "one\n"
     assert os.listdir(place / "project") == ["a.txt"]
 
 
 def test_a_view_that_everybody_sees_can_be_asked_for(
-    somebody: Callable[..., tuple[int, str, str]], place: Path
+    run_unprivileged: Callable[..., tuple[int, str, str]], place: Path
 ) -> None:
-    code, out, err = somebody("branch", "create", "plain", "--view", "copy")
+    code, out, err = run_unprivileged("branch", "create", "plain", "--view", "copy")
     assert code == 0, (out, err)
     path = Path(out.splitlines()[1])
     assert (path / "a.txt").read_text() == "one\n"
-    assert somebody("branch", "path", "plain")[1] == f"{path}\n"
+    assert run_unprivileged("branch", "path", "plain")[1] == f"{path}\n"
     (path / "a.txt").write_text("uno\n")
-    assert somebody("branch", "commit", "plain")[0] == 0
+    assert run_unprivileged("branch", "commit", "plain")[0] == 0
     assert (place / "project/a.txt").read_text() == "uno\n"
 
 
-def test_doctor_says_both(somebody: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = somebody("doctor")
+def test_doctor_says_both(run_unprivileged: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run_unprivileged("doctor")
     assert code == 0, (out, err)
     assert "CAP_SYS_ADMIN" in out or "overlay   yes" in out
 
 
-def test_exploring(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
+def test_exploring(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path) -> None:
     need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
     work = 'echo $FORKWISE_ATTEMPT > a.txt; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"; grep " $PWD " /proc/mounts'
-    code, out, err = somebody("best-of", "2", "--json", "--no-commit", "--", "sh", "-c", work)
+    code, out, err = run_unprivileged("best-of", "2", "--json", "--no-commit", "--", "sh", "-c", work)
     assert (code, err) == (0, ""), out
     *events, last = map(json.loads, out.splitlines())
     assert last["outcome"]["winner"].endswith(".2")
     ended = [e["event"]["data"] for e in events if e["event"]["kind"] == "ended"]
     assert ["overlay" in data["tail"] for data in ended] == [True, True]
     assert (place / "project/a.txt").read_text() == "one\n"
-    code, out, err = somebody("best-of", "2", "-q", "--", "sh", "-c", work)
+    code, out, err = run_unprivileged("best-of", "2", "-q", "--", "sh", "-c", work)
     assert code == 0, err
     assert (place / "project/a.txt").read_text() == "1\n"
 
@@ -141,7 +141,7 @@ from forkwise import Workspace
 from forkwise.linux import namespace
 namespace.enter()
 workspace = Workspace(".")
-for number in range(20):  # enough that branches come out of the pool, and that more are in it
+for number in range(20):  # enough to use branches of the pool, and to refill it
     branch = workspace.branch(f"b{number}", on_success=None, on_error=None)
     if number % 2:
         Path(branch.path, "a.txt").write_text("changed")
@@ -164,19 +164,19 @@ process.wait()
 def _remove_state(place: Path) -> None:
     assert list((place / "state").iterdir())
     deadline = time.monotonic() + 10
-    while True:  # the sandboxes of a killed process end a moment after it, and are writing until then
+    while True:  # sandboxes outlive a killed process for a moment, and may still write
         done = subprocess.run(as_somebody(["rm", "-rf", str(place / "state")]), capture_output=True, text=True)
         if done.returncode == 0 or "Directory not empty" not in done.stderr or time.monotonic() > deadline:
             break
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_owner_can_remove_the_state(somebody: Callable[..., tuple[int, str, str]], place: Path) -> None:
-    """The kernel makes an overlay's work directory with mode 000; ``rm -rf`` has to work all the same."""
+def test_the_owner_can_remove_the_state(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path) -> None:
+    """The kernel creates an overlay's work directory with mode 000; ``rm -rf`` must work anyway."""
     need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
-    assert somebody("branch", "create", "left")[0] == 0
-    assert somebody("branch", "shell", "left", "--", "sh", "-c", "rm a.txt; mkdir d; echo > d/f")[0] == 0
-    assert somebody("best-of", "2", "-q", "--", "sh", "-c", "echo $FORKWISE_ATTEMPT > a.txt")[0] == 0
+    assert run_unprivileged("branch", "create", "left")[0] == 0
+    assert run_unprivileged("branch", "shell", "left", "--", "sh", "-c", "rm a.txt; mkdir d; echo > d/f")[0] == 0
+    assert run_unprivileged("best-of", "2", "-q", "--", "sh", "-c", "echo $FORKWISE_ATTEMPT > a.txt")[0] == 0
     _remove_state(place)
 
 

@@ -1,4 +1,4 @@
-"""``forkwise walk``: every move, as one command and in a session."""
+"""``forkwise walk``: every command, one at a time and in a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forkwise.ledger.sqlite import open_ledger
 
 @pytest.fixture
 def talk() -> Conversation:
-    """Two answers to the first question; the first leads to a fork in three, of which one has no answer."""
+    """Build a conversation with two answers to one question; the first is forked in three, one without an answer."""
     talk = Conversation()
     question = talk.say("what is it?")  # 1
     talk.add(ModelResponse(parts=[TextPart("see"), ToolCallPart("look", {"at": 1}, "a")]))  # 2

@@ -1,4 +1,4 @@
-"""The project and the command line of the command's own tests."""
+"""The fixtures of the tests of the command line."""
 
 from tests.cli.conftest import ask, command, project, run, state
 

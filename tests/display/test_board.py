@@ -1,4 +1,4 @@
-"""The board: the same fork for whoever looks on, on a terminal, in lines, and in JSON."""
+"""The board: it shows the same fork on a terminal, in lines and as JSON, in every process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ledger(project: Path) -> Iterator[Ledger]:
 
 
 def begin(ledger: Ledger, *labels: str, parent: str | None = None) -> tuple[str, list[str]]:
-    """A fork with attempts that run."""
+    """Start a fork with running attempts."""
     fork = ledger.begin_fork("best-of", workspace="/project", spec={}, parent=parent)
     ids = []
     for index, label in enumerate(labels):
@@ -109,7 +109,7 @@ def test_summary(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[2].endswith(f"I am {second}")
 
 
-def test_whoever_looks_on_sees_the_same(ledger: Ledger, project: Path, tmp_path: Path) -> None:
+def test_another_process_shows_the_same(ledger: Ledger, project: Path, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     waiting = f"touch {room}/$FORKWISE_ATTEMPT; until [ -e {room}/go ]; do sleep 0.05; done"
@@ -132,8 +132,10 @@ def test_whoever_looks_on_sees_the_same(ledger: Ledger, project: Path, tmp_path:
 
 
 def on_terminal(project: Path, *words: str, rows: int = 24, interrupt_at: str = "") -> tuple[int, str]:
-    """Run the command line on a terminal of its own; gives its exit code and all that the terminal got. Ctrl-C is
-    typed when something is shown."""
+    """Run the command line on a new terminal. Return its exit code and all of its output.
+
+    Ctrl-C is sent as soon as the output contains ``interrupt_at``.
+    """
     mine, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 90, 0, 0))
     process = subprocess.Popen(
@@ -152,14 +154,14 @@ def on_terminal(project: Path, *words: str, rows: int = 24, interrupt_at: str = 
             if interrupt_at and interrupt_at.encode() in got:
                 interrupt_at = ""
                 os.write(mine, b"\x03")
-    except OSError:  # the other end is closed
+    except OSError:  # EIO: the process has closed its end
         pass
     os.close(mine)
     return process.wait(), got.decode().replace("\r\n", "\n")
 
 
 def plain(text: str) -> str:
-    """Without colours."""
+    """Remove the colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 

@@ -1,4 +1,4 @@
-"""``forkwise diff --tool``: in the real git difftool, and in programs that only write down what they are given."""
+"""``forkwise diff --tool``: with the real git difftool, and with fake tools that record their arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forkwise import Workspace
 
 Run = Callable[..., Result]
 
-# Says what it was started with, and what is in every file that it was given.
+# Prints its arguments, and the content of every file among them.
 TOOL = """#!/bin/sh
 {{
   printf 'called %s\\n' "$(basename "$0")"
@@ -30,13 +30,13 @@ TOOL = """#!/bin/sh
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Puts tools on an otherwise bare PATH; then what they were given, line by line, and nothing of it twice."""
+    """Put tools on an otherwise empty PATH. Return a function that returns each recorded line once."""
     programs, written = tmp_path / "tools", tmp_path / "calls"
     programs.mkdir()
     for name in ("git", "sh", "cat", "basename", "stat", "sed", "grep", "wc", "tr", "expr", "uname", "rm", "mkdir"):
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
-    monkeypatch.setenv("PATH", str(programs))  # no editor that somebody has
+    monkeypatch.setenv("PATH", str(programs))  # hides the editors of this machine
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
@@ -56,7 +56,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
 @pytest.fixture
 def two(project: Path) -> list[str]:
-    """Two branches: one changes a file and adds one, the other changes the same and deletes another."""
+    """Create two branches: one changes a file and adds one, the other changes the same file and deletes another."""
     workspace = Workspace(project)
     one, two = workspace.branch("one"), workspace.branch("two")
     (one.path / "a.txt").write_text("uno\n")
@@ -69,7 +69,7 @@ def two(project: Path) -> list[str]:
 
 
 def git_tool(tmp_path: Path) -> None:
-    """Set git up with a tool of its own, as people do."""
+    """Configure a diff tool of git."""
     words = 'probe git "$LOCAL" "$REMOTE"'.replace("\\", "\\\\").replace('"', '\\"')
     (tmp_path / "gitconfig").write_text(f'[diff]\n\ttool = mine\n[difftool "mine"]\n\tcmd = "{words}"\n')
 
@@ -92,7 +92,7 @@ def test_git_difftool_on_a_branch(run: Run, calls: Callable[..., list[str]], two
     lines = calls()
     assert "branches/one/a.txt: uno" in lines
     assert "branches/two/a.txt: eins" in lines
-    assert "branches/one/b.txt: two" in lines  # as it was: the other deleted it
+    assert "branches/one/b.txt: two" in lines  # unchanged: the other branch deleted it
     assert lines.count("/dev/null: ") == 2
 
 
@@ -124,7 +124,7 @@ def test_all_that_is_left_of_a_fork(run: Run, calls: Callable[..., list[str]], p
 
 def test_editors(run: Run, calls: Callable[..., list[str]], two: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     calls("code")
-    run("diff", "--tool", "one")  # the only one there is
+    run("diff", "--tool", "one")  # the only editor on PATH
     assert calls() == [
         *("called code", "--wait", "--diff", "parent/a.txt: one", "branches/one/a.txt: uno"),
         *("called code", "--wait", "--diff", "/dev/null: ", "branches/one/new file.txt: new"),
@@ -134,12 +134,12 @@ def test_editors(run: Run, calls: Callable[..., list[str]], two: list[str], monk
     said = calls()
     assert said[:4] == ["called pycharm", "diff", "branches/one/a.txt: uno", "branches/two/a.txt: eins"]
     run("diff", "--tool=code", "two")
-    assert "/dev/null: " in calls()  # a file that it deleted
+    assert "/dev/null: " in calls()  # a deleted file
     calls("mine")
     monkeypatch.setenv("FORKWISE_DIFFTOOL", "mine --base {parent} {branches}")
     run("diff", "--tool", "two")
     assert calls()[:4] == ["called mine", "--base", "parent/a.txt: one", "branches/two/a.txt: eins"]
-    run("diff", "--tool", "mine {branches}", "two", code=5)  # a value has to stand behind =
+    run("diff", "--tool", "mine {branches}", "two", code=5)  # the value needs an equals sign
     run("diff", "--tool=mine {branches}", "two")
     assert calls()[:2] == ["called mine", "branches/two/a.txt: eins"]
 

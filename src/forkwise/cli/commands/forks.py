@@ -158,7 +158,7 @@ def _verdict_text(verdict: dict[str, Any]) -> str:
     facts = {name: value for name, value in verdict.items() if name not in ("matches", "votes")}
     if votes := verdict.get("votes"):
         facts["by"] = " and ".join(f"{vote['judge']} (confidence {vote['confidence']:.2f})" for vote in votes)
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
+    return ", ".join(str(value) if name == "how" else f"{name} {value}" for name, value in facts.items())
 
 
 def _resolution_text(fork: ForkRecord) -> str:
@@ -365,11 +365,11 @@ def _print_verbs(fork: ForkRecord, directory: Path, output: Output) -> None:
 
 def _watch_in_panels(name: str | None, directory: Path, output: Output) -> None:
     from forkwise.cli.private_mounts import enter_to_create
-    from forkwise.tui.fork_model import Watched
+    from forkwise.tui.fork_model import ForkModel
     from forkwise.tui.watch import WatchApp
 
     enter_to_create(directory, None)  # before threads start: only a single thread can enter a namespace
-    watched = Watched(directory, name)
+    watched = ForkModel(directory, name)
     WatchApp(watched).run()
     watched.close()
     if watched.fork is not None:
