@@ -189,7 +189,7 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
     subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
     assert run("diff", f"{fork}.1", f"{fork}.2").stdout == ""
     run("abort", fork)
-    assert f"{fork}.1 has no branch any more" in run("diff", f"{fork}.1", code=5).stderr
+    assert f"{fork}.1 no longer has a branch" in run("diff", f"{fork}.1", code=5).stderr
     assert "nobody" in run("diff", "nobody", code=5).stderr
 
 

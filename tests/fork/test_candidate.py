@@ -20,7 +20,7 @@ from forkwise.fork.candidate import (
     read_score,
     to_json_data,
 )
-from forkwise.fork.runner import Ended
+from forkwise.fork.runner import RunEnd
 
 
 class _Callable:
@@ -66,23 +66,23 @@ def test_more_than_the_directory_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("ended", "reason"),
     [
-        (Ended("exit", exit_code=0), None),
-        (Ended("exit", exit_code=2), "exit code 2"),
-        (Ended("signal", exit_code=-11), "killed by SIGSEGV"),
-        (Ended("signal", exit_code=-35), "killed by signal 35"),
-        (Ended("timeout", limit="wall"), "timed out after 3 s"),
-        (Ended("out of memory", limit="memory"), "out of memory"),
-        (Ended("killed", limit="disk"), "stopped by its limit disk"),
-        (Ended("killed"), "killed"),
-        (Ended("raised", error=KeyError("x")), "KeyError: 'x'"),
-        (Ended("raised", error=KeyError()), "KeyError: no message"),
-        (Ended("raised", error=ProcessBranchError("it says why")), "it says why"),
-        (Ended("returned", value=(False, "because")), "because"),
-        (Ended("returned", value=(False, "")), "it returned False"),
-        (Ended("returned", value=(True, "well")), None),
+        (RunEnd("exit", exit_code=0), None),
+        (RunEnd("exit", exit_code=2), "exit code 2"),
+        (RunEnd("signal", exit_code=-11), "killed by SIGSEGV"),
+        (RunEnd("signal", exit_code=-35), "killed by signal 35"),
+        (RunEnd("timeout", limit="wall"), "timed out after 3 s"),
+        (RunEnd("out of memory", limit="memory"), "out of memory"),
+        (RunEnd("killed", limit="disk"), "stopped by its limit disk"),
+        (RunEnd("killed"), "killed"),
+        (RunEnd("raised", error=KeyError("x")), "KeyError: 'x'"),
+        (RunEnd("raised", error=KeyError()), "KeyError: no message"),
+        (RunEnd("raised", error=ProcessBranchError("it says why")), "it says why"),
+        (RunEnd("returned", value=(False, "because")), "because"),
+        (RunEnd("returned", value=(False, "")), "it returned False"),
+        (RunEnd("returned", value=(True, "well")), None),
     ],
 )
-def test_what_an_end_means(ended: Ended, reason: str | None) -> None:
+def test_what_an_end_means(ended: RunEnd, reason: str | None) -> None:
     found = judge(ended, timeout=3)
     assert (found.success, found.reason) == (reason is None, reason)
 
@@ -96,7 +96,7 @@ def test_scores(text: bytes | None, score: float | None) -> None:
 
 @pytest.mark.parametrize("text", [b"nan", b"inf", b"-inf", b"high", b"1 2", b"\xff", b"1e999"])
 def test_what_is_no_score(text: bytes) -> None:
-    with pytest.raises(ValueError, match="its score is no number"):
+    with pytest.raises(ValueError, match="its score is not a"):
         read_score(text)
 
 
@@ -111,7 +111,7 @@ class _Mute(Exception):  # noqa: N818
 
 
 def test_what_cannot_be_shown() -> None:
-    assert describe_error(_Mute()) == "_Mute: (its text could not be had)"
+    assert describe_error(_Mute()) == "_Mute: (its message cannot be read)"
     assert describe_value(_Mute()) == "something (_Mute)"
     assert error_as_data(_Mute())["type"] == "_Mute"
 

@@ -140,7 +140,7 @@ def test_an_interrupted_fork_has_what_had_ended(scene: Scene) -> None:
     assert combined(scene, 1, 2).commit is not None
     assert scene.text("one.txt") == "1\n"
     fork = scene.drive(scene.recipe("echo 1 > one.txt", "sleep 1000"), "running")
-    with pytest.raises(LedgerError, match=f"{fork}.2 did not come to an end"):
+    with pytest.raises(LedgerError, match=f"{fork}.2 did not finish"):
         combined(scene, 1, 2)
     abort_fork(scene.workspace, fork)
 

@@ -206,7 +206,7 @@ def test_what_stands_on_an_attempt_is_not_dragged_along(scene: Scene) -> None:
 def test_an_attempt_whose_branch_is_gone(scene: Scene) -> None:
     fork = scene.hold(ONE, TWO)
     scene.workspace.open(f"{fork}-0").abort()
-    with pytest.raises(BranchNotFoundError, match=f"{fork}.1 has no branch any more"):
+    with pytest.raises(BranchNotFoundError, match=f"{fork}.1 no longer has a branch"):
         pick(scene.workspace, f"{fork}.1")
     assert scene.fork.state == "open"
     abort_fork(scene.workspace, fork)

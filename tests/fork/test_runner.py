@@ -14,7 +14,7 @@ import pytest
 
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
 from forkwise.fork import runner as sandboxed
-from forkwise.fork.runner import Ended, Job
+from forkwise.fork.runner import RunEnd, Job
 from tests.leftovers import children
 
 
@@ -30,7 +30,7 @@ RUNNERS = [InProcessRunner(), SandboxRunner(), SandboxRunner("strict"), SandboxR
 by_runner = pytest.mark.parametrize("runner", RUNNERS, ids=["in-process", "standard", "strict", "open"])
 
 
-def run(runner: Runner, branch: Branch, **job: Any) -> Ended:
+def run(runner: Runner, branch: Branch, **job: Any) -> RunEnd:
     return asyncio.run(runner.run(Job(branch, **job)))
 
 

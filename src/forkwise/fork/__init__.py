@@ -1,1 +1,1 @@
-"""What happens at one fork: attempts side by side, what their tests say, and the one resolution."""
+"""One fork: attempts run side by side in branches, are evaluated, and the fork is resolved exactly once."""

@@ -1,6 +1,7 @@
-"""A branch, or a workspace, as the workspace of a pydantic-ai agent (``ctx.workspace``, ``agent.run(workspace=…)``).
+"""A branch or a workspace as the workspace of a pydantic-ai agent (``ctx.workspace``, ``agent.run(workspace=…)``).
 
-Any toolset written for those works in a branch: files are read and written there, commands run in its sandbox.
+``AgentFiles`` reads, writes and runs commands; ``BranchWorkspaceBackend`` puts it behind pydantic-ai's protocol, so
+that any toolset written for that protocol works in a branch.
 """
 
 from __future__ import annotations
@@ -56,31 +57,31 @@ _CONFINEMENT = Confinement.standard(drops_secrets=True)
 
 
 class AgentFiles:
-    """The files of a branch, or of a workspace, spoken of by the workspace's own paths.
+    """The files of a branch or a workspace, addressed by the workspace's own paths.
 
-    What is done in a branch stays there. In a workspace itself each change, and each command, is a commit of its own:
-    all of it or nothing, and it can be undone. Where a branch is a whole copy of the files, or another filesystem's,
-    changes are made as they are, with a warning. Commands run in a sandbox at the workspace's own path; unless told
-    otherwise they get no variables that look like secrets.
+    Changes to a branch stay in the branch. In a workspace each change and each command is a separate, atomic commit
+    that can be undone. If a branch would be a full copy of the files, or belongs to another filesystem, changes are
+    applied directly, with a warning. Commands run in a sandbox at the workspace's own path; by default they get no
+    variables that look like secrets.
     """
 
-    def __init__(self, place: Workspace | Branch, confinement: str | Confinement = _CONFINEMENT) -> None:
-        self.place = place
+    def __init__(self, source: Workspace | Branch, confinement: str | Confinement = _CONFINEMENT) -> None:
+        self.source = source
         self.confinement = Confinement.preset(confinement)
-        self.where = os.fspath(place.workspace.path)
+        self.workspace_path = os.fspath(source.workspace.path)
         self._tree: FileTree | None = None
 
     @cached_property
     def is_recorded(self) -> bool:
-        """Whether each change is a commit of its own."""
-        if isinstance(self.place, Branch):
+        """Whether each change is a separate commit."""
+        if isinstance(self.source, Branch):
             return False
-        from forkwise.files.mounted import MountedWorkspace  # noqa: PLC0415 - few have such
+        from forkwise.files.mounted import MountedWorkspace  # noqa: PLC0415 - rarely needed
 
-        if isinstance(self.place, MountedWorkspace) or self.place.child_view().whole:
+        if isinstance(self.source, MountedWorkspace) or self.source.child_view().whole:
             warnings.warn(
-                f"what an agent changes in {self.where} itself cannot be undone: with the view {self.place.fstype} a "
-                "branch for each change would cost too much; forkwise doctor says what would help",
+                f"changes that an agent makes in {self.workspace_path} itself cannot be undone: with the view "
+                f"{self.source.fstype} a branch for each change would cost too much; forkwise doctor has alternatives",
                 ForkwiseWarning,
                 stacklevel=3,
             )
@@ -88,151 +89,154 @@ class AgentFiles:
         return True
 
     def tree(self) -> FileTree:
-        """The files, to be read; in a branch also to be written."""
-        seen = os.fspath(self.place.path)
-        if self._tree is None or self._tree.root != seen:
-            self._tree = FileTree(seen, self.where)
+        """Return the files for reading; in a branch, also for writing."""
+        root = os.fspath(self.source.path)
+        if self._tree is None or self._tree.root != root:
+            self._tree = FileTree(root, self.workspace_path)
         return self._tree
 
     @contextmanager
-    def changing(self) -> Iterator[FileTree]:
-        """The files, to be written. Where changes are recorded, who raises has changed nothing."""
+    def edit(self) -> Iterator[FileTree]:
+        """Yield the files for writing. If changes are recorded, an exception in the block discards all of them."""
         if not self.is_recorded:
             yield self.tree()
             return
-        with self._recorded() as branch:
-            yield FileTree(os.fspath(branch.path), self.where)
+        with self._open_recorded_branch() as branch:
+            yield FileTree(os.fspath(branch.path), self.workspace_path)
 
     def run(self, argv: Sequence[str], **options: Any) -> Finished:
-        """Run a command and wait for it; the options are those of forkwise.sandbox.run.RunOptions."""
+        """Run a command and wait for it; ``options`` are those of forkwise.sandbox.run.RunOptions."""
         options = {"confinement": self.confinement, **options}
         if not self.is_recorded:
-            return run_in_branch(self.place, argv, **options)
-        with self._recorded() as branch:
+            return run_in_branch(self.source, argv, **options)
+        with self._open_recorded_branch() as branch:
             return run_in_branch(branch, argv, **options)
 
     async def arun(self, argv: Sequence[str], **options: Any) -> Finished:
-        """The same for asyncio programs. Cancelled, it ends the command with all its descendants; where changes are
-        recorded, what it did is gone."""
+        """Run a command and await its end.
+
+        Cancellation kills the command with all its descendants; if changes are recorded, those of the command are
+        discarded.
+        """
         options = {"confinement": self.confinement, **options}
-        if isinstance(self.place, Branch) or not await run_in_thread(lambda: self.is_recorded):
-            return await arun_in_branch(self.place, argv, **options)
-        making = run_in_thread(self._begin)
+        if isinstance(self.source, Branch) or not await run_in_thread(lambda: self.is_recorded):
+            return await arun_in_branch(self.source, argv, **options)
+        creation = run_in_thread(self._create_branch)
         try:
-            branch = await finish_then_cancel(making)
+            branch = await finish_then_cancel(creation)
         except asyncio.CancelledError:
-            if not making.exception():
-                await finish(run_in_thread(_drop, making.result()))
+            if not creation.exception():
+                await finish(run_in_thread(_abort_if_open, creation.result()))
             raise
         try:
             done = await arun_in_branch(branch, argv, **options)
-            await finish_then_cancel(run_in_thread(self._end, branch))
+            await finish_then_cancel(run_in_thread(self._commit_branch, branch))
         except BaseException:
-            await finish(run_in_thread(_drop, branch))
+            await finish(run_in_thread(_abort_if_open, branch))
             raise
         return done
 
     @contextmanager
-    def _recorded(self) -> Iterator[Branch]:
-        branch = self._begin()
+    def _open_recorded_branch(self) -> Iterator[Branch]:
+        branch = self._create_branch()
         try:
             yield branch
-            self._end(branch)
+            self._commit_branch(branch)
         except BaseException:
-            _drop(branch)
+            _abort_if_open(branch)
             raise
 
-    def _begin(self) -> Branch:
-        return self.place.branch(f"agent-{secrets.token_hex(4)}", None, None)
+    def _create_branch(self) -> Branch:
+        return self.source.branch(f"agent-{secrets.token_hex(4)}", None, None)
 
-    def _end(self, branch: Branch) -> None:
-        """What is written last is what the agent wants; nothing is recorded where nothing was changed."""
+    def _commit_branch(self, branch: Branch) -> None:
+        """Commit ``branch``, or drop it if it has no changes. The agent's write wins a conflict: it is the last."""
         if len(branch.delta()):
             land(branch, "last_write_wins")
         else:
             branch.abort()
 
 
-def _drop(branch: Branch) -> None:
-    """Abort a branch that may have come to its end already."""
+def _abort_if_open(branch: Branch) -> None:
+    """Abort ``branch`` unless it was committed or aborted before."""
     if branch.status not in ("committed", "aborted"):
         branch.abort()
 
 
-#: Who owns the references (``WorkspaceRef``) that name branches.
+#: The provider in the references (``WorkspaceRef``) that name branches.
 PROVIDER = "forkwise"
 
-_MOST_OUTPUT = 10 << 20  # bytes of a command, both streams together, as pydantic-ai's own backend has it
-_SHOWN_OUTPUT = 64 << 10
-_NOT_FOUND, _NOT_STARTED = 127, 126  # as a shell says it
+_MAX_OUTPUT = 10 << 20  # bytes of both streams together; the limit of pydantic-ai's own backend
+_MAX_SHOWN_OUTPUT = 64 << 10
+_NOT_FOUND, _NOT_STARTED = 127, 126  # exit codes that a shell uses
 T = TypeVar("T")
 
 
-def agent_workspace(place: Workspace | Branch, confinement: str | Confinement | None = None) -> AgentWorkspace:
-    """What an agent's run is given to work in a branch, or in a workspace: ``agent.run(workspace=…)``.
+def agent_workspace(source: Workspace | Branch, confinement: str | Confinement | None = None) -> AgentWorkspace:
+    """Build the workspace of an agent's run in a branch or a workspace: ``agent.run(workspace=…)``.
 
-    In a workspace itself each change and each command is a commit of its own, so that it can be undone.
+    In a workspace each change and each command is a separate commit, which can be undone.
     """
-    files = AgentFiles(place) if confinement is None else AgentFiles(place, confinement)
+    files = AgentFiles(source) if confinement is None else AgentFiles(source, confinement)
     return AgentWorkspace(BranchWorkspaceBackend(files))
 
 
 def open_ref(ref: WorkspaceRef) -> Workspace | Branch:
-    """The branch or the workspace that a reference names; raises WorkspaceUnavailableError where it is gone."""
+    """Open the branch or workspace that ``ref`` names. Raises WorkspaceUnavailableError if it no longer exists."""
     path, _, name = ref.id.partition("#")
     try:
         workspace = Workspace(os.fsdecode(unquote_to_bytes(path)))
         return workspace.open(os.fsdecode(unquote_to_bytes(name))) if name else workspace
     except (OSError, BranchNotFoundError) as error:
-        raise WorkspaceUnavailableError(f"{ref.id} is gone: {error}") from error
+        raise WorkspaceUnavailableError(f"{ref.id} no longer exists: {error}") from error
 
 
 class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
-    """The files and commands of a branch, or of a workspace, behind pydantic-ai's protocol.
+    """The files and commands of a branch or a workspace behind pydantic-ai's protocol.
 
-    The working directory is the workspace's own path, whichever branch this is: an agent that is told a full path, or
-    makes one up from where it is, stays in its branch. A path that leads out of it is a PermissionError. A command's
-    end is the end of all it has started. Nothing here keeps the event loop waiting.
+    The working directory is the workspace's own path in every branch, so an absolute path that an agent was given or
+    derived stays in its branch. A path that leads outside raises PermissionError. When a command ends, its descendants
+    are killed. No method blocks the event loop.
 
-    ``ref`` is a name under which a conversation knows it already: one that was in a branch goes on, once that was
-    committed, in what it was committed to.
+    ``ref`` overrides the reference: a conversation that started in a branch keeps that reference after the branch was
+    committed, and continues in the branch's parent.
     """
 
     def __init__(self, files: AgentFiles, ref: WorkspaceRef | None = None) -> None:
         self.files = files
-        self._ref = ref or _ref(files.place)
+        self._ref = ref or _build_ref(files.source)
 
     @property
     def ref(self) -> WorkspaceRef:
-        """Names the branch for any process of this user, as long as there is such a branch."""
+        """The branch's name for any process of this user, valid while the branch exists."""
         return self._ref
 
     async def working_dir(self) -> str:
-        """The workspace's own path."""
-        await self._do(self.files.tree)
-        return self.files.where
+        """Return the workspace's own path."""
+        await self._call(self.files.tree)
+        return self.files.workspace_path
 
     async def exists(self, path: str) -> bool:
-        """Whether a file or directory exists at the path."""
-        return await self._do(lambda: self.files.tree().exists(path))
+        """Return whether a file or directory exists at ``path``."""
+        return await self._call(lambda: self.files.tree().exists(path))
 
     async def read_bytes(self, path: str) -> bytes:
         """Read a file's contents."""
-        return await self._do(lambda: self.files.tree().read(path))
+        return await self._call(lambda: self.files.tree().read(path))
 
     async def stat(self, path: str) -> FileEntry:
         """Return metadata for a file or directory."""
-        found = await self._do(lambda: self.files.tree().stat(path))
-        return _entry(path, os.path.basename(path.rstrip("/")), found)
+        found = await self._call(lambda: self.files.tree().stat(path))
+        return _build_entry(path, os.path.basename(path.rstrip("/")), found)
 
     async def list_dir(self, path: str) -> Sequence[FileEntry]:
         """List the entries of a directory."""
-        found = await self._do(lambda: self.files.tree().list_directory(path))
-        return [_entry(os.path.join(path, name), name, entry) for name, entry in found]
+        found = await self._call(lambda: self.files.tree().list_directory(path))
+        return [_build_entry(os.path.join(path, name), name, entry) for name, entry in found]
 
     async def realpath(self, path: str) -> str:
-        """Where a path leads inside the branch."""
-        return await self._do(lambda: self.files.tree().realpath(path))
+        """Resolve the symlinks in ``path`` inside the branch."""
+        return await self._call(lambda: self.files.tree().realpath(path))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Write a file, creating missing parents and writing through an existing symlink."""
@@ -243,7 +247,7 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
         await self._change(lambda tree: tree.make_directory(path))
 
     async def remove(self, path: str) -> None:
-        """Remove a file, or a directory and its contents; not the working directory, nor what that lies in."""
+        """Remove a file, or a directory and its contents. The working directory and its parents are refused."""
         await self._change(lambda tree: tree.remove(path))
 
     async def run(
@@ -254,12 +258,12 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        """Run a command in the sandbox of the branch and wait for it; timed out or cancelled, all of it is gone."""
-        argv = _argv(command, shell)
+        """Run a command in the branch's sandbox and wait for it; a timeout or cancellation kills all its processes."""
+        argv = _build_argv(command, shell)
         if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
             raise ValueError("timeout must be a positive finite number or None")
-        output = _Output()
-        with _told():
+        output = _CommandOutput()
+        with _translate_errors():
             try:
                 done = await self.files.arun(
                     argv, env={**os.environ, **(env or {})}, timeout=timeout, capture=False, on_output=output.add
@@ -271,64 +275,64 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
                 return CommandResult(exit_code=code, stdout="", stderr=f"{error}\n")
         if done.ending == "timeout":
             raise WorkspaceTimeoutError(
-                f"command timed out after {timeout:g}s and was killed, with all it had started",
+                f"command timed out after {timeout:g}s and was killed with all its descendants",
                 stdout=output.text("stdout"),
                 stderr=output.text("stderr"),
             )
         if done.ending == "killed":
-            await self.working_dir()  # which says so where the branch was taken away meanwhile
+            await self.working_dir()  # raises if the branch was removed while the command ran
         code = done.returncode if done.returncode >= 0 else 128 - done.returncode
         return CommandResult(exit_code=code, stdout=output.text("stdout"), stderr=output.text("stderr"))
 
-    async def _do(self, operation: Callable[[], T]) -> T:
-        with _told():
+    async def _call(self, operation: Callable[[], T]) -> T:
+        with _translate_errors():
             return await run_in_thread(operation)
 
     async def _change(self, operation: Callable[[FileTree], None]) -> None:
         def change() -> None:
-            with self.files.changing() as tree:
+            with self.files.edit() as tree:
                 operation(tree)
 
-        with _told():
+        with _translate_errors():
             await finish_then_cancel(run_in_thread(change))
 
 
-class _Output:
-    """What a command has written so far, as long as that is not too much."""
+class _CommandOutput:
+    """The output of a command so far, up to a size limit."""
 
     def __init__(self) -> None:
-        self._got = {"stdout": bytearray(), "stderr": bytearray()}
+        self._buffers = {"stdout": bytearray(), "stderr": bytearray()}
 
     def add(self, stream: str, piece: bytes) -> None:
-        self._got[stream] += piece
-        if sum(map(len, self._got.values())) > _MOST_OUTPUT:
+        self._buffers[stream] += piece
+        if sum(map(len, self._buffers.values())) > _MAX_OUTPUT:
             raise WorkspaceOutputLimitError(
-                f"command output exceeded {_MOST_OUTPUT >> 20} MiB; redirect it to a file and read part of that",
-                limit=_MOST_OUTPUT,
-                stdout=self.text("stdout", _SHOWN_OUTPUT),
-                stderr=self.text("stderr", _SHOWN_OUTPUT),
+                f"command output exceeded {_MAX_OUTPUT >> 20} MiB; redirect it to a file and read part of that",
+                limit=_MAX_OUTPUT,
+                stdout=self.text("stdout", _MAX_SHOWN_OUTPUT),
+                stderr=self.text("stderr", _MAX_SHOWN_OUTPUT),
             )
 
-    def text(self, stream: str, most: int | None = None) -> str:
-        return self._got[stream][:most].decode(errors="replace")
+    def text(self, stream: str, max_bytes: int | None = None) -> str:
+        return self._buffers[stream][:max_bytes].decode(errors="replace")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Say in pydantic-ai's words that a branch is gone."""
+def _translate_errors() -> Iterator[None]:
+    """Raise pydantic-ai's error if the block finds that the branch no longer exists."""
     try:
         yield
     except BranchNotFoundError as error:
         raise WorkspaceUnavailableError(str(error)) from error
 
 
-def _ref(place: Workspace | Branch) -> WorkspaceRef:
-    path = quote_from_bytes(os.fsencode(place.workspace.path))
-    name = f"#{quote_from_bytes(os.fsencode(place.branch_path))}" if isinstance(place, Branch) else ""
+def _build_ref(source: Workspace | Branch) -> WorkspaceRef:
+    path = quote_from_bytes(os.fsencode(source.workspace.path))
+    name = f"#{quote_from_bytes(os.fsencode(source.branch_path))}" if isinstance(source, Branch) else ""
     return WorkspaceRef(provider=PROVIDER, id=path + name)
 
 
-def _argv(command: WorkspaceCommand, shell: bool) -> list[str]:
+def _build_argv(command: WorkspaceCommand, shell: bool) -> list[str]:
     if isinstance(command, str):
         if not shell:
             raise TypeError("a string command requires shell=True; pass an argv sequence otherwise")
@@ -338,6 +342,6 @@ def _argv(command: WorkspaceCommand, shell: bool) -> list[str]:
     return list(command)
 
 
-def _entry(path: str, name: str, found: os.stat_result) -> FileEntry:
-    is_dir = stat.S_ISDIR(found.st_mode)
-    return FileEntry(name=name, path=path, is_dir=is_dir, size=None if is_dir else found.st_size)
+def _build_entry(path: str, name: str, status: os.stat_result) -> FileEntry:
+    is_dir = stat.S_ISDIR(status.st_mode)
+    return FileEntry(name=name, path=path, is_dir=is_dir, size=None if is_dir else status.st_size)

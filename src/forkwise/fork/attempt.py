@@ -1,4 +1,8 @@
-"""Feedback: what the next attempt should know of one that failed."""
+"""Attempt: one candidate in a branch, with its state, its result and its feedback for a later attempt.
+
+Also here because every attempt needs them: OpenTelemetry spans, the patterns that run inside an attempt, and the
+directory through which a command exchanges files with forkwise.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,10 @@ __all__ = [
     "Attempt",
     "NestedRuns",
     "current_attempt",
-    "exchange",
-    "failed",
     "feedback_of",
-    "read_left",
+    "make_exchange_directory",
+    "mark_failed",
+    "read_regular_file",
     "span",
 ]
 
@@ -42,67 +46,67 @@ _tracer = trace.get_tracer("forkwise")
 
 @contextmanager
 def span(name: str, **attributes: str | int | float) -> Iterator[Span]:
-    """A span around a block; its attributes are named ``forkwise.*``."""
+    """Trace the block as a span; ``attributes`` get the prefix ``forkwise.``."""
     with _tracer.start_as_current_span(
         f"forkwise.{name}", attributes={f"forkwise.{key}": value for key, value in attributes.items()}
-    ) as made:
-        yield made
+    ) as active_span:
+        yield active_span
 
 
-def failed(made: Span, reason: str | None) -> None:
-    """Mark a span as one of something that did not succeed."""
-    made.set_status(Status(StatusCode.ERROR, reason))
+def mark_failed(active_span: Span, reason: str | None) -> None:
+    """Set the status of ``active_span`` to an error with ``reason``."""
+    active_span.set_status(Status(StatusCode.ERROR, reason))
 
 
-_PATIENCE = 5.0  # seconds for them to end in; most of what they have to do is to kill
+_PATIENCE = 5.0  # seconds for nested runs to end; mostly they kill processes
 
 
 class NestedRuns:
-    """The explorations inside one attempt; any thread may begin one, until they are ended."""
+    """The patterns that run inside one attempt; any thread may start one until ``end`` is called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._going: dict[Future[None], Callable[[], object]] = {}
+        self._running: dict[Future[None], Callable[[], object]] = {}
         self._is_over = False
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Around an exploration, in the task that does it, which may be cancelled from now on."""
+        """Let ``end`` cancel the current task while the block runs. Raises ForkResolvedError after ``end``."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         done: Future[None] = Future()
         with self._lock:
             if self._is_over:
-                raise ForkResolvedError("the attempt that this was to be a part of is over")
-            self._going[done] = lambda: loop.call_soon_threadsafe(task.cancel, "the attempt it was part of is over")
+                raise ForkResolvedError("cannot start a fork inside this attempt: the attempt is over")
+            self._running[done] = lambda: loop.call_soon_threadsafe(task.cancel, "the attempt around it is over")
         try:
             yield
         finally:
             with self._lock:
-                del self._going[done]
+                del self._running[done]
             done.set_result(None)
 
     async def end(self) -> None:
-        """Cancel what goes on, wait until that has ended, and let nothing else begin."""
+        """Cancel all nested runs, wait for them, and refuse new ones."""
         with self._lock:
             self._is_over = True
-            going = dict(self._going)
-        for cancel in going.values():
+            running = dict(self._running)
+        for cancel in running.values():
             with suppress(RuntimeError):  # its event loop is closed
                 cancel()
-        if going:
-            await asyncio.wait([asyncio.wrap_future(done) for done in going], timeout=_PATIENCE)
+        if running:
+            await asyncio.wait([asyncio.wrap_future(done) for done in running], timeout=_PATIENCE)
 
 
-def exchange(branch: Branch) -> str:
-    """The directory, made if it is not there."""
+def make_exchange_directory(branch: Branch) -> str:
+    """Create the directory through which a command exchanges files with forkwise, if it is missing; return its path."""
     path = f"{branch.home}/exchange"
     os.makedirs(path, mode=0o700, exist_ok=True)
     return path
 
 
-def read_left(path: str, most: int) -> bytes | None:
-    """What a command left in a file; None where that is no plain file, or larger than ``most`` bytes."""
+def read_regular_file(path: str, max_bytes: int) -> bytes | None:
+    """Read a file that a sandboxed command wrote; None unless it is a regular file of at most ``max_bytes``."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -111,22 +115,21 @@ def read_left(path: str, most: int) -> bytes | None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
         with open(fd, "rb", closefd=False) as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     finally:
         os.close(fd)
-    return content if len(content) <= most else None
+    return content if len(content) <= max_bytes else None
 
 
 _current: ContextVar[Attempt | None] = ContextVar("forkwise_attempt", default=None)
 
 
 class Attempt:
-    """A candidate in a branch. All that is known of it is in the ledger too.
+    """A candidate in a branch. The ledger records everything about it.
 
-    ``index`` is the candidate's number among its siblings, ``feedback`` what earlier ones taught, ``seen_at`` the
-    directory it works in. When it is over,
-    ``success``, ``scores`` (compared one after the other), ``reason``, ``tests``, ``value`` and ``error`` say what came
-    of it; ``branch`` is there until the fork is resolved.
+    ``index`` is the candidate's number among its siblings, ``feedback`` describes the failures of earlier attempts, and
+    ``directory`` is the attempt's working directory. When the attempt is over, ``success``, ``scores`` (compared in
+    order), ``reason``, ``tests``, ``value`` and ``error`` are its result. ``branch`` exists until the fork is resolved.
     """
 
     def __init__(self, fork: Fork, record: AttemptRecord, candidate: Candidate, feedback: str | None = None) -> None:
@@ -137,17 +140,17 @@ class Attempt:
         self.candidate = candidate
         self.feedback = feedback
         self.branch: Branch | None = None
-        self.seen_at: Path | None = None
+        self.directory: Path | None = None
         self.state: AttemptState = "pending"
         self.scores: tuple[float, ...] = ()
         self.reason: str | None = None
-        self.said: str | None = None
+        self.message: str | None = None
         self.tests: TestReport | None = None
         self.value: Any = None
         self.error: BaseException | None = None
         self.wall: float | None = None
-        self.facts: dict[str, Any] = {}  # what else the ledger is told of its end
-        self.within = NestedRuns()
+        self.facts: dict[str, Any] = {}  # further fields for the ledger's record of its end
+        self.nested_runs = NestedRuns()
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -155,23 +158,23 @@ class Attempt:
 
     @property
     def success(self) -> bool:
-        """Whether it ended well."""
+        """Whether the attempt succeeded."""
         return self.state == "succeeded"
 
     @property
     def score(self) -> float:
-        """How good it is, at first sight; 0 where it failed."""
+        """The first of ``scores``; 0 if there is none."""
         return self.scores[0] if self.scores else 0.0
 
     @property
-    def place(self) -> Branch:
-        """Its branch, which it has as soon as it runs."""
+    def own_branch(self) -> Branch:
+        """The attempt's branch. Raises RuntimeError if the attempt never ran."""
         if self.branch is None:
-            raise RuntimeError(f"attempt {self.id} has no branch: it never came to run")
+            raise RuntimeError(f"attempt {self.id} has no branch: it never ran")
         return self.branch
 
-    def recall(self, record: AttemptRecord, branch: Branch | None) -> None:
-        """Take over what the ledger knows of it, from the process that ran it; its branch, where that is left."""
+    def restore(self, record: AttemptRecord, branch: Branch | None) -> None:
+        """Restore the result that another process recorded in the ledger, and the branch if it still exists."""
         self.branch = branch
         self.state = record.state
         self.scores = tuple(record.scores or (() if record.score is None else (record.score,)))
@@ -180,33 +183,35 @@ class Attempt:
         self.value = record.value
         self.wall = record.wall
 
-    def begin(self) -> None:
-        """Make it the attempt that whatever runs from here is part of."""
+    def make_current(self) -> None:
+        """Set ``current_attempt`` to this attempt in the current context."""
         _current.set(self)
 
     def record_end(self) -> None:
-        """Write down what came of it; what never came to run was cancelled. Of what is left to somebody else to go on
-        with nothing is written."""
-        if self.fork.is_left and self.state in ("pending", "running", "cancelled"):
+        """Record the attempt's end in the ledger. An attempt that has not ended is recorded as cancelled.
+
+        If the fork was detached, an unfinished attempt is left as it is, so that another process can resume it.
+        """
+        if self.fork.is_detached and self.state in ("pending", "running", "cancelled"):
             return
         if self.state == "pending" or self.state == "running":
-            self.state, self.reason = "cancelled", self.reason or "it was not run to its end"
+            self.state, self.reason = "cancelled", self.reason or "it did not run to completion"
         error = None if self.error is None else error_as_data(self.error)
         self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **self.facts)
 
 
 def current_attempt() -> Attempt | None:
-    """The attempt as a part of which the caller runs, if it does, in the process that runs it."""
+    """Return the attempt that the caller runs in; None outside of one, and in a forked child process."""
     attempt = _current.get()
     return attempt if attempt is not None and attempt._process == os.getpid() else None
 
 
-_TAIL = 3000  # characters of what it printed last
+_TAIL = 3000  # characters of the end of its output
 
 
 def feedback_of(attempt: Attempt) -> str:
-    """Why an attempt failed: what it said itself, its failing tests with their output, or what it printed last."""
-    parts = [attempt.said or attempt.reason or "it failed"]
+    """Describe why an attempt failed: its own message, then its failing tests or the end of its output."""
+    parts = [attempt.message or attempt.reason or "it failed"]
     if attempt.tests is not None:
         parts.append(attempt.tests.feedback())
     else:

@@ -1,4 +1,8 @@
-"""Candidate: what an attempt runs, and what its end means: whether that was success, how good it was, and why not."""
+"""Candidate: the function or command that an attempt runs, and how its end is judged.
+
+``judge`` turns a ``RunEnd`` into success or failure, a score and a reason. The conversions to text and JSON below guard
+against values and exceptions of the candidate's own classes, whose ``repr`` or ``str`` may raise.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
-from forkwise.fork.runner import Ended, Function
+from forkwise.fork.runner import Function, RunEnd
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
 
@@ -36,24 +40,24 @@ __all__ = [
 ]
 
 
-_REASON = 2000  # characters
-_TEXT = 100_000
-_MANY = 100
-_DEEP = 8
-_LARGE = 1 << 64
+_MAX_MESSAGE = 2000  # characters
+_MAX_TEXT = 100_000
+_MAX_ITEMS = 100
+_MAX_DEPTH = 8
+_MAX_INT = 1 << 64
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception in a line or a few: its type and its message.
+    """Format an exception as its type and message.
 
-    >>> said(KeyError("x"))
+    >>> describe_error(KeyError("x"))
     "KeyError: 'x'"
     """
     return f"{type(error).__name__}: {_message(error) or 'no message'}"
 
 
 def abandon_reason(error: BaseException | None) -> str:
-    """Why a fork was left unresolved, by what was raised in it."""
+    """Return the reason why a fork was left unresolved; ``error`` is the exception that left its block, if any."""
     if error is None:
         return "it was left unresolved"
     return str(error) if isinstance(error, ForkResolvedError) else describe_error(error)
@@ -61,35 +65,35 @@ def abandon_reason(error: BaseException | None) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return truncate_middle(str(error), _REASON)
-    except Exception:  # noqa: BLE001 - of a class of the candidate's own
-        return "(its text could not be had)"
+        return truncate_middle(str(error), _MAX_MESSAGE)
+    except Exception:  # noqa: BLE001 - __str__ of the candidate's own class
+        return "(its message cannot be read)"
 
 
 def describe_value(value: object) -> str:
-    """A value in a few words.
+    """Format a value for a message, shortened.
 
-    >>> shown("yes")
+    >>> describe_value("yes")
     "'yes' (str)"
     """
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - of a class of the candidate's own, or a number of too many digits
+    except Exception:  # noqa: BLE001 - __repr__ of the candidate's own class, or an int of too many digits
         text = "something"
     return "None" if value is None else f"{text[:60]} ({type(value).__name__})"
 
 
 def to_bool(value: object) -> bool | None:
-    """True or False, also in the type that libraries for numbers have for it; None where it is neither."""
+    """Convert a bool, including NumPy's, to bool; None for any other value."""
     if isinstance(value, bool):
         return value
     return bool(value) if type(value).__name__ in ("bool", "bool_") else None
 
 
 def to_score(value: object) -> float | None:
-    """A number that can be compared; None where it is none.
+    """Convert a finite real number to float; None for any other value.
 
-    >>> as_score(1), as_score(True), as_score(math.nan)
+    >>> to_score(1), to_score(True), to_score(math.nan)
     (1.0, None, None)
     """
     if isinstance(value, Real) and to_bool(value) is None:
@@ -100,40 +104,40 @@ def to_score(value: object) -> float | None:
 
 
 def error_as_data(error: BaseException) -> dict[str, str]:
-    """An exception as the ledger holds it."""
+    """Convert an exception to the ledger's JSON."""
     try:
-        told = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - of a class of the candidate's own
-        told = ""
-    return {"type": type(error).__name__, "message": _message(error), "traceback": truncate_middle(told, _TEXT)}
+        text = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - __str__ of the candidate's own class
+        text = ""
+    return {"type": type(error).__name__, "message": _message(error), "traceback": truncate_middle(text, _MAX_TEXT)}
 
 
-def to_json_data(value: object, deep: int = 0) -> Any:
-    """What of a value the ledger can hold; the rest as text."""
+def to_json_data(value: object, depth: int = 0) -> Any:
+    """Convert a value to JSON types for the ledger, shortened; other types become text."""
     if value is None or isinstance(value, bool | float):
         return value
-    if isinstance(value, int) and abs(value) < _LARGE:
+    if isinstance(value, int) and abs(value) < _MAX_INT:
         return value
     if isinstance(value, str):
-        return truncate_middle(value, _TEXT)
-    if deep < _DEEP and isinstance(value, tuple | list):
-        return [to_json_data(item, deep + 1) for item in value[:_MANY]]
-    if deep < _DEEP and isinstance(value, dict):
-        return {_key(key): to_json_data(item, deep + 1) for key, item in list(value.items())[:_MANY]}
+        return truncate_middle(value, _MAX_TEXT)
+    if depth < _MAX_DEPTH and isinstance(value, tuple | list):
+        return [to_json_data(item, depth + 1) for item in value[:_MAX_ITEMS]]
+    if depth < _MAX_DEPTH and isinstance(value, dict):
+        return {_key(key): to_json_data(item, depth + 1) for key, item in list(value.items())[:_MAX_ITEMS]}
     return describe_value(value)
 
 
 def _key(key: object) -> str:
-    return key[:_REASON] if isinstance(key, str) else describe_value(key)
+    return key[:_MAX_MESSAGE] if isinstance(key, str) else describe_value(key)
 
 
-_NOT = "it returned False"
-_LONGEST = 2000  # characters of a reason
+_RETURNED_FALSE = "it returned False"
+_MAX_REASON = 2000  # characters of a reason
 
-#: What a candidate says of itself: whether it succeeded, and if it likes, how well.
+#: The return value of a candidate function: whether it succeeded, and optionally its score.
 Scored = bool | tuple[bool, float]
 
-#: A function of a branch's directory and of what a pattern adds to that.
+#: A function of a branch's directory and the arguments that a pattern adds.
 Task = Callable[..., Any]
 
 #: A command, as a list of words.
@@ -142,8 +146,10 @@ Command = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A function of the branch's directory, or a command; ``label`` is how people see it. ``prior`` is its score where
-    nobody gives it another."""
+    """A function of the branch's directory, or a command.
+
+    ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator gives one.
+    """
 
     label: str
     function: Function | None = None
@@ -151,33 +157,33 @@ class Candidate:
     prior: float = 1.0
 
     @classmethod
-    def of(cls, what: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:
-        """A candidate from what a caller gave; a function is called with the arguments behind the directory.
+    def of(cls, task: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:
+        """Build a candidate; a function is called with the directory, then ``arguments``.
 
         >>> Candidate.of(["make", "test"]).label
         'make test'
         >>> Candidate.of(["sh", "-c", "make && make test"]).label
         'make && make test'
         """
-        if isinstance(what, Candidate):
-            return what
-        if callable(what):
-            function: Function = _with(what, arguments) if arguments else what
-            return cls(label or _name(what), function)
-        if not _is_command(what):
-            raise TypeError(f"a candidate is a function or a command as a list of words, not {describe_value(what)}")
-        argv = tuple(what)
-        return cls(label or _shown_as(argv), argv=argv)
+        if isinstance(task, Candidate):
+            return task
+        if callable(task):
+            function: Function = _bind(task, arguments) if arguments else task
+            return cls(label or _function_label(task), function)
+        if not _is_command(task):
+            raise TypeError(f"a candidate is a function or a command as a list of words, not {describe_value(task)}")
+        argv = tuple(task)
+        return cls(label or _command_label(argv), argv=argv)
 
 
-def _is_command(what: object) -> bool:
-    if not isinstance(what, Sequence) or isinstance(what, str | bytes) or not what:
+def _is_command(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         return False
-    return all(isinstance(word, str) for word in what)
+    return all(isinstance(word, str) for word in value)
 
 
-def _shown_as(argv: tuple[str, ...]) -> str:
-    """A command as people see it: a line for the shell as that line, a script as the name that it is given."""
+def _command_label(argv: tuple[str, ...]) -> str:
+    """Return a command's label: the line of ``sh -c LINE``, the name of ``sh -c SCRIPT NAME``, else all words."""
     match argv:
         case ("sh", "-c", line):
             return line
@@ -186,13 +192,13 @@ def _shown_as(argv: tuple[str, ...]) -> str:
     return " ".join(argv)
 
 
-def _with(function: Task, arguments: tuple[Any, ...]) -> Function:
+def _bind(function: Task, arguments: tuple[Any, ...]) -> Function:
     bound = _Bound(function, arguments)
-    return bound.awaited if inspect.iscoroutinefunction(function) else bound
+    return bound.call_async if inspect.iscoroutinefunction(function) else bound
 
 
 class _Bound:
-    """A function that gets more than the directory."""
+    """A function with further arguments after the directory."""
 
     def __init__(self, function: Task, arguments: tuple[Any, ...]) -> None:
         self._function = function
@@ -201,12 +207,12 @@ class _Bound:
     def __call__(self, path: Path) -> Any:
         return self._function(path, *self._arguments)
 
-    async def awaited(self, path: Path) -> Any:
-        """The same where the function is ``async``, and has to be seen as such."""
+    async def call_async(self, path: Path) -> Any:
+        """Await the function. A coroutine function, so that the runner recognises it as ``async``."""
         return await self._function(path, *self._arguments)
 
 
-def _name(function: Task) -> str:
+def _function_label(function: Task) -> str:
     named = function.func if isinstance(function, partial) else function
     name = getattr(named, "__name__", None) or type(named).__name__
     return "a function" if name == "<lambda>" else str(name)
@@ -214,68 +220,72 @@ def _name(function: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the end of a job means. ``score`` is the candidate's own, where it gave one; ``said`` is what a function
-    handed back beside its success."""
+    """The meaning of a job's end.
+
+    ``score`` is the candidate's own, if it gave one. ``message`` is the text that a function returned with its success.
+    """
 
     success: bool
     score: float | None = None
     reason: str | None = None
     error: BaseException | None = None
-    said: str | None = None
+    message: str | None = None
 
 
-def judge(ended: Ended, timeout: float | None = None) -> Judgement:
-    """What to make of how a job ended.
+def judge(end: RunEnd, timeout: float | None = None) -> Judgement:
+    """Judge the end of a job; ``timeout`` is its time limit, quoted in the reason.
 
-    >>> judge(Ended("exit", exit_code=3)).reason
+    >>> judge(RunEnd("exit", exit_code=3)).reason
     'exit code 3'
-    >>> judge(Ended("returned", value=(True, 0.5))).score
+    >>> judge(RunEnd("returned", value=(True, 0.5))).score
     0.5
     """
-    if ended.ending == "returned":
-        return _of_value(ended.value)
-    if ended.ending == "raised":
-        assert ended.error is not None
-        reason = describe_error(ended.error)
-        if isinstance(ended.error, ProcessBranchError):  # which speaks for itself
-            reason = reason.removeprefix(f"{type(ended.error).__name__}: ")
-        return Judgement(False, reason=reason, error=ended.error)
-    if ended.ending == "exit" and ended.exit_code == 0:
+    if end.ending == "returned":
+        return _judge_value(end.value)
+    if end.ending == "raised":
+        assert end.error is not None
+        reason = describe_error(end.error)
+        if isinstance(end.error, ProcessBranchError):  # its message needs no type
+            reason = reason.removeprefix(f"{type(end.error).__name__}: ")
+        return Judgement(False, reason=reason, error=end.error)
+    if end.ending == "exit" and end.exit_code == 0:
         return Judgement(True)
-    reason = _why(ended, timeout)
-    kind = TimeoutError if ended.ending == "timeout" else ProcessBranchError
+    reason = _describe_end(end, timeout)
+    kind = TimeoutError if end.ending == "timeout" else ProcessBranchError
     return Judgement(False, reason=reason, error=kind(reason))
 
 
-def _why(ended: Ended, timeout: float | None) -> str:
-    if ended.ending == "timeout":
+def _describe_end(end: RunEnd, timeout: float | None) -> str:
+    if end.ending == "timeout":
         return "timed out" if timeout is None else f"timed out after {timeout:g} s"
-    if ended.ending == "signal" and ended.exit_code is not None:
-        return f"killed by {signal_name(-ended.exit_code)}"
-    if ended.ending == "exit":
-        return f"exit code {ended.exit_code}"
-    if ended.limit is not None and ended.ending == "killed":
-        return f"stopped by its limit {ended.limit}"
-    return ended.ending
+    if end.ending == "signal" and end.exit_code is not None:
+        return f"killed by {signal_name(-end.exit_code)}"
+    if end.ending == "exit":
+        return f"exit code {end.exit_code}"
+    if end.limit is not None and end.ending == "killed":
+        return f"stopped by its limit {end.limit}"
+    return end.ending
 
 
-def _of_value(value: Any) -> Judgement:
-    """True or False; or that with a score, or with a text that says why not."""
+def _judge_value(value: Any) -> Judgement:
+    """Judge a return value: True or False, alone or in a pair with a score or a message."""
     success, more = to_bool(value), None
     if isinstance(value, tuple | list) and len(value) == 2:
         success, more = to_bool(value[0]), value[1]
         if isinstance(more, str) and success is not None:
-            return Judgement(success, reason=None if success else truncate_middle(more, _LONGEST) or _NOT, said=more)
+            return Judgement(
+                success, reason=None if success else truncate_middle(more, _MAX_REASON) or _RETURNED_FALSE, message=more
+            )
         if to_score(more) is None:
             success = None
     if success is None:
-        reason = f"it returned {describe_value(value)}; a candidate returns True or False, or one of them and a score"
+        reason = f"it returned {describe_value(value)}; a candidate returns True or False, or (True or False, score)"
         return Judgement(False, reason=reason, error=TypeError(reason))
-    return Judgement(success, to_score(more), None if success else _NOT)
+    return Judgement(success, to_score(more), None if success else _RETURNED_FALSE)
 
 
 def read_score(text: bytes | None) -> float | None:
-    """The score that a command left; None where it left none. Raises ValueError where it is no score.
+    """Parse the score that a command wrote; None if the text is empty. Raises ValueError if it is not a finite number.
 
     >>> read_score(b"0.75\\n")
     0.75
@@ -286,7 +296,7 @@ def read_score(text: bytes | None) -> float | None:
     try:
         score = float(word)
     except ValueError:
-        raise ValueError(f"its score is no number: {word[:60]!r}") from None
+        raise ValueError(f"its score is not a number: {word[:60]!r}") from None
     if not math.isfinite(score):
-        raise ValueError(f"its score is no number that can be compared: {word[:60]!r}")
+        raise ValueError(f"its score is not a finite number: {word[:60]!r}")
     return score

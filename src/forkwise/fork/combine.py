@@ -1,7 +1,7 @@
-"""Choosing: a fork decided for some of what its attempts changed, path by path and hunk by hunk.
+"""Combine: resolve a fork with changes of several of its attempts.
 
-In two steps, because a person looks in between: what was chosen is prepared as a branch, with its diff and what the
-tests say of it, and then that is committed, or dropped.
+``combine_attempts`` merges whole attempts and commits the result. A choice by path or hunk takes two steps, because the
+user reviews it in between: ``prepare_choice`` builds and tests a branch, and ``commit_choice`` commits it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What came of combining attempts: which paths were ``merged`` from several, from which attempt each other one was
-    ``taken``, the ``conflicts`` that nobody decided, what the ``tests`` said (None: there were none, or it did not come
-    to that), and the ``commit``, which is None where there was something against it; ``landed`` is how it got there."""
+    """The result of combining attempts.
+
+    ``merged`` are the paths merged from several attempts; ``taken`` maps each other path to its attempt. ``conflicts``
+    are those left undecided. ``tests`` is the report of the tests, None if they did not run. ``commit`` is None if the
+    combination was not committed; ``landed`` has the details of the commit.
+    """
 
     fork: str
     attempts: tuple[str, ...]
@@ -68,30 +71,29 @@ async def combine_attempts(
     partial: bool = False,
     policy: ConflictPolicy | None = None,
 ) -> Combined:
-    """Decide a fork for the changes of several of its attempts together, and commit those.
+    """Resolve a fork by merging several of its attempts, and commit the result.
 
-    Changes of different lines and paths go together. Where attempts clash, ``prefer`` says by path whose version it is
-    to be, and ``favour`` names attempts that win any clash they are part of, the first first. What is left is among the
-    ``conflicts``, and nothing is committed then. Nor is it where ``tests``, which run on the combination, do not pass;
-    without tests only attempts that succeeded are combined. ``force`` commits all the same: in a clash the first of
-    ``attempts`` wins. ``partial`` takes attempts that were stopped or failed for what they are. With a ``policy``
-    branches whose parent was committed to meanwhile are rebased first, and none of the versions is lost where what is
-    combined meets what others changed. Unless it is committed, the fork is as undecided as before.
+    Changes to different paths and lines are merged. If attempts conflict, ``prefer`` names the attempt to use for a
+    path, and ``favour`` lists attempts that win their conflicts, in order of precedence. Nothing is committed if
+    ``conflicts`` remain, or if ``tests``, which run on the combination, do not pass; without tests, every attempt must
+    have succeeded. ``force`` commits regardless: the first of ``attempts`` wins a conflict. ``partial`` accepts
+    attempts that failed or were stopped. With a ``policy``, stale branches are rebased first, and a conflict with
+    other commits loses neither version. If nothing is committed, the fork stays undecided.
 
-    A fork that was made inside an attempt is decided by the process that runs it, and by no other.
+    Only the process that runs a fork inside an attempt can resolve it.
     """
-    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
-    with open_ledger(where) as ledger:
+    workspace = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
+    with open_ledger(workspace) as ledger:
         records = {record.id: record for record in map(ledger.attempt, attempts)}
-        fork = _fork_of(ledger, where, records)
-        _check(records, is_judged=force or partial or tests is not None)
+        fork = _load_common_fork(ledger, workspace, records)
+        _require_combinable(records, has_judge=force or partial or tests is not None)
         names = {record.branch: record.id for record in records.values()}
         decided = {path: ledger.attempt(name).branch for path, name in (prefer or {}).items()}
-        favourites = [ledger.attempt(name).branch for name in [*favour, *(records if force else ())]]
-        branches = [_branch(fork, record) for record in records.values()]
+        favoured = [ledger.attempt(name).branch for name in [*favour, *(records if force else ())]]
+        branches = [_open_branch(fork, record) for record in records.values()]
         if policy is not None:
-            await run_in_thread(_bring_up_to_date, branches)
-        async with _combination(fork, branches, decided, favourites) as made:
+            await run_in_thread(_rebase_stale, branches)
+        async with _open_combination(fork, branches, decided, favoured) as made:
             report = None if tests is None or not made.clean else await tests.test(made.branch)
             landed = None
             if made.clean and (force or report is None or report.is_pass):
@@ -102,73 +104,74 @@ async def combine_attempts(
                     "tests": None if report is None else report.as_json(),
                 }
                 if not ledger.resolve(fork.id, how="combination", detail=detail):
-                    raise ForkResolvedError(f"fork {fork.id} was decided meanwhile", fork=fork.id)
+                    raise ForkResolvedError(f"fork {fork.id} was decided in the meantime", fork=fork.id)
                 landed = await run_in_thread(conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict)
     return Combined(
         fork.id,
         tuple(records),
         made.merged,
         {path: names[name] for path, name in made.taken.items()},
-        tuple(_told(clash, names) for clash in made.conflicts),
+        tuple(_name_attempts(clash, names) for clash in made.conflicts),
         report,
         None if landed is None else landed.commit,
         landed,
     )
 
 
-def _told(clash: Clash, names: Mapping[str, str]) -> Clash:
-    """A clash of branches as one of the attempts they are."""
+def _name_attempts(clash: Clash, names: Mapping[str, str]) -> Clash:
+    """Replace the names of branches in ``clash`` with the ids of their attempts."""
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     detail = re.sub(pattern, lambda found: names[found[0]], clash.detail)
     return replace(clash, branches=tuple(names[name] for name in clash.branches), detail=detail)
 
 
-def _fork_of(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, AttemptRecord]) -> StoredFork:
-    """The fork that all of the attempts are of, if it can still be decided."""
+def _load_common_fork(ledger: Ledger, workspace: Workspace, attempts: Mapping[str, AttemptRecord]) -> StoredFork:
+    """Load the fork that all attempts belong to. Raises LedgerError or ForkResolvedError if it cannot be resolved."""
     forks = {attempt.fork for attempt in attempts.values()}
-    if len(attempts) < 2 or len(forks) > 1:
-        told = f"{', '.join(attempts)} are not" if len(attempts) > 1 else f"{', '.join(attempts) or 'nothing'} is not"
-        raise LedgerError(f"several attempts of one fork are combined; {told}")
+    if len(attempts) < 2:
+        raise LedgerError(f"cannot combine {', '.join(attempts) or 'nothing'}: name at least two attempts of one fork")
+    if len(forks) > 1:
+        raise LedgerError(f"cannot combine {', '.join(attempts)}: name attempts of one fork")
     fork = StoredFork(ledger, workspace, forks.pop())
     record = fork.record
     if record.owner != ProcessId.current():
         fork.require_outermost()
     if record.is_over:
-        raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
+        raise ForkResolvedError(f"fork {record.id} is {record.state}; a fork is decided only once", fork=record.id)
     return fork
 
 
-def _check(attempts: Mapping[str, AttemptRecord], *, is_judged: bool) -> None:
-    """Raise LedgerError unless attempts are worth combining. What failed alone may pass together, if tests say so."""
-    if going := [name for name, attempt in attempts.items() if not attempt.is_over]:
-        raise LedgerError(f"{', '.join(going)} did not come to an end, and cannot be combined", subject=going[0])
-    if not is_judged and (bad := [name for name, attempt in attempts.items() if attempt.state != "succeeded"]):
+def _require_combinable(attempts: Mapping[str, AttemptRecord], *, has_judge: bool) -> None:
+    """Raise LedgerError unless the attempts can be combined. Attempts that failed alone may pass tests together."""
+    if unfinished := [name for name, attempt in attempts.items() if not attempt.is_over]:
+        raise LedgerError(f"{', '.join(unfinished)} did not finish, and cannot be combined", subject=unfinished[0])
+    if not has_judge and (failed := [name for name, attempt in attempts.items() if attempt.state != "succeeded"]):
         raise LedgerError(
-            f"{', '.join(bad)} did not succeed, and there are no tests to judge the combination by: name some, or use "
-            "force=True (--test, --force)",
-            subject=bad[0],
+            f"{', '.join(failed)} did not succeed, and there are no tests to judge the combination: give a test "
+            "command (--test), or use force=True (--force)",
+            subject=failed[0],
         )
 
 
-def _branch(fork: StoredFork, attempt: AttemptRecord) -> Branch:
+def _open_branch(fork: StoredFork, attempt: AttemptRecord) -> Branch:
     found = fork.branch(attempt.branch)
     if found is None:
         raise branch_gone_error(attempt)
     return found
 
 
-def _bring_up_to_date(branches: Sequence[Branch]) -> None:
-    """Rebase those whose parent was committed to meanwhile."""
+def _rebase_stale(branches: Sequence[Branch]) -> None:
+    """Rebase the branches whose parent has newer commits."""
     for branch in branches:
         if branch.status == "stale":
             branch.rebase()
 
 
 @asynccontextmanager
-async def _combination(
+async def _open_combination(
     fork: StoredFork, branches: Sequence[Branch], prefer: Mapping[str, str], favour: Sequence[str]
 ) -> AsyncIterator[Combination]:
-    """The branches combined in a new one, which goes in the end unless the fork was decided for it."""
+    """Yield the branches combined in a new branch; drop it at the end unless the fork was resolved with it."""
     made = await run_in_thread(_combine, fork, branches, dict(prefer), favour)
     try:
         yield made
@@ -180,24 +183,27 @@ async def _combination(
 def _combine(
     fork: StoredFork, branches: Sequence[Branch], prefer: dict[str, str], favour: Sequence[str]
 ) -> Combination:
-    """Combine, and again with what the favourites decide, until there is no clash that they are part of."""
+    """Combine repeatedly, deciding conflicts for the branches in ``favour``, until none of them is in a conflict."""
     name = f"{fork.id}-combination"
     if (left := fork.branch(name)) is not None and not left.owner_alive:
         left.abort()
     while True:
         made = combine(fork.origin, branches, name, prefer=prefer)
-        said = {c.path: next((b for b in favour if b in c.branches), None) for c in made.conflicts}
-        news = {path: who for path, who in said.items() if who is not None and path not in prefer}
-        if not news:
+        winners = {c.path: next((b for b in favour if b in c.branches), None) for c in made.conflicts}
+        decided = {path: branch for path, branch in winners.items() if branch is not None and path not in prefer}
+        if not decided:
             return made
         made.branch.abort()
-        prefer |= news
+        prefer |= decided
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was chosen of some attempts of a fork, in a branch of its own: how it differs from the parent, and what the
-    tests say of it (None: there are none). ``commit_choice`` commits it; to give it up, abort the branch."""
+    """A choice of changes from attempts of a fork, in a new branch.
+
+    ``diff`` is the difference to the parent, ``tests`` the report of the tests (None without tests). ``commit_choice``
+    commits it; to discard it, abort ``branch``.
+    """
 
     fork: str
     attempts: tuple[str, ...]
@@ -207,41 +213,44 @@ class Prepared:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether the tests passed, or there are none."""
         return self.tests is None or self.tests.is_pass
 
 
 def line_up_attempts(
     workspace: Workspace | str | os.PathLike[str], fork: str, attempts: Sequence[str] | None = None
 ) -> list[AlignedPath]:
-    """What attempts of a fork changed, each called by its id: those that are named, or all that are over and whose
-    branches are there. What can be chosen from it is told to ``prepare_choice``."""
-    where = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
-    with open_ledger(where) as ledger:
-        remains = _undecided(ledger, where, fork)
-        return align_branches(remains.origin, _branches(remains, attempts))
+    """Align the changes of a fork's attempts, by path, with each version named by its attempt's id.
+
+    ``attempts`` defaults to all that are over and still have a branch. ``prepare_choice`` takes a choice from the
+    result.
+    """
+    workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+    with open_ledger(workspace) as ledger:
+        stored = _load_undecided(ledger, workspace, fork)
+        return align_branches(stored.origin, _find_branches(stored, attempts))
 
 
 async def prepare_choice(
     workspace: Workspace | str | os.PathLike[str], fork: str, choice: Mapping[str, Choice], *, tests: Tests | None
 ) -> Prepared:
-    """Make a branch of what was chosen, by path: an attempt's version, or hunks of any of them; and test it.
+    """Build and test a branch from a choice: by path, an attempt's version or hunks of several.
 
-    Nothing is decided by that. BranchError where it cannot be had, such as because what was chosen overlaps. Cancelled,
-    it leaves nothing.
+    The fork stays undecided. Raises BranchError if the choice cannot be applied, for example because its hunks overlap.
+    Cancellation drops the branch.
     """
-    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
-    with open_ledger(where) as ledger:
-        remains = _undecided(ledger, where, fork)
-        attempts = _chosen(choice)
-        making = run_in_thread(_make, remains, attempts, choice)
+    workspace = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
+    with open_ledger(workspace) as ledger:
+        stored = _load_undecided(ledger, workspace, fork)
+        attempts = _chosen_attempts(choice)
+        creation = run_in_thread(_build_choice, stored, attempts, choice)
         try:
-            made = await finish_then_cancel(making)
+            made = await finish_then_cancel(creation)
             report = None if tests is None else await tests.test(made)
-            return Prepared(remains.id, attempts, made, await run_in_thread(made.diff), report)
+            return Prepared(stored.id, attempts, made, await run_in_thread(made.diff), report)
         except BaseException:
-            if making.exception() is None:
-                await finish(run_in_thread(making.result().abort))
+            if creation.exception() is None:
+                await finish(run_in_thread(creation.result().abort))
             raise
 
 
@@ -252,37 +261,37 @@ def commit_choice(
     policy: ConflictPolicy | None = None,
     keep: bool = False,
 ) -> Commit:
-    """Decide the fork for what was prepared, commit that, and drop all attempts (``keep``: keep them).
+    """Resolve the fork with a prepared choice, commit it, and drop all attempts (``keep``: keep them).
 
-    Raises ForkResolvedError where the fork was decided meanwhile. After a ConflictError the fork is decided and nothing
-    is committed: called again with an ``on_conflict`` that decides, this commits it. With a ``policy`` conflicts are
-    decided at once, and none of the versions is lost.
+    Raises ForkResolvedError if the fork was decided in the meantime. After a ConflictError the fork is resolved but
+    nothing is committed; a second call with an ``on_conflict`` that decides commits it. A ``policy`` decides conflicts
+    without losing either version.
     """
-    where = prepared.branch.workspace
-    with open_ledger(where) as ledger:
-        remains = StoredFork(ledger, where, prepared.fork)
+    workspace = prepared.branch.workspace
+    with open_ledger(workspace) as ledger:
+        stored = StoredFork(ledger, workspace, prepared.fork)
         detail = {
             "attempts": list(prepared.attempts),
             "branch": prepared.branch.name,
             "keep": keep,
             "tests": None if prepared.tests is None else prepared.tests.as_json(),
         }
-        is_new = ledger.resolve(remains.id, how="choice", detail=detail)
-        if not is_new and (remains.outcome() != prepared.branch.name or remains.record.commit is not None):
-            raise ForkResolvedError(f"fork {remains.id} was decided meanwhile", fork=remains.id)
-        return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict).commit
+        is_new = ledger.resolve(stored.id, how="choice", detail=detail)
+        if not is_new and (stored.outcome() != prepared.branch.name or stored.record.commit is not None):
+            raise ForkResolvedError(f"fork {stored.id} was decided in the meantime", fork=stored.id)
+        return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict).commit
 
 
-def _undecided(ledger: Ledger, workspace: Workspace, fork: str) -> StoredFork:
-    remains = StoredFork(ledger, workspace, fork)
-    remains.require_outermost()
-    record = remains.record
+def _load_undecided(ledger: Ledger, workspace: Workspace, fork: str) -> StoredFork:
+    stored = StoredFork(ledger, workspace, fork)
+    stored.require_outermost()
+    record = stored.record
     if record.is_over:
-        raise ForkResolvedError(f"fork {record.id} is {record.state}, and is decided only once", fork=record.id)
-    return remains
+        raise ForkResolvedError(f"fork {record.id} is {record.state}; a fork is decided only once", fork=record.id)
+    return stored
 
 
-def _branches(fork: StoredFork, attempts: Sequence[str] | None) -> dict[str, Branch]:
+def _find_branches(fork: StoredFork, attempts: Sequence[str] | None) -> dict[str, Branch]:
     wanted = None if attempts is None else {fork.ledger.attempt(name).id for name in attempts}
     found = {}
     for attempt in fork.attempts:
@@ -291,24 +300,26 @@ def _branches(fork: StoredFork, attempts: Sequence[str] | None) -> dict[str, Bra
             if branch is not None:
                 found[attempt.id] = branch
     if missing := (wanted or set()) - set(found):
-        raise LedgerError(f"{', '.join(sorted(missing))}: still at it, or gone", subject=min(missing))
+        raise LedgerError(
+            f"{', '.join(sorted(missing))}: still running, or its branch was dropped", subject=min(missing)
+        )
     if not found:
-        raise LedgerError(f"no attempt of fork {fork.id} is over and has a branch", subject=fork.id)
+        raise LedgerError(f"fork {fork.id} has no finished attempt with a branch", subject=fork.id)
     return found
 
 
-def _chosen(choice: Mapping[str, Choice]) -> tuple[str, ...]:
-    """The attempts that a choice is made from. A hunk that several made alike is any of theirs: the first counts."""
+def _chosen_attempts(choice: Mapping[str, Choice]) -> tuple[str, ...]:
+    """List the attempts that a choice uses. A hunk that several attempts made counts for the first of them."""
     names = set()
     for chosen in choice.values():
         names |= {chosen} if isinstance(chosen, str) else {hunk.versions[0] for hunk in chosen}
     if not names:
-        raise LedgerError("nothing was chosen of any attempt")
+        raise LedgerError("the choice is empty: choose a version or hunk of at least one attempt")
     return tuple(sorted(names))
 
 
-def _make(fork: StoredFork, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Branch:
+def _build_choice(fork: StoredFork, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Branch:
     name = f"{fork.id}-choice"
     if (left := fork.branch(name)) is not None and not left.owner_alive:
         left.abort()
-    return select(fork.origin, _branches(fork, attempts), name, choice)
+    return select(fork.origin, _find_branches(fork, attempts), name, choice)

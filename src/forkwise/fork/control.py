@@ -1,4 +1,7 @@
-"""Clearing: forks given up from outside, and what is left of those that are over taken away."""
+"""Cross-process control of a fork: its owner polls the ledger for requests that other processes post.
+
+Also the operations of those other processes: abort an attempt or a fork, and clean up after forks that are over.
+"""
 
 from __future__ import annotations
 
@@ -33,33 +36,33 @@ __all__ = [
 ]
 
 
-_PACE = 0.25  # seconds between two looks at what others want
-_WAITING = 0.05
+_POLL_INTERVAL = 0.25  # seconds
+_WAIT_INTERVAL = 0.05
 
 
 async def poll_requests(fork: Fork) -> None:
-    """End all attempts of a fork as soon as somebody else decides it, and each one that somebody asks to be ended."""
+    """Cancel all attempts once another process decides the fork, and each attempt that another process aborts."""
     unwanted: dict[str, str] = {}
     seen = 0
     while True:
-        await asyncio.sleep(_PACE)
+        await asyncio.sleep(_POLL_INTERVAL)
         if fork.is_over:
             return
         if is_decided(fork):
             await fork.stop_decided_elsewhere()
             return
-        with suppress(LedgerError):  # it cannot be asked now: the next look will tell
+        with suppress(LedgerError):  # the ledger is unreadable for now: the next poll retries
             for event in fork.ledger.events(after=seen, fork=fork.id):
                 seen = event.seq
                 if event.kind == "unwanted" and event.attempt is not None:
                     unwanted[event.attempt] = event.data["unwanted"]
-        going = [attempt for attempt in fork.attempts if attempt.id in unwanted]
-        await asyncio.gather(*(fork.cancel([attempt], unwanted[attempt.id]) for attempt in going))
+        requested = [attempt for attempt in fork.attempts if attempt.id in unwanted]
+        await asyncio.gather(*(fork.cancel([attempt], unwanted[attempt.id]) for attempt in requested))
 
 
 def is_decided(fork: Fork) -> bool:
-    """Whether somebody has decided a fork."""
-    with suppress(LedgerError):  # it cannot be asked now: whoever has to write to it will say so
+    """Return whether a fork was decided, by this or another process."""
+    with suppress(LedgerError):  # the ledger is unreadable for now: the next write to it raises
         return fork.ledger.fork(fork.id).is_over
     return False
 
@@ -67,20 +70,20 @@ def is_decided(fork: Fork) -> bool:
 def abort_attempt(
     workspace: Workspace | str | os.PathLike[str], attempt: str, reason: str = "ended by hand"
 ) -> tuple[str, ...]:
-    """End one attempt, with all that it started, whoever runs its fork; the others go on. Gives the branches that were
-    dropped here.
+    """End one attempt and the forks inside it, in whichever process it runs; its siblings continue.
 
-    It is ended by the process that runs the fork, which is waited for. Where that was killed it is written down as
-    cancelled, and resuming the fork does not run it again. LedgerError where it is over already.
+    Waits for the process that runs the fork to end the attempt. If that process was killed, the attempt is recorded as
+    cancelled, and resuming the fork does not run it again. Returns the branches that this call dropped. Raises
+    LedgerError if the attempt is over already.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         record = ledger.attempt(attempt)
         fork = StoredFork(ledger, workspace, record.fork)
         if fork.record.is_over:
-            raise ForkResolvedError(f"fork {fork.id} is {fork.record.state}: nothing of it runs", fork=fork.id)
+            raise ForkResolvedError(f"fork {fork.id} is {fork.record.state}: no attempt of it runs", fork=fork.id)
         ledger.ask_to_end(record.id, reason)
-        _await_end(ledger, fork, record.id)
+        _wait_for_end(ledger, fork, record.id)
         if ledger.attempt(record.id).is_over:
             return ()
         fork.abort_inside(reason, record.id)
@@ -93,57 +96,59 @@ def abort_attempt(
         return (branch.branch_path,)
 
 
-def _await_end(ledger: Ledger, fork: StoredFork, attempt: str) -> None:
-    """Wait until an attempt is over, or whoever ran it is dead."""
+def _wait_for_end(ledger: Ledger, fork: StoredFork, attempt: str) -> None:
+    """Wait until an attempt is over, or the process that ran it has died."""
     deadline = time.monotonic() + PATIENCE
     while not ledger.attempt(attempt).is_over and fork.record.owner.alive:
         if time.monotonic() > deadline:
             raise BranchError(
-                f"attempt {attempt} is to be ended, but process {fork.record.owner.label}, which runs it, has not done "
-                "so yet: look again, or abort the fork"
+                f"attempt {attempt} was not ended within {PATIENCE:g} s by process {fork.record.owner.label}, which "
+                "runs it: try again later, or abort the fork"
             )
-        time.sleep(_WAITING)
+        time.sleep(_WAIT_INTERVAL)
 
 
-_AROUND = "the fork around it is over"
+_OUTER_FORK_OVER = "the fork around it is over"
 
 
 def abort_fork(
     workspace: Workspace | str | os.PathLike[str], fork: str, reason: str = "aborted by hand", *, lost: bool = False
 ) -> tuple[str, ...]:
-    """Give a fork up, whoever runs it or ran it, and drop all of its branches; gives those that were left to drop.
+    """Abort a fork of any process, and drop all of its branches. Returns the branches that this call dropped.
 
-    One that still runs is ended by the process that runs it, which is waited for; one of another machine as well,
-    unless ``lost`` says that it will not come back. One that was decided and never committed is given up as well, but
-    one that was committed raises ForkResolvedError: ``undo`` takes that back. To abort what was aborted before clears
-    what may be left of it.
+    Waits for the process that runs the fork to end its attempts, on another machine too unless ``lost`` says that the
+    machine will not return. A fork that was decided but never committed is aborted as well; one that was committed
+    raises ForkResolvedError: use ``undo``. Aborting an aborted fork again drops any branches that remain.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
-        remains = StoredFork(ledger, workspace, fork)
-        remains.require_outermost()
+        stored = StoredFork(ledger, workspace, fork)
+        stored.require_outermost()
         reconcile(ledger, workspace)
-        if remains.record.stored == "resolved":
-            return _abandon(remains, reason)
-        ledger.abort_fork(remains.id, reason, {"keep": False})
-        remains.abort_inside(reason)
-        remains.wait_until_idle(lost=lost)
-        return tuple(remains.drop())
+        if stored.record.stored == "resolved":
+            return _abandon_resolved(stored, reason)
+        ledger.abort_fork(stored.id, reason, {"keep": False})
+        stored.abort_inside(reason)
+        stored.wait_until_idle(lost=lost)
+        return tuple(stored.drop())
 
 
-def _abandon(fork: StoredFork, reason: str) -> tuple[str, ...]:
-    """Give up what was decided for and not committed. A branch is either committed or dropped, whoever is quicker."""
-    is_cut = fork.record.commit is None
-    dropped = tuple(fork.drop()) if is_cut else ()
-    replaced = (fork.record.resolution or {}).get("replaces") if is_cut else None
+def _abandon_resolved(fork: StoredFork, reason: str) -> tuple[str, ...]:
+    """Abort a fork that was decided but not committed.
+
+    Another process may be committing it: the branch is then either committed or dropped, whichever comes first.
+    """
+    is_uncommitted = fork.record.commit is None
+    dropped = tuple(fork.drop()) if is_uncommitted else ()
+    replaced = (fork.record.resolution or {}).get("replaces") if is_uncommitted else None
     if replaced is not None and not any(commit.undoes == replaced for commit in fork.workspace.history()):
-        fork.ledger.reinstate(fork.id)  # it was to be overridden, and nothing was undone for it yet
+        fork.ledger.reinstate(fork.id)  # an override was recorded, but the winner's commit is not undone
     reconcile(fork.ledger, fork.workspace)
     record = fork.record
     if record.commit is not None:
-        undone = f"; it was undone by {record.undone}" if record.undone else f": undo {record.commit} takes it back"
+        remedy = f"it was undone by {record.undone}" if record.undone else f"undo {record.commit} reverts it"
         raise ForkResolvedError(
-            f"fork {fork.id} was committed as {record.commit}, and cannot be aborted{undone}", fork=fork.id
+            f"fork {fork.id} was committed as {record.commit}, and cannot be aborted; {remedy}", fork=fork.id
         )
     fork.ledger.abandon_fork(fork.id, reason)
     return dropped
@@ -151,9 +156,12 @@ def _abandon(fork: StoredFork, reason: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What a clean-up did: what was ``collected`` of branches and commits, which forks were ``aborted`` because they
-    were interrupted, which the ledger has ``forgotten``, and which are ``unfinished``: interrupted, or decided and not
-    committed. Those can be resumed or aborted."""
+    """The result of a clean-up.
+
+    ``collected`` lists the removed branches and commits, ``aborted`` the interrupted forks that were aborted,
+    ``forgotten`` the forks removed from the ledger. ``unfinished`` forks, interrupted or decided but not committed,
+    can be resumed or aborted.
+    """
 
     collected: Collected
     aborted: tuple[str, ...] = ()
@@ -169,24 +177,24 @@ def clean_up(
     keep_forks: int = 1000,
     dry_run: bool = False,
 ) -> CleanupReport:
-    """Remove what dead processes left, of forks too, and all but the newest ``keep_forks`` forks from the ledger.
+    """Remove what dead processes left behind, and all but the newest ``keep_forks`` forks from the ledger.
 
-    The branches of forks that are over go, and so do those that tests and judges ran in. What belongs to an unfinished
-    fork stays, unless ``force`` gives those up that were interrupted. For the rest see ``Workspace.gc``.
+    Removes the branches of forks that are over, and those that tests and judges ran in. Branches of unfinished forks
+    stay; ``force`` aborts the interrupted ones. For the other arguments see ``Workspace.gc``.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if not dry_run:
             reconcile(ledger, workspace)
         families = _Families(ledger, workspace)
-        given_up = [fork for fork in families.roots() if force and fork.state == "interrupted"]
+        interrupted = [fork for fork in families.roots() if force and fork.state == "interrupted"]
         if not dry_run:
-            for fork in given_up:
-                ledger.abort_fork(fork.id, "interrupted, and cleared by force", {"keep": False})
-            families.settle()
-            for fork in given_up:
+            for fork in interrupted:
+                ledger.abort_fork(fork.id, "interrupted, and removed with force", {"keep": False})
+            families.record_ends()
+            for fork in interrupted:
                 StoredFork(ledger, workspace, fork.id).wait_until_idle()
-        aborted = tuple(fork.id for fork in given_up)
+        aborted = tuple(fork.id for fork in interrupted)
         wanted = families.wanted(aborted)
         collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted)
         forgotten = ledger.prune(keep=keep_forks, dry_run=dry_run)
@@ -195,7 +203,7 @@ def clean_up(
 
 
 class _Families:
-    """All forks of a workspace, each outermost one with those made inside its attempts."""
+    """All forks of a workspace, grouped by the outermost fork that contains them."""
 
     def __init__(self, ledger: Ledger, workspace: Workspace) -> None:
         self.ledger = ledger
@@ -203,29 +211,29 @@ class _Families:
         self.forks = {fork.id: fork for fork in reversed(ledger.forks())}
 
     def root(self, fork: ForkRecord) -> ForkRecord:
-        """The outermost fork of a family."""
-        while fork.parent is not None and (around := self.forks.get(fork.parent.partition(".")[0])):
-            fork = around
+        """Return the outermost fork that contains ``fork``."""
+        while fork.parent is not None and (outer := self.forks.get(fork.parent.partition(".")[0])):
+            fork = outer
         return fork
 
     def roots(self) -> Iterator[ForkRecord]:
         return (fork for fork in self.forks.values() if fork.parent is None)
 
-    def settle(self) -> None:
-        """Write down what became of forks that nobody will decide any more, and see what is so then."""
+    def record_ends(self) -> None:
+        """Record forks that can no longer be decided as aborted, and reload all forks."""
         for fork in self.forks.values():
             if fork.parent is not None and not fork.is_over and self.ledger.fork(self.root(fork).id).is_over:
-                self.ledger.abort_fork(fork.id, _AROUND)
+                self.ledger.abort_fork(fork.id, _OUTER_FORK_OVER)
             elif fork.parent is None and self._is_lost(fork):
-                self.ledger.abandon_fork(fork.id, "the branch it was decided for is gone")
+                self.ledger.abandon_fork(fork.id, "the branch of its winner no longer exists")
         self.forks = {fork.id: fork for fork in reversed(self.ledger.forks())}
 
     def unfinished(self) -> Iterator[ForkRecord]:
-        """Those that somebody has to resume or to abort."""
+        """List the forks that the user has to resume or abort."""
         return (f for f in self.roots() if f.state == "interrupted" or (_is_uncommitted(f) and not f.owner.alive))
 
     def wanted(self, aborted: tuple[str, ...]) -> Mapping[str, bool]:
-        """Whether anybody wants the branches of forks, by their paths; those that are no fork's are not in it."""
+        """Map the path of each fork's and scratch branch to whether it must be kept. Other branches are left out."""
         found = {}
         for branch in self.workspace.branches():
             fork = self.forks.get(branch.name.partition("-")[0])
@@ -244,17 +252,17 @@ class _Families:
         return is_kept or (branch.owner_alive and not branch.kept)
 
     def _is_outcome(self, branch: Branch, fork: ForkRecord) -> bool:
-        """Whether it is, or is inside, what a fork was decided for and what is still to be committed."""
+        """Return whether ``branch`` is, or is inside, the winner's branch of a fork that is not committed yet."""
         name = StoredFork(self.ledger, self.workspace, fork.id).outcome() if _is_uncommitted(fork) else None
         return name is not None and f"{branch.branch_path}/".startswith(f"{fork.origin}/{name}/")
 
     def _is_lost(self, fork: ForkRecord) -> bool:
-        """Whether what a fork was decided for can be committed no more, and nobody is about to."""
+        """Return whether the winner's branch no longer exists and no live process is committing it."""
         if not _is_uncommitted(fork) or fork.owner.alive:
             return False
-        remains = StoredFork(self.ledger, self.workspace, fork.id)
-        name = remains.outcome()
-        return name is None or remains.branch(name) is None
+        stored = StoredFork(self.ledger, self.workspace, fork.id)
+        name = stored.outcome()
+        return name is None or stored.branch(name) is None
 
 
 def _is_uncommitted(fork: ForkRecord) -> bool:

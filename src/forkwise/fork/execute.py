@@ -1,4 +1,4 @@
-"""Performance: an attempt carried out, from its branch being made to its end being written down."""
+"""Execute one attempt: create its branch, run its candidate, evaluate the result, and record its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
-from forkwise.fork.attempt import Attempt, exchange, read_left
+from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
 from forkwise.fork.evaluation import Evaluation
 from forkwise.fork.runner import Job
@@ -20,79 +20,81 @@ from forkwise.ledger.logs import AttemptLog
 
 __all__ = ["execute"]
 
-_PACE = 0.2  # seconds between two notes of how far an attempt has come
-_MOST_COUNTED = 5000
-_LONGEST_SCORE = 200
+_PROGRESS_INTERVAL = 0.2  # seconds
+_MAX_COUNTED = 5000
+_MAX_SCORE = 200
 
 
 async def execute(attempt: Attempt, name: str) -> None:
-    """Run an attempt to its end in a new branch of that name. It fails, whatever its candidate does, and does not
-    raise; cancelled, it is written down as that."""
-    ledger, told = attempt.fork.ledger, attempt.facts
+    """Run an attempt to its end in a branch called ``name``.
+
+    Whatever the candidate does, an error makes the attempt fail; only cancellation is raised, after it was recorded.
+    """
+    ledger, facts = attempt.fork.ledger, attempt.facts
     try:
         ledger.start_attempt(attempt.id)
         attempt.state = "running"
         with AttemptLog(ledger.directory, attempt.id) as output:
             try:
-                await _make_branch(attempt, name)
+                await _open_branch(attempt, name)
                 await _evaluate(attempt, await _run(attempt, output))
-                told["files"] = await run_in_thread(_files, attempt.place)
+                facts["files"] = await run_in_thread(_count_changed_files, attempt.own_branch)
             finally:
-                told |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
-                await attempt.within.end()
-    except Exception as error:  # noqa: BLE001 - such as a full disk: this attempt failed, and the others go on
+                facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
+                await attempt.nested_runs.end()
+    except Exception as error:  # noqa: BLE001 - such as a full disk: only this attempt fails
         _fail(attempt, describe_error(error), error)
     except BaseException as error:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
-        with suppress(LedgerError):  # of a full disk: it is written when the fork is resolved, or raised then
+        with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
             attempt.record_end()
 
 
-async def _make_branch(attempt: Attempt, name: str) -> None:
-    make = _left_branch if attempt.fork.settings.reopens else _fresh_branch
+async def _open_branch(attempt: Attempt, name: str) -> None:
+    make = _reopen_branch if attempt.fork.settings.reopens else _create_branch
     work = run_in_thread(make, attempt.fork.parent, name)
     try:
         attempt.branch = await asyncio.shield(work)
     except asyncio.CancelledError:
         with suppress(Exception):
-            attempt.branch = await finish(work)  # else it would be nobody's, and stay
+            attempt.branch = await finish(work)  # otherwise the branch would leak
         raise
 
 
-def _left_branch(parent: Parent, name: str) -> Branch:
-    """The branch that a killed process left under the name, or a new one."""
+def _reopen_branch(parent: Parent, name: str) -> Branch:
+    """Open the branch that a killed process left, or create it."""
     with suppress(BranchNotFoundError):
         return Branch.open(parent, name)
     return parent.branch(name, None, None)
 
 
-def _fresh_branch(parent: Parent, name: str) -> Branch:
-    """A new branch; one that a killed process left under the name goes first."""
+def _create_branch(parent: Parent, name: str) -> Branch:
+    """Create a branch; drop one of the same name that a killed process left."""
     with suppress(BranchNotFoundError):
         Branch.open(parent, name).abort()
     return parent.branch(name, None, None)
 
 
 async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
-    settings, told = attempt.fork.settings, attempt.facts
-    candidate, branch = attempt.candidate, attempt.place
+    settings, facts = attempt.fork.settings, attempt.facts
+    candidate, branch = attempt.candidate, attempt.own_branch
     job = Job(branch, candidate.function, candidate.argv, settings.timeout, on_output=output.write)
     if candidate.argv is not None:
-        job = await run_in_thread(_command, job, attempt)
+        job = await run_in_thread(_add_environment, job, attempt)
     try:
-        with _watched(attempt, output):
-            ended = await settings.runner.run(job)
+        with _report_progress(attempt, output):
+            end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):
-            seen = branch.view_kind.seen(branch.home)
-            attempt.seen_at = None if seen is None else Path(seen)
-    attempt.value, attempt.wall = ended.value, ended.wall
-    told |= {"ending": ended.ending, "exit_code": ended.exit_code, "value": to_json_data(ended.value)}
-    told |= {"wall": ended.wall, "cpu": ended.cpu, "memory": ended.memory}
-    judgement = judge(ended, settings.timeout)
-    attempt.said = judgement.said
+            seen = branch.view_kind.visible_path(branch.home)
+            attempt.directory = None if seen is None else Path(seen)
+    attempt.value, attempt.wall = end.value, end.wall
+    facts |= {"ending": end.ending, "exit_code": end.exit_code, "value": to_json_data(end.value)}
+    facts |= {"wall": end.wall, "cpu": end.cpu, "memory": end.memory}
+    judgement = judge(end, settings.timeout)
+    attempt.message = judgement.message
     if not judgement.success:
         return judgement
     if not os.path.isdir(branch.home):
@@ -100,37 +102,37 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     if candidate.argv is None:
         return judgement
     try:
-        return Judgement(True, _score(f"{branch.home}/exchange/score"))
+        return Judgement(True, _read_score_file(f"{branch.home}/exchange/score"))
     except ValueError as error:
         return Judgement(False, reason=str(error), error=error)
 
 
-def _score(path: str) -> float | None:
-    """The score that a command left, if it did."""
+def _read_score_file(path: str) -> float | None:
+    """Read the score that a command wrote; None without a file. Raises ValueError if it is not a score."""
     if not os.path.lexists(path):
         return None
-    left = read_left(path, _LONGEST_SCORE)
-    if left is None:
-        raise ValueError(f"its score is no plain file of at most {_LONGEST_SCORE} bytes")
-    return read_score(left)
+    content = read_regular_file(path, _MAX_SCORE)
+    if content is None:
+        raise ValueError(f"its score is not a regular file of at most {_MAX_SCORE} bytes")
+    return read_score(content)
 
 
-def _command(job: Job, attempt: Attempt) -> Job:
-    """A command's job, with what it is told by its environment."""
-    place = exchange(job.branch)
-    feedback = f"{place}/feedback"
+def _add_environment(job: Job, attempt: Attempt) -> Job:
+    """Return ``job`` with the environment variables and exchange files of a command."""
+    exchange_directory = make_exchange_directory(job.branch)
+    feedback = f"{exchange_directory}/feedback"
     Path(feedback).write_text(attempt.feedback or "", errors="backslashreplace")
     environment = {
         "FORKWISE_ATTEMPT": str(attempt.index),
         "FORKWISE_FORK": attempt.fork.id,
         "FORKWISE_FEEDBACK": feedback,
-        "FORKWISE_SCORE": f"{place}/score",
+        "FORKWISE_SCORE": f"{exchange_directory}/score",
     }
-    return Job(job.branch, None, job.argv, job.timeout, environment, (place,), job.on_output)
+    return Job(job.branch, None, job.argv, job.timeout, environment, (exchange_directory,), job.on_output)
 
 
 async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
-    """Set what came of it, by its own word and, where that was good, by the evaluator's."""
+    """Set the attempt's state and scores from ``judgement`` and, if that is a success, from the evaluator."""
     ledger, evaluator = attempt.fork.ledger, attempt.fork.settings.evaluator
     if not judgement.success:
         _fail(attempt, judgement.reason, judgement.error)
@@ -138,11 +140,11 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
     if evaluator is not None:
-        answer = await try_call(evaluator.evaluate, attempt)
-        if answer.error is not None:
-            _fail(attempt, f"it could not be evaluated: {describe_error(answer.error)}", answer.error)
+        result = await try_call(evaluator.evaluate, attempt)
+        if result.error is not None:
+            _fail(attempt, f"it could not be evaluated: {describe_error(result.error)}", result.error)
             return
-        found: Evaluation = answer.value
+        found: Evaluation = result.value
         attempt.scores = found.scores + own or (attempt.candidate.prior,)
         attempt.tests = found.tests
         if found.tests is not None:
@@ -160,26 +162,26 @@ def _fail(attempt: Attempt, reason: str | None, error: BaseException | None) -> 
 
 
 @contextmanager
-def _watched(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
-    """Note how far it has come, from time to time, for whoever looks on."""
+def _report_progress(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
+    """Write the attempt's progress to the ledger at intervals while the block runs."""
     loop = asyncio.get_running_loop()
-    noted: dict[str, Any] = {}
+    last_report: dict[str, Any] = {}
     handle: asyncio.TimerHandle | None = None
 
-    def note() -> None:
-        nonlocal handle, noted
-        now: dict[str, Any] = {
-            "files": _estimate_changed_files(attempt.place),
+    def report() -> None:
+        nonlocal handle, last_report
+        progress: dict[str, Any] = {
+            "files": _estimate_changed_files(attempt.own_branch),
             "last_line": output.last_line,
             "output_bytes": output.total,
         }
-        if now != noted:
-            with suppress(LedgerError):  # such as on a full disk: what is told in the end counts
-                attempt.fork.ledger.note_progress(attempt.id, **now)
-            noted = now
-        handle = loop.call_later(_PACE, note)
+        if progress != last_report:
+            with suppress(LedgerError):  # such as a full disk: the final record counts
+                attempt.fork.ledger.note_progress(attempt.id, **progress)
+            last_report = progress
+        handle = loop.call_later(_PROGRESS_INTERVAL, report)
 
-    handle = loop.call_later(_PACE, note)
+    handle = loop.call_later(_PROGRESS_INTERVAL, report)
     try:
         yield
     finally:
@@ -187,12 +189,15 @@ def _watched(attempt: Attempt, output: AttemptLog) -> Iterator[None]:
 
 
 def _estimate_changed_files(branch: Branch) -> int | None:
-    """Roughly how many files a branch changed so far, without keeping anybody waiting; None where that is not plain."""
+    """Estimate how many files a branch changed, by counting its upper layer; None if its view has no layers.
+
+    Runs on the event loop, so it must be fast.
+    """
     if branch.view_kind.whole:
         return None
     found = 0
     pending = [branch.target]
-    while pending and found < _MOST_COUNTED:
+    while pending and found < _MAX_COUNTED:
         with suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -202,8 +207,8 @@ def _estimate_changed_files(branch: Branch) -> int | None:
     return found
 
 
-def _files(branch: Branch) -> int | None:
-    """How many files a branch changed; None where that cannot be told now, which is no reason to drop it."""
+def _count_changed_files(branch: Branch) -> int | None:
+    """Count the files that a branch changed; None if the delta cannot be read, which does not fail the attempt."""
     with suppress(BranchingError, OSError):
         return sum(1 for change in branch.delta() if change.type != "directory")
     return None

@@ -1,7 +1,7 @@
-"""Fork: the sibling attempts made at one point, and their one resolution.
+"""Fork: sibling attempts that start from the same parent, and their one resolution.
 
-Whoever explores is a policy over this: it says which candidates run next and who wins. All that happens is written to
-the ledger as it happens; the resolution is written there before anything is touched, and only one can be.
+A pattern is a policy over a fork: it decides which candidates run next and which attempt wins. The ledger records every
+step; the resolution is written there before any file changes, and only the first one counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forkwise.files.shelf import ShelvedBranch
 from forkwise.files.store import trash
 from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.attempt import Attempt, current_attempt, failed, span
+from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.evaluation import Evaluator
@@ -37,7 +37,7 @@ from forkwise.fork.execute import execute
 from forkwise.fork.resolve import Landed, commit_winner, land, shelve_losers
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.logs import remove_output
+from forkwise.ledger.logs import remove_log
 from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 
@@ -56,7 +56,7 @@ __all__ = [
 
 
 async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
-    """Have the branches of attempts vanish, or be kept. One that cannot is warned of, and the others go."""
+    """Drop the branches of attempts, or keep them. Warn about a branch that cannot be dropped, and continue."""
     for attempt in attempts:
         if attempt.branch is None:
             continue
@@ -65,84 +65,85 @@ async def drop(attempts: Iterable[Attempt], *, keep: bool) -> None:
         except BranchNotFoundError:
             continue
         except BranchingError as error:
-            warnings.warn(f"the branch of {attempt.id} is left: {error}", ForkwiseWarning, stacklevel=2)
+            warnings.warn(f"the branch of {attempt.id} was not removed: {error}", ForkwiseWarning, stacklevel=2)
 
 
 async def hide(attempts: Iterable[Attempt]) -> None:
-    """Have the branches of attempts stay, and their views taken down."""
+    """Unmount the views of the attempts' branches; the branches stay."""
     for attempt in attempts:
         if attempt.branch is not None:
             await run_in_thread(attempt.branch.hide)
 
 
 def keep_winner(winner: Attempt) -> str:
-    """Keep the branch of a winner that was not committed; gives what to tell."""
+    """Keep the branch of a winner that could not be committed. Return a note about it for the user."""
     try:
-        winner.place.keep()
+        winner.own_branch.keep()
     except BranchingError as error:
         return f"The winner, {winner.id}, could not be kept: {error}"
-    return f"The winner, {winner.id}, is kept as the branch {winner.place.branch_path}"
+    return f"The winner, {winner.id}, is kept as the branch {winner.own_branch.branch_path}"
 
 
 def write_ends(attempts: Sequence[Attempt]) -> None:
-    """Write down what could not be written when an attempt ended."""
+    """Record the ends of attempts that could not be recorded when they ended."""
     for attempt in attempts:
         if not attempt.fork.ledger.attempt(attempt.id).is_over:
             attempt.record_end()
 
 
 async def write_with_retry(write: Callable[[], object], attempts: Sequence[Attempt]) -> None:
-    """Write to the ledger: on a full disk as soon as what was dropped is really gone, or else in the place of what the
-    attempts printed."""
+    """Write to the ledger. On a full disk, wait until the trash is empty, then remove the attempts' logs, and retry."""
 
-    def forget_output() -> None:
+    def remove_logs() -> None:
         for attempt in attempts:
-            remove_output(attempt.fork.ledger.directory, attempt.id)
+            remove_log(attempt.fork.ledger.directory, attempt.id)
 
-    for make_room in (trash.wait_until_empty, forget_output):
+    for free_space in (trash.wait_until_empty, remove_logs):
         try:
             write()
             return
         except LedgerError:
-            await run_in_thread(make_room)
+            await run_in_thread(free_space)
     write()
 
 
 def default_parallel() -> int:
-    """How many attempts run at once where nobody says: more than there are processors, as most of them wait."""
+    """Return how many attempts run at once by default: more than there are processors, as agents mostly wait."""
     return min(32, (os.cpu_count() or 1) + 4)
 
 
-def parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
-    """What a fork is made from. An attempt that forks its own directory forks its branch.
+def parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
+    """Open the parent of a new fork. In an attempt, its own directory stands for its branch.
 
-    BranchError for a BranchFS or DaxFS mount, whose own branches cannot be compared, tested apart or undone.
+    Raises BranchError for a BranchFS or DaxFS mount, whose branches cannot be compared, tested separately or undone.
     """
-    found = _parent_of(place)
+    found = _parent_of(target)
     if isinstance(found.workspace, MountedWorkspace):
         raise BranchError(
-            f"{found.workspace.path} is a {found.workspace.fstype} mount, which has branches of its own that cannot be "
-            "judged or undone: open the directory it was mounted from"
+            f"{found.workspace.path} is a {found.workspace.fstype} mount, and its own branches cannot be judged or "
+            "undone: open the directory that is mounted there"
         )
     return found
 
 
-def _parent_of(place: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
-    if isinstance(place, Branch):
-        return place
-    path = place.path if isinstance(place, Workspace) else place
+def _parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
+    if isinstance(target, Branch):
+        return target
+    path = target.path if isinstance(target, Workspace) else target
     attempt = current_attempt()
-    if attempt is not None and os.path.realpath(path) == os.path.realpath(attempt.place.path):
-        return attempt.place
-    return place if isinstance(place, Workspace) else Workspace(place)
+    if attempt is not None and os.path.realpath(path) == os.path.realpath(attempt.own_branch.path):
+        return attempt.own_branch
+    return target if isinstance(target, Workspace) else Workspace(target)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkSettings:
-    """How the attempts of a fork run and what becomes of them. ``timeout`` is each one's own, ``evaluator`` is asked
-    about those that end well. ``keep`` keeps the branches of all, for somebody to look at. With a ``policy`` conflicts
-    are decided and none of the versions is lost (see ``land``), whatever ``on_conflict`` says. ``reopens`` lets an
-    attempt that was not over when its process was killed go on in the branch it had, instead of afresh."""
+    """How the attempts of a fork run and how the fork is resolved.
+
+    ``timeout`` applies to each attempt, ``evaluator`` scores those that succeed. ``keep`` keeps the branches of all
+    attempts. A ``policy`` decides conflicts without losing either version (see ``land``), and overrides
+    ``on_conflict``. With ``reopens``, an attempt whose process was killed continues in its branch instead of a new one.
+    """
 
     runner: Runner = field(default_factory=InProcessRunner)
     evaluator: Evaluator | None = None
@@ -155,10 +156,10 @@ class ForkSettings:
 
 
 class Fork:
-    """A fork, as an async context manager: who leaves it unresolved has it aborted, with everything in it.
+    """A fork, as an async context manager that aborts the fork if it is still unresolved at the end of the block.
 
-    ``spec`` is what somebody needs to go on with it after a kill; ``resume`` is the id of one that is gone on with:
-    attempts that were over are not run again, unfinished ones start afresh.
+    ``spec`` is stored for resuming the fork after a kill. ``resume`` is the id of an interrupted fork to continue: its
+    finished attempts are not run again, unfinished ones start over.
     """
 
     def __init__(
@@ -177,59 +178,61 @@ class Fork:
         self.attempts: list[Attempt] = []
         self.commit: Commit | None = None
         self.landed: Landed | None = None
-        self.aside: dict[str, ShelvedBranch] = {}
+        self.shelved: dict[str, ShelvedBranch] = {}
         self._spec = spec or {}
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
-        self._shares = inside is not None  # its ledger and its room, with the fork inside which it is
+        self._shares_ledger = inside is not None  # and the slots, with the fork around it
         self._open = ExitStack()
         self._ledger: Ledger | None = None
         self._record: ForkRecord | None = None
         self._known: dict[str, AttemptRecord] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots: asyncio.Semaphore = (
-            inside.fork._slots if inside else asyncio.Semaphore(_parallel(self.settings.max_parallel))
+            inside.fork._slots if inside else asyncio.Semaphore(_check_parallel(self.settings.max_parallel))
         )
-        self._heeding: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._is_over = False
-        self.is_left = False
+        self.is_detached = False
         self._is_decided_elsewhere = False
 
     @property
     def id(self) -> str:
-        """Its name in the ledger."""
+        """The fork's id in the ledger."""
         return self.record.id
 
     @property
     def record(self) -> ForkRecord:
-        """What the ledger said of it when it was begun."""
+        """The fork's ledger record as of its start."""
         if self._record is None:
-            raise RuntimeError("a fork is entered first: async with Fork(...)")
+            raise RuntimeError("the fork is not open: use async with Fork(...)")
         return self._record
 
     @property
     def ledger(self) -> Ledger:
-        """Where all of it is written."""
+        """The ledger that records the fork."""
         if self._ledger is None:
-            raise RuntimeError("a fork is entered first: async with Fork(...)")
+            raise RuntimeError("the fork is not open: use async with Fork(...)")
         return self._ledger
 
     async def __aenter__(self) -> Fork:
-        above = self.inside.fork if self.inside is not None and self._shares else None
-        around = current_attempt()
+        outer_fork = self.inside.fork if self.inside is not None and self._shares_ledger else None
+        outer_attempt = current_attempt()
         try:
-            if above is None and around is not None:
-                self._open.enter_context(around.within.track())
-            self._ledger = above.ledger if above else self._open.enter_context(open_ledger(self.parent.workspace))
-            self._record = self._begin(self._ledger)
+            if outer_fork is None and outer_attempt is not None:
+                self._open.enter_context(outer_attempt.nested_runs.track())
+            self._ledger = (
+                outer_fork.ledger if outer_fork else self._open.enter_context(open_ledger(self.parent.workspace))
+            )
+            self._record = self._open_record(self._ledger)
         except BaseException:
             self._open.close()
             raise
         self._known = {a.key: a for a in self._ledger.attempts(self.id)}
-        self._heeding = asyncio.create_task(poll_requests(self))
+        self._polling = asyncio.create_task(poll_requests(self))
         return self
 
-    async def __aexit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         with self._open:
             try:
                 if not self._is_over and isinstance(error, asyncio.CancelledError):
@@ -237,20 +240,20 @@ class Fork:
                 elif not self._is_over:
                     await self.abort(abandon_reason(error))
             finally:
-                if self._heeding is not None:
-                    self._heeding.cancel()
+                if self._polling is not None:
+                    self._polling.cancel()
 
     async def stop_decided_elsewhere(self) -> None:
-        """End all attempts, because somebody else has decided it: a person who picked, or who aborted it."""
+        """Cancel all attempts because another process has picked a winner or aborted the fork."""
         self._is_decided_elsewhere = True
         await self.cancel(self.attempts, "the fork was decided elsewhere")
 
     @property
     def is_over(self) -> bool:
-        """Whether it was resolved, held or aborted here."""
+        """Whether this process resolved, aborted or detached the fork, or left it for a pick."""
         return self._is_over
 
-    def _begin(self, ledger: Ledger) -> ForkRecord:
+    def _open_record(self, ledger: Ledger) -> ForkRecord:
         if self._resume is None:
             return ledger.begin_fork(
                 self.kind,
@@ -258,7 +261,7 @@ class Fork:
                 spec=self._spec,
                 parent=self.inside.id if self.inside else None,
                 origin=self.parent.branch_path,
-                generation=self.parent.place.head,
+                generation=self.parent.state_dir.head,
             )
         if not ledger.adopt_fork(self._resume):
             record = ledger.fork(self._resume)
@@ -268,11 +271,13 @@ class Fork:
     # Attempts
 
     def add(self, candidate: Candidate, index: int, key: str | None = None, feedback: str | None = None) -> Attempt:
-        """Have a candidate run in a branch of its own, as soon as there is room for it. ``key`` names its place in
-        what is tried here; the index, where it is the only one of that."""
+        """Run a candidate in a new branch, as soon as a slot is free.
+
+        ``key`` identifies the attempt within the fork when it is resumed; by default it is ``index``.
+        """
         key = str(index) if key is None else key
         record = self._known.get(key)
-        left = None if record is None else self._left_of(record)
+        left = None if record is None else self._find_reusable_branch(record)
         if is_decided(self):
             raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
         if record is None or (record.is_over and left is None and record.unwanted is None):
@@ -287,29 +292,32 @@ class Fork:
             )
         attempt = Attempt(self, record, candidate, feedback)
         if left is not None or (record.is_over and record.unwanted is not None):
-            attempt.recall(record, left)
+            attempt.restore(record, left)
         self.attempts.append(attempt)
-        self._tasks[attempt.id] = asyncio.create_task(self._perform(attempt, record))
+        self._tasks[attempt.id] = asyncio.create_task(self._run_attempt(attempt, record))
         return attempt
 
-    async def _perform(self, attempt: Attempt, record: AttemptRecord) -> None:
+    async def _run_attempt(self, attempt: Attempt, record: AttemptRecord) -> None:
         try:
             async with self._slots:
                 if attempt.state != "pending":
-                    return  # it was over when the process that ran it was killed
-                attempt.begin()
+                    return  # restored from the ledger
+                attempt.make_current()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
                     await execute(attempt, record.branch)
                     if not attempt.success:
-                        failed(made, attempt.reason)
+                        mark_failed(made, attempt.reason)
         except asyncio.CancelledError as error:
             if attempt.state == "pending":
                 attempt.reason = str(error) or "cancelled"
                 attempt.record_end()
             raise
 
-    def _left_of(self, record: AttemptRecord) -> Branch | None:
-        """The branch of an attempt that was over when its process was killed, if nothing was built upon it yet."""
+    def _find_reusable_branch(self, record: AttemptRecord) -> Branch | None:
+        """Open the branch of an attempt that ended before its process was killed.
+
+        Returns None if the branch no longer exists, or if a fork inside the attempt has changed it since.
+        """
         if record.state not in ("succeeded", "failed", *(["cancelled"] if self.settings.reopens else [])):
             return None
         inner = [] if self.settings.reopens else self.ledger.children(record.id)
@@ -320,74 +328,73 @@ class Fork:
         return None
 
     async def finished(self, attempts: Iterable[Attempt]) -> AsyncIterator[Attempt]:
-        """The attempts as they end, each when it does."""
+        """Yield the attempts in the order in which they end."""
         waiting = {self._tasks[a.id]: a for a in attempts}
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda t: waiting[t].index):
                 attempt = waiting.pop(task)
                 if not task.cancelled():
-                    task.result()  # what fails here is no attempt: it is forkwise
+                    task.result()  # raises errors of forkwise itself; those of a candidate are in the attempt
                 if self._is_decided_elsewhere:
                     raise ForkResolvedError(f"fork {self.id} was decided elsewhere", fork=self.id)
                 yield attempt
 
     async def run(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Wait for all of them."""
+        """Wait for all ``attempts`` and return them."""
         attempts = list(attempts)
         async for _ in self.finished(attempts):
             pass
         return attempts
 
     async def cancel(self, attempts: Iterable[Attempt], reason: str) -> None:
-        """End those that still run, with all their descendants."""
-        going = [self._tasks[a.id] for a in attempts if not self._tasks[a.id].done()]
-        for task in going:
+        """Cancel the attempts that still run, with all their descendants."""
+        running = [self._tasks[a.id] for a in attempts if not self._tasks[a.id].done()]
+        for task in running:
             task.cancel(reason)
-        if going:
-            await asyncio.wait(going)
+        if running:
+            await asyncio.wait(running)
 
     # The one resolution
 
     async def resolve(
-        self, winner: Attempt, how: str, detail: dict[str, Any] | None = None, *, aside: bool = False
+        self, winner: Attempt, how: str, detail: dict[str, Any] | None = None, *, shelve: bool = False
     ) -> Commit:
-        """Decide for a winner: its changes are committed into the parent, all other attempts are gone.
+        """Resolve the fork: commit the winner's changes into the parent and drop all other attempts.
 
-        Raises ForkResolvedError where somebody else decided before. Where the commit is refused (a conflict), that is
-        raised, and the winner's branch is kept for somebody to look at. What was decided is carried out: who is
-        cancelled meanwhile comes too late. With ``aside`` the branches of the others are set ``aside`` instead of
-        dropped, for somebody who decides otherwise.
+        Raises ForkResolvedError if another process decided the fork first. If the commit is refused (a conflict), the
+        error is raised and the winner's branch is kept. Cancellation does not interrupt a resolution. With ``shelve``
+        the losers' branches are moved to ``shelved`` instead of dropped, so that the decision can be overridden.
         """
         if not self.ledger.resolve(self.id, how=how, winner=winner.id, detail=detail):
             await self.abort("it was decided elsewhere")
             raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
         self._is_over = True
-        return await finish(asyncio.ensure_future(self._carry_out(winner, aside=aside)))
+        return await finish(asyncio.ensure_future(self._carry_out(winner, shelve=shelve)))
 
-    async def _carry_out(self, winner: Attempt, *, aside: bool) -> Commit:
+    async def _carry_out(self, winner: Attempt, *, shelve: bool) -> Commit:
         others = [a for a in self.attempts if a is not winner]
         try:
             with span("commit", fork=self.id, attempt=winner.id):
                 await self.cancel(others, "another attempt won")
-                self.commit = await run_in_thread(self._commit, winner.place)
-            if aside:
-                self.aside = await run_in_thread(shelve_losers, others)
+                self.commit = await run_in_thread(self._commit, winner.own_branch)
+            if shelve:
+                self.shelved = await run_in_thread(shelve_losers, others)
         except BranchingError as error:
             error.add_note(await run_in_thread(keep_winner, winner))
             raise
         finally:
-            await self._drop([attempt for attempt in others if attempt.id not in self.aside])
+            await self._drop([attempt for attempt in others if attempt.id not in self.shelved])
         commit = self.commit
         await write_with_retry(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
-        await self._show_parent()
+        await self._remount_parent()
         return commit
 
-    async def _show_parent(self) -> None:
-        """Bring the parent's view up again, which a commit takes down, for whoever works there and goes on."""
+    async def _remount_parent(self) -> None:
+        """Mount the parent's view again, which a commit unmounts: the attempt around this fork still works there."""
         parent = self.parent
-        if isinstance(parent, Branch) and not self._shares:
-            with suppress(BranchingError):  # it is gone: its attempt is over
+        if isinstance(parent, Branch) and not self._shares_ledger:
+            with suppress(BranchingError):  # the branch was dropped with its attempt
                 await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch) -> Commit:
@@ -397,7 +404,7 @@ class Fork:
         return self.landed.commit
 
     async def await_pick(self, favourite: Attempt | None, how: str) -> None:
-        """Wait for a person's pick: all attempts are over, and their branches are kept until then."""
+        """End all attempts and keep their branches, so that the user can pick the winner later."""
         await self.cancel(self.attempts, "the fork waits for a pick")
         for attempt in self.attempts:
             if attempt.branch is not None:
@@ -408,23 +415,24 @@ class Fork:
         self._is_over = True
 
     async def detach(self) -> None:
-        """Let go of it undecided, as a kill would: what runs is ended, but the ledger has it as running, so that who
-        resumes the fork goes on with it. Branches stay, and are mounted no more."""
-        self.is_left = True
-        await self.cancel(self.attempts, "the fork was left")
+        """Detach without deciding: stop the attempts, unmount their branches, leave the fork resumable."""
+        self.is_detached = True
+        await self.cancel(self.attempts, "the fork was detached")
         self._is_over = True
         await hide(self.attempts)
         self.ledger.release_fork(self.id)
 
     async def abort(self, reason: str, *, keep: bool = True) -> None:
-        """Give it up: no attempt is left, and the parent is as it was. Where somebody else decided it meanwhile, the
-        winner is theirs. With ``keep=False`` no branch is kept, whatever the settings say."""
-        self._is_over = True
-        await finish(asyncio.ensure_future(self._give_up(reason, keep=keep)))
+        """Abort the fork: drop all attempts and leave the parent unchanged.
 
-    async def _give_up(self, reason: str, *, keep: bool) -> None:
+        A winner that another process picked in the meantime keeps its branch. ``keep=False`` overrides the settings.
+        """
+        self._is_over = True
+        await finish(asyncio.ensure_future(self._abort(reason, keep=keep)))
+
+    async def _abort(self, reason: str, *, keep: bool) -> None:
         winner = None
-        with suppress(LedgerError):  # of a full disk: there is room once the branches are gone
+        with suppress(LedgerError):  # a full disk: dropping the branches frees space for the write below
             self.ledger.abort_fork(self.id, reason)
             winner = self.ledger.fork(self.id).winner
         await self.cancel(self.attempts, reason)
@@ -432,15 +440,15 @@ class Fork:
         await write_with_retry(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
 
     async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
-        """Have the branches of attempts vanish, or kept if that was asked for; none of them goes on any more."""
+        """Drop the attempts' branches, or keep them if ``keep`` and the settings say so, and record their ends."""
         await drop(attempts, keep=keep and self.settings.keep)
         await write_with_retry(lambda: write_ends(self.attempts), self.attempts)
 
 
-def _parallel(asked: int | None) -> int:
-    if asked is not None and asked < 1:
-        raise ValueError(f"at least one attempt has to run at a time, not {asked}")
-    return asked or default_parallel()
+def _check_parallel(max_parallel: int | None) -> int:
+    if max_parallel is not None and max_parallel < 1:
+        raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
+    return max_parallel or default_parallel()
 
 
 def _attempt_in(parent: Workspace | Branch) -> Attempt | None:

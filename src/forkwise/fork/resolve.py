@@ -1,7 +1,7 @@
-"""Overriding: a person decides otherwise after a fork was decided and committed, for one of the branches that lost.
+"""Resolve a stored fork: commit its winner, pick another attempt, or override a decision.
 
-The losers are set aside for that, as long as the process lives. What is meant is in the ledger before the winner's
-commit is undone: after a kill the fork is one that was decided and not committed, and is carried out as such.
+The decision is in the ledger before any file changes, so a fork whose process is killed in between is decided but not
+committed, and ``commit_resolved`` finishes it. To allow an override, losers are shelved while their process lives.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from forkwise.ledger.sqlite import open_ledger
 
 __all__ = [
     "Landed",
-    "bring_back",
-    "carry_out",
     "commit_resolved",
     "commit_winner",
     "conclude",
@@ -47,14 +45,15 @@ __all__ = [
     "pick",
     "replace_winner",
     "shelve_losers",
+    "unshelve_loser",
 ]
 
 
 def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = False) -> Commit:
-    """Commit a branch, rebased onto what its parent is now where that was committed to.
+    """Commit a branch, after rebasing it if its parent has newer commits.
 
-    A path that both changed is a conflict, as it is where anybody else changed it: raised, unless ``on_conflict``
-    decides. The branch then holds both changes where text could be merged, and its own where not.
+    A path that both sides changed is a conflict: ConflictError unless ``on_conflict`` decides. The branch then holds
+    both changes if they could be merged as text, otherwise its own.
     """
     while True:
         try:
@@ -63,9 +62,8 @@ def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = Fals
             done = branch.rebase()
         if done.merged and on_conflict == "refuse":
             raise ConflictError(
-                f"{branch.branch_path} was not committed, nothing was changed: others committed to "
-                f"{', '.join(done.merged[:5])} meanwhile. The branch holds both changes now; look at it and commit it, "
-                "or say on_conflict='merge' beforehand",
+                f"{branch.branch_path} was not committed: other commits changed {', '.join(done.merged[:5])} in the "
+                "meantime. The branch now holds both changes: review and commit it, or use on_conflict='merge'",
                 branch=branch.name,
                 conflicts=[Conflict(path, "changed", "committed to by others") for path in done.merged],
             )
@@ -73,8 +71,10 @@ def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A winner that was committed, whatever others did meanwhile: the conflicts that the policy decided, and the branch
-    in which the winner's version of those is kept, where the parent's stayed."""
+    """A committed winner, with the conflicts that were decided.
+
+    ``kept`` is the branch with the winner's versions of the conflicting paths, if the parent's versions were used.
+    """
 
     commit: Commit
     conflicts: tuple[Conflict, ...] = ()
@@ -82,22 +82,22 @@ class Landed:
 
 
 def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
-    """Commit a branch, all of it or nothing, with every conflict decided by a policy and none of the versions lost.
+    """Commit a branch atomically; ``policy`` decides every conflict, and neither version is lost.
 
-    What the winner's version takes the place of is in the commit's undo record. Where the parent's stays, the winner's
-    is kept as a branch of the workspace, for somebody to look at, to commit or to abort.
+    Versions that the winner replaces are in the commit's undo record. If the parent's versions are used, the winner's
+    are kept in a branch of the workspace, which the user can inspect, commit or abort.
     """
     while True:
         try:
             try:
                 return Landed(branch.commit())
             except ConflictError as error:
-                return _land_over(branch, policy, error.conflicts)
+                return _land_with_conflicts(branch, policy, error.conflicts)
         except BranchStaleError:
             branch.rebase(merge=False)
 
 
-def _land_over(branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict]) -> Landed:
+def _land_with_conflicts(branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict]) -> Landed:
     if policy == "last_write_wins":
         commit = branch.commit(on_conflict="ours")
         return Landed(commit, commit.conflicts)
@@ -134,30 +134,32 @@ def pick(
     trust: bool = False,
     force: bool = False,
 ) -> Commit:
-    """Decide a fork for one of its attempts, commit what that made, and drop the others (``keep``: keep them).
+    """Resolve a fork with one of its attempts: commit its changes, and drop the others (``keep``: keep them).
 
-    Named by its fork alone, it is the attempt that was found best. The fork may be one that waits for a pick, one that
-    was interrupted, one that still runs (its other attempts are ended), or one that was decided for this attempt and
-    never committed, such as because of a conflict. An attempt that did not succeed is refused unless ``force`` is
-    given. ``on_conflict`` and ``trust`` are those of ``Branch.commit``.
+    The id of a fork instead of an attempt picks the attempt that was judged best. The fork may wait for a pick, be
+    interrupted, still run (its other attempts are ended), or be decided for this attempt but not committed, for example
+    because of a conflict. An attempt that did not succeed is refused unless ``force`` is set. ``on_conflict`` and
+    ``trust`` are those of ``Branch.commit``.
 
-    Raises ForkResolvedError where the fork was decided otherwise before.
+    Raises ForkResolvedError if the fork was decided differently before.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
             return commit_resolved(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep).commit
-        chain = _chain(ledger, ledger.attempt(attempt) if "." in attempt else _favourite(ledger, attempt))
+        chain = _list_enclosing(
+            ledger, ledger.attempt(attempt) if "." in attempt else _find_verdict_winner(ledger, attempt)
+        )
         innermost, fork = (StoredFork(ledger, workspace, one.fork) for one in (chain[0], chain[-1]))
         if fork.record.is_over:
             _decide(fork, chain[-1], {})
         else:
-            _check(innermost, chain[0], force=force)
-            # From the inside out: what is decided inside counts for nothing until the outermost is decided.
+            _require_committable(innermost, chain[0], force=force)
+            # From the inside out: an inner decision has no effect until the outermost fork is decided.
             detail = {"keep": keep} if chain[0].state == "succeeded" else {"keep": keep, "force": True}
             for one in chain:
                 _decide(StoredFork(ledger, workspace, one.fork), one, detail)
-        return carry_out(fork, on_conflict=on_conflict, trust=trust, keep=keep)
+        return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust).commit
 
 
 def commit_resolved(
@@ -170,18 +172,13 @@ def commit_resolved(
     trust: bool = False,
     keep: bool = False,
 ) -> Landed:
-    """Commit what a fork was resolved for, where that did not happen: it was refused, or the process was killed."""
-    remains = StoredFork(ledger, workspace, fork)
-    record = remains.record
+    """Commit a fork that was resolved but not committed, because of a conflict or because its process was killed."""
+    stored = StoredFork(ledger, workspace, fork)
+    record = stored.record
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
-        raise ForkResolvedError(f"fork {record.id} has nothing to be committed: it is {how}", fork=record.id)
-    return conclude(remains, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust)
-
-
-def carry_out(fork: StoredFork, *, on_conflict: OnConflict, trust: bool, keep: bool) -> Commit:
-    """Commit what a fork was resolved for, and let the rest of it go."""
-    return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust).commit
+        raise ForkResolvedError(f"fork {record.id} has nothing to commit: it is {how}", fork=record.id)
+    return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust)
 
 
 def conclude(
@@ -192,24 +189,24 @@ def conclude(
     on_conflict: OnConflict = "refuse",
     trust: bool = False,
 ) -> Landed:
-    """The same, and with a ``policy`` conflicts are decided and none of the versions is lost, see ``land``."""
+    """Commit a resolved fork and drop its other branches; ``policy`` (see ``land``) overrides ``on_conflict``."""
     fork.wait_until_idle()
     name = fork.outcome()
-    commit = None if name is None else fork.committed(name)
+    commit = None if name is None else fork.find_commit(name)
     if commit is None:
-        _take_back(fork)
-        landed = _land(fork, name, policy, on_conflict, trust)
+        _undo_replaced(fork)
+        landed = _commit_outcome(fork, name, policy, on_conflict, trust)
         fork.ledger.record_commit(fork.id, landed.commit.id, landed.commit.paths)
     else:
         landed = Landed(commit, commit.conflicts)
-        reconcile(fork.ledger, fork.workspace)  # it may have been undone since, too
+        reconcile(fork.ledger, fork.workspace)  # records the commit, and an undo that followed it
     fork.abort_inside("the fork around it was decided")
-    fork.drop(keep=keep, but=landed.kept)
+    fork.drop(keep=keep, exclude=landed.kept)
     return landed
 
 
-def _take_back(fork: StoredFork) -> None:
-    """Undo what a fork was decided for before somebody decided otherwise. Where that cannot be undone, it stands."""
+def _undo_replaced(fork: StoredFork) -> None:
+    """Undo the commit that an override replaces. If that fails, reinstate the earlier decision."""
     number = (fork.record.resolution or {}).get("replaces")
     if number is None or any(commit.undoes == number for commit in fork.workspace.history()):
         return
@@ -220,17 +217,17 @@ def _take_back(fork: StoredFork) -> None:
         raise
 
 
-def _land(
+def _commit_outcome(
     fork: StoredFork, name: str | None, policy: ConflictPolicy | None, on_conflict: OnConflict, trust: bool
 ) -> Landed:
     branch = None if name is None else fork.branch(name)
     if branch is None:
         raise BranchNotFoundError(
-            f"fork {fork.id} was decided, but the branch it was decided for is gone: {name}", branch=name
+            f"fork {fork.id} was decided, but the branch of its winner no longer exists: {name}", branch=name
         )
     winner = fork.record.winner
     if winner is not None:
-        _fold(fork, winner, branch, on_conflict, trust)
+        _commit_nested(fork, winner, branch, on_conflict, trust)
     try:
         if policy is not None:
             return land(branch, policy)
@@ -241,12 +238,12 @@ def _land(
         raise
 
 
-def _fold(fork: StoredFork, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
-    """Bring what was decided inside a winner into it; what was not decided goes, and so does what the dead left."""
+def _commit_nested(fork: StoredFork, winner: str, branch: Branch, on_conflict: OnConflict, trust: bool) -> None:
+    """Commit the forks that were resolved inside the winner into its branch, and drop all other branches inside it."""
     for inner in fork.inside(winner):
         name = inner.outcome()
         if inner.record.stored == "resolved" and name is not None and inner.branch(name) is not None:
-            carry_out(inner, on_conflict=on_conflict, trust=trust, keep=False)
+            conclude(inner, on_conflict=on_conflict, trust=trust)
         else:
             fork.ledger.abort_fork(inner.id, "the fork around it was decided")
             inner.abort_inside("the fork around it was decided")
@@ -256,22 +253,22 @@ def _fold(fork: StoredFork, winner: str, branch: Branch, on_conflict: OnConflict
             left.abort()
 
 
-def _favourite(ledger: Ledger, fork: str) -> AttemptRecord:
-    """The attempt that was found best in a fork; LedgerError where none was."""
+def _find_verdict_winner(ledger: Ledger, fork: str) -> AttemptRecord:
+    """Find the attempt that was judged best in a fork. Raises LedgerError if there is none."""
     record = ledger.fork(fork)
     name = (record.verdict or {}).get("winner")
     if isinstance(name, str):
         return ledger.attempt(name)
-    near = [attempt.id for attempt in ledger.attempts(record.id)]
+    names = [attempt.id for attempt in ledger.attempts(record.id)]
     raise LedgerError(
-        f"fork {record.id} has no favourite: name an attempt ({', '.join(near) or 'it has none'})",
+        f"no attempt of fork {record.id} was judged best: name an attempt ({', '.join(names) or 'it has none'})",
         subject=record.id,
-        near=near,
+        near=names,
     )
 
 
-def _chain(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
-    """An attempt, the one inside which its fork was made, and so on to the outermost."""
+def _list_enclosing(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
+    """List an attempt, the attempt around its fork, and so on to the outermost."""
     chain = [attempt]
     while parent := ledger.fork(chain[-1].fork).parent:
         chain.append(ledger.attempt(parent))
@@ -279,25 +276,25 @@ def _chain(ledger: Ledger, attempt: AttemptRecord) -> list[AttemptRecord]:
 
 
 def _decide(fork: StoredFork, attempt: AttemptRecord, detail: Mapping[str, Any]) -> None:
-    """Decide a fork for an attempt, if it was not before; raises ForkResolvedError where it was decided otherwise."""
+    """Decide a fork for an attempt. Raises ForkResolvedError if the fork was decided differently before."""
     if fork.ledger.resolve(fork.id, how="pick", winner=attempt.id, detail=detail):
         return
     record = fork.record
     if record.stored == "resolved" and record.commit is None and record.winner == attempt.id:
         return
     how = record.state if record.commit is None else f"committed as {record.commit}"
-    whom = f" (for {record.winner})" if record.winner else ""
-    raise ForkResolvedError(f"fork {record.id} was {how}{whom} already, and is decided only once", fork=record.id)
+    winner = f" (for {record.winner})" if record.winner else ""
+    raise ForkResolvedError(f"fork {record.id} was {how}{winner} already; a fork is decided only once", fork=record.id)
 
 
-def _check(fork: StoredFork, attempt: AttemptRecord, *, force: bool) -> None:
-    """Raise unless an attempt can be committed."""
+def _require_committable(fork: StoredFork, attempt: AttemptRecord, *, force: bool) -> None:
+    """Raise LedgerError or BranchNotFoundError unless an attempt can be committed."""
     if fork.record.state == "running" and not attempt.is_over:
         raise LedgerError(f"attempt {attempt.id} is {attempt.state}: wait until it is over", subject=attempt.id)
     if attempt.state != "succeeded" and not force:
         why = f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state
         raise LedgerError(
-            f"attempt {attempt.id} did not succeed ({why}): force=True (--force) commits it all the same",
+            f"attempt {attempt.id} did not succeed ({why}): use force=True (--force) to commit it anyway",
             subject=attempt.id,
         )
     if fork.branch(attempt.branch) is None:
@@ -305,34 +302,35 @@ def _check(fork: StoredFork, attempt: AttemptRecord, *, force: bool) -> None:
 
 
 def shelve_losers(attempts: Iterable[Attempt]) -> dict[str, ShelvedBranch]:
-    """Set the branches of attempts aside that are over; gives them by the attempts' ids."""
-    kept = {}
+    """Shelve the branches of finished attempts; return them by the attempts' ids."""
+    shelved = {}
     for attempt in attempts:
         if attempt.branch is not None:
             try:
-                kept[attempt.id] = shelve(attempt.branch)
+                shelved[attempt.id] = shelve(attempt.branch)
             except BranchingError as error:
-                warnings.warn(f"{attempt.id} cannot be decided for later: {error}", ForkwiseWarning, stacklevel=2)
-    return kept
+                warnings.warn(
+                    f"an override for {attempt.id} will not be possible: {error}", ForkwiseWarning, stacklevel=2
+                )
+    return shelved
 
 
-def bring_back(workspace: Workspace, fork: str, loser: ShelvedBranch) -> Branch:
-    """Have the branch of a loser back, if all in the workspace stands as its fork's outcome left it; CommitError where
-    more was committed since."""
+def unshelve_loser(workspace: Workspace, fork: str, loser: ShelvedBranch) -> Branch:
+    """Restore the shelved branch of a loser. Raises CommitError if the winner's commit is not the workspace's last."""
     with open_ledger(workspace) as ledger:
         commit = ledger.fork(fork).commit
     if commit is None or commits_to_undo(workspace.history(), commit):
         raise CommitError(
-            f"fork {fork} cannot be decided otherwise: {workspace.path} was committed to since its outcome went in as "
-            f"commit {commit}, or that was undone. Undo what came after it first"
+            f"fork {fork} cannot be overridden: {workspace.path} has commits after the winner's commit {commit}, or "
+            "that was undone. Undo the later commits first"
         )
     return loser.unshelve()
 
 
 def replace_winner(workspace: Workspace, fork: str, attempt: str, policy: ConflictPolicy) -> Landed:
-    """Undo what a fork committed, and commit the branch of another attempt, which was brought back, instead.
+    """Override a fork's decision: undo the winner's commit and commit an unshelved attempt's branch instead.
 
-    CommitError, with nothing changed, where somebody changed since what is to be undone.
+    Raises CommitError, with nothing changed, if the files of the winner's commit were changed since.
     """
     with open_ledger(workspace) as ledger:
         ledger.override(fork, attempt)

@@ -1,4 +1,8 @@
-"""The in-process runner: functions in threads or on the event loop of this program. Commands are for sandboxes."""
+"""Runners: execute a job, a function or a command, in a branch and report how it ended.
+
+``InProcessRunner`` calls functions in threads or on the event loop; ``SandboxRunner`` forks them into sandboxes.
+Commands always run in sandboxes.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
 
 __all__ = [
-    "Ended",
     "Ending",
     "Function",
     "InProcessRunner",
     "Job",
+    "RunEnd",
     "Runner",
     "SandboxRunner",
 ]
@@ -33,16 +37,16 @@ __all__ = [
 
 Ending = Literal["returned", "raised", "exit", "signal", "timeout", "out of memory", "killed"]
 
-#: A function that is called with the branch's directory; what it returns may be awaitable.
+#: A function that is called with the branch's directory; its return value may be awaitable.
 Function = Callable[[Path], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function or a command (``argv``), and the branch in which it is to run. ``timeout`` is its own wall clock.
+    """A function or a command (``argv``), and the branch in which to run it. ``timeout`` limits its wall-clock time.
 
-    ``environment`` is added to a command's, ``writable`` to what it may write; ``on_output`` is called with
-    ``"stdout"`` or ``"stderr"`` and each piece of what it prints.
+    ``environment`` is added to a command's environment, ``writable`` to the paths it may write. ``on_output`` is called
+    with ``"stdout"`` or ``"stderr"`` and each piece of its output.
     """
 
     branch: Branch
@@ -55,9 +59,12 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended: a function ``returned`` its ``value`` or ``raised`` an ``error``, a command came to its
-    ``exit_code``, or it was stopped. ``limit`` names the limit that stopped it."""
+class RunEnd:
+    """How a job ended.
+
+    A function ``returned`` its ``value`` or ``raised`` an ``error``, a command exited with ``exit_code``, or the job
+    was stopped. ``limit`` names the limit that stopped it.
+    """
 
     ending: Ending
     value: Any = None
@@ -70,37 +77,37 @@ class Ended:
 
 
 class Runner(ABC):
-    """A place where jobs run. ``run`` may be awaited for many jobs at once."""
+    """Runs jobs. ``run`` may be awaited for many jobs at once."""
 
     @abstractmethod
-    async def run(self, job: Job) -> Ended:
-        """Run a job to its end. Cancelled, it ends the job first, with all descendants, where that can be done."""
+    async def run(self, job: Job) -> RunEnd:
+        """Run a job to its end. Cancellation first kills the job and its descendants, if the runner can do that."""
 
 
-#: Where a workspace inside a sandbox keeps its branches: the host's state is covered there, its /tmp is its own.
-_STATE = "/tmp/.forkwise"
+#: The state directory for a workspace inside a sandbox: the host's is hidden there, and the sandbox has its own /tmp.
+_SANDBOX_STATE = "/tmp/.forkwise"
 
 
 class SandboxRunner(Runner):
-    """Runs each job in a sandbox of its own, confined as ``confinement`` says.
+    """Runs each job in a separate sandbox with ``confinement``.
 
-    A function runs in a fork of this process: it has what was in memory then, and what it changes there is lost. What
-    it returns has to be expressible as JSON, and comes back as that. Either may itself branch the workspace that it
-    sees; what it commits there is then part of its branch.
+    A function runs in a fork of this process: it sees a copy of the memory, and its changes to it are lost. Its return
+    value must be expressible as JSON, and is returned as such. A job may itself branch the workspace that it sees; what
+    it commits there becomes part of its branch.
     """
 
     def __init__(self, confinement: str | Confinement = "standard") -> None:
-        wanted = Confinement.preset(confinement)
-        state = {"FORKWISE_STATE": _STATE} if wanted.read_only else {}
-        self.confinement = replace(wanted, given={**state, **wanted.given})
+        base = Confinement.preset(confinement)
+        state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
+        self.confinement = replace(base, given={**state, **base.given})
 
-    async def run(self, job: Job) -> Ended:
-        return await (self._command(job) if job.function is None else self._function(job, job.function))
+    async def run(self, job: Job) -> RunEnd:
+        return await (self._run_command(job) if job.function is None else self._run_function(job, job.function))
 
-    async def _command(self, job: Job) -> Ended:
+    async def _run_command(self, job: Job) -> RunEnd:
         assert job.argv is not None
         confinement = replace(self.confinement, writable=(*self.confinement.writable, *job.writable))
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             done = await arun_in_branch(
                 job.branch,
@@ -109,11 +116,11 @@ class SandboxRunner(Runner):
                 timeout=job.timeout,
                 capture=False,
                 env={**os.environ, **job.environment},
-                on_output=job.on_output or _ignore,
+                on_output=job.on_output or _discard_output,
             )
         except (ProcessBranchError, OSError) as error:
-            return Ended("raised", error=error, wall=time.monotonic() - begun)
-        return Ended(
+            return RunEnd("raised", error=error, wall=time.monotonic() - started)
+        return RunEnd(
             done.ending,
             exit_code=done.returncode,
             wall=done.wall,
@@ -122,21 +129,21 @@ class SandboxRunner(Runner):
             limit=done.limit,
         )
 
-    async def _function(self, job: Job, function: Function) -> Ended:
-        begun = time.monotonic()
+    async def _run_function(self, job: Job, function: Function) -> RunEnd:
+        started = time.monotonic()
         context = BranchContext(_InSandbox(function), job.branch, confinement=self.confinement)
         try:
             context.start()
-            await _finish(context, job.timeout)
+            await _wait_for_target(context, job.timeout)
         except TimeoutError:
-            return Ended("timeout", wall=time.monotonic() - begun, limit="wall")
+            return RunEnd("timeout", wall=time.monotonic() - started, limit="wall")
         except (ProcessBranchError, OSError) as error:
-            return Ended("raised", error=_told(context) or error, wall=time.monotonic() - begun)
-        return Ended("returned", context.result.value, wall=time.monotonic() - begun)
+            return RunEnd("raised", error=_raised_error(context) or error, wall=time.monotonic() - started)
+        return RunEnd("returned", context.result.value, wall=time.monotonic() - started)
 
 
-async def _finish(context: BranchContext, timeout: float | None) -> None:
-    """Wait for a target in a thread, which alone takes in its end; who is cancelled has it killed first."""
+async def _wait_for_target(context: BranchContext, timeout: float | None) -> None:
+    """Wait for a target in a thread, the only reader of its result. On cancellation, kill the target first."""
     work = run_in_thread(_wait, context, timeout)
     try:
         await asyncio.shield(work)
@@ -154,91 +161,91 @@ def _wait(context: BranchContext, timeout: float | None) -> None:
         context.abort()
 
 
-def _told(context: BranchContext) -> ProcessBranchError | None:
-    """What a target raised, as far as it crossed; None where it did not come to run."""
+def _raised_error(context: BranchContext) -> ProcessBranchError | None:
+    """Rebuild the exception that the target raised from its JSON; None if the target never ran."""
     if context.pid is None or context.alive:
         return None
     try:
         result = context.result
     except ProcessBranchError:
         return None
-    if result.error == ProcessBranchError.__name__:  # it raised nothing: this says how it was ended
+    if result.error == ProcessBranchError.__name__:  # the target raised nothing; this describes how it ended
         return ProcessBranchError(result.message)
-    told = ProcessBranchError(f"{result.error}: {result.message or 'no message'}")
+    error = ProcessBranchError(f"{result.error}: {result.message or 'no message'}")
     if result.traceback:
-        told.add_note(result.traceback)
-    return told
+        error.add_note(result.traceback)
+    return error
 
 
 class _InSandbox:
-    """A function as it is called in a process that has no event loop, and whose result crosses as JSON."""
+    """A function, called in a process without an event loop, whose result is sent back as JSON."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
 
     def __call__(self, path: Path) -> Any:
         value = self._function(path)
-        return _plain(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
+        return _to_json_types(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
 
 
 async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _plain(value: Any) -> Any:
-    """Numbers and truth in types that JSON has; libraries for numbers have their own."""
+def _to_json_types(value: Any) -> Any:
+    """Convert numbers and bools of libraries such as NumPy to types that JSON has."""
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value] if len(value) == 2 else value
+        return [_to_json_types(item) for item in value] if len(value) == 2 else value
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     is_foreign = isinstance(value, Real) and type(value).__module__ != "builtins"
     return float(value) if is_foreign else value
 
 
-def _ignore(_stream: str, _piece: bytes) -> None:
-    """For who does not want to see what a command prints; it must not fill a pipe that nobody reads."""
+def _discard_output(_stream: str, _piece: bytes) -> None:
+    """Discard a piece of output. A command without a reader would block once its pipe is full."""
 
 
-_GRACE = 1.0  # seconds that a coroutine gets to tidy up when it is cancelled
+_GRACE = 1.0  # seconds for a cancelled coroutine to clean up
 
 
 class InProcessRunner(Runner):
-    """Runs functions in this process: a plain one in a thread of its own, an ``async`` one on the event loop.
+    """Runs functions in this process: a plain one in its own thread, an ``async`` one on the event loop.
 
-    A thread cannot be killed. One that is over its time, or no longer wanted, is left to end by itself in a branch that
-    is gone; nobody waits for it. An ``async`` function is cancelled, and must not block: nothing else runs meanwhile.
-    Commands run in sandboxes, confined as ``confinement`` says.
+    A thread cannot be killed. One that timed out, or whose fork was decided, is left to end by itself in a branch that
+    no longer exists; forkwise does not wait for it. An ``async`` function is cancelled, and must not block the event
+    loop. Commands run in sandboxes with ``confinement``.
     """
 
     def __init__(self, confinement: str | Confinement = "standard") -> None:
         self._commands = SandboxRunner(confinement)
 
-    async def run(self, job: Job) -> Ended:
+    async def run(self, job: Job) -> RunEnd:
         if job.function is None:
             return await self._commands.run(job)
         path = await run_in_thread(lambda: job.branch.path)
-        begun = time.monotonic()
+        started = time.monotonic()
         work = asyncio.create_task(try_call(job.function, path))
         try:
             await asyncio.wait([work], timeout=job.timeout)
             is_late = not work.done()
         finally:
-            await _end(work)
-        wall = time.monotonic() - begun
+            await _cancel(work)
+        wall = time.monotonic() - started
         if is_late:
-            return Ended("timeout", wall=wall, limit="wall")
-        answer = work.result()
-        if answer.error is not None:
-            return Ended("raised", error=answer.error, wall=wall)
-        return Ended("returned", answer.value, wall=wall)
+            return RunEnd("timeout", wall=wall, limit="wall")
+        result = work.result()
+        if result.error is not None:
+            return RunEnd("raised", error=result.error, wall=wall)
+        return RunEnd("returned", result.value, wall=wall)
 
 
-async def _end(work: asyncio.Task[CallResult]) -> None:
-    """Cancel what is not done; what will not be cancelled is left behind, as a thread would be."""
+async def _cancel(work: asyncio.Task[CallResult]) -> None:
+    """Cancel an unfinished task. A task that ignores that is abandoned, like a thread."""
     if work.done():
         return
     work.cancel()
     await asyncio.wait([work], timeout=_GRACE)
     if not work.done():
-        asyncio.tasks._unregister_task(work)  # else the program's end would wait for its end
+        asyncio.tasks._unregister_task(work)  # otherwise asyncio.run would wait for it at exit
         work._log_destroy_pending = False  # type: ignore[attr-defined]

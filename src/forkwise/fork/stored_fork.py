@@ -1,7 +1,7 @@
-"""History and ledger: which commit of a workspace came from which fork, and the one brought in line with the other.
+"""Stored fork: a fork as the ledger and the workspace have it, for processes that do not run it.
 
-A commit or an undo happens in the workspace first and is written into the ledger afterwards. What a kill between the
-two left out is found here: every branch of a fork carries the fork's id in its name.
+Also reconciles the two: a commit or undo changes the workspace first and is recorded in the ledger afterwards.
+``reconcile`` adds what a kill in between left out; it finds a fork's branches by their names, which start with its id.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = [
 
 
 PATIENCE = 60.0
-"""Seconds for a process to end what it runs, once it was told that this is no longer wanted."""
+"""Seconds to wait for another process to end its attempts after a request in the ledger."""
 
-_PACE = 0.05
+_POLL_INTERVAL = 0.05
 
 
 class StoredFork:
-    """One fork and what is left of it. Forks made inside its attempts are Remains of their own."""
+    """One fork: its ledger records and its branches. Forks inside its attempts are separate stored forks."""
 
     def __init__(self, ledger: Ledger, workspace: Workspace, fork: str) -> None:
         self.ledger = ledger
@@ -46,22 +46,22 @@ class StoredFork:
 
     @property
     def record(self) -> ForkRecord:
-        """What the ledger says of it now."""
+        """The fork's current ledger record."""
         return self.ledger.fork(self.id)
 
     @property
     def attempts(self) -> list[AttemptRecord]:
-        """Its own attempts, without those of the forks inside."""
+        """The fork's own attempts, without those of forks inside them."""
         return self.ledger.attempts(self.id)
 
     def require_outermost(self) -> None:
-        """Raise LedgerError where it is but a part of another, which is what can be gone on with or given up."""
+        """Raise LedgerError for a fork inside an attempt: only the outermost fork can be resumed or aborted."""
         if parent := self.record.parent:
             outer = parent.partition(".")[0]
-            raise LedgerError(f"fork {self.id} was made inside attempt {parent}: say {outer} instead", subject=self.id)
+            raise LedgerError(f"fork {self.id} is inside attempt {parent}: name fork {outer} instead", subject=self.id)
 
     def inside(self, attempt: str | None = None) -> Iterator[StoredFork]:
-        """The forks made inside one of its attempts, or inside any."""
+        """Yield the forks inside ``attempt``, or inside all of its attempts."""
         for name in [attempt] if attempt else [a.id for a in self.attempts]:
             for record in self.ledger.children(name):
                 yield StoredFork(self.ledger, self.workspace, record.id)
@@ -70,43 +70,43 @@ class StoredFork:
 
     @property
     def origin(self) -> Workspace | Branch:
-        """What it was made from."""
+        """The parent of the fork's branches."""
         origin = self.record.origin
         return self.workspace if origin == self.workspace.branch_path else self.workspace.open(origin)
 
     def branches(self) -> list[Branch]:
-        """The branches it made that are still there."""
+        """List the fork's branches that still exist."""
         with suppress(BranchNotFoundError):
             return [branch for branch in self.origin.children() if branch.name.startswith(f"{self.id}-")]
         return []
 
     def branch(self, name: str) -> Branch | None:
-        """One of them, if it is still there."""
+        """Open one of the fork's branches; None if it no longer exists."""
         with suppress(BranchNotFoundError):
             return Branch.open(self.origin, name)
         return None
 
     def outcome(self) -> str | None:
-        """The name of the branch that it was resolved for: an attempt's, or a combination's."""
+        """Return the name of the branch that the fork was resolved with: an attempt's, or a combination's."""
         record = self.record
         if record.winner is not None:
             return self.ledger.attempt(record.winner).branch
         name = (record.resolution or {}).get("branch")
         return name if isinstance(name, str) else None
 
-    def committed(self, name: str) -> Commit | None:
-        """The commit by which a branch of it went into what it was made from, if one did."""
+    def find_commit(self, name: str) -> Commit | None:
+        """Find the commit of a branch into the fork's parent; None if it was not committed."""
         with suppress(BranchNotFoundError):
             origin = self.origin
             path = f"{origin.branch_path}/{name}"
             return next((c for c in history(origin) if c.kind == "commit" and c.branch == path), None)
         return None
 
-    def drop(self, *, keep: bool = False, but: Branch | None = None) -> list[str]:
-        """Have its branches vanish, or keep them for somebody to look at; gives their paths. ``but`` stays as it is."""
+    def drop(self, *, keep: bool = False, exclude: Branch | None = None) -> list[str]:
+        """Drop the fork's branches, or keep them; return their paths. The branch ``exclude`` stays as it is."""
         done = []
         for branch in self.branches():
-            if but is not None and branch.branch_path == but.branch_path:
+            if exclude is not None and branch.branch_path == exclude.branch_path:
                 continue
             with suppress(BranchNotFoundError):
                 if keep:
@@ -116,46 +116,49 @@ class StoredFork:
                 done.append(branch.branch_path)
         return done
 
-    # Whoever else is at it
+    # Other processes
 
     def abort_inside(self, reason: str, attempt: str | None = None) -> None:
-        """Give up what was begun inside its attempts and not decided."""
+        """Abort the undecided forks inside ``attempt``, or inside all of its attempts."""
         for fork in self.inside(attempt):
             self.ledger.abort_fork(fork.id, reason)
             fork.abort_inside(reason)
 
     def wait_until_idle(self, *, lost: bool = False) -> None:
-        """Wait until nothing of it runs any more: the process that runs it sees in the ledger that it was decided. What
-        was going on when that was killed is written down as cancelled. ``lost`` says that the other machine that ran it
-        will not come back; of a process of this machine that is seen."""
+        """Wait until no attempt of the fork runs any more.
+
+        The process that runs the fork reads in the ledger that it was decided. If that process was killed, its
+        unfinished attempts are recorded as cancelled. ``lost`` says that a process on another machine is dead; for
+        processes of this machine that is detected. Raises BranchError after ``PATIENCE`` seconds.
+        """
         deadline = time.monotonic() + PATIENCE
-        while self._is_run(lost) and (going := self._going()):
+        while self._is_owner_running(lost) and (running := self._find_unfinished()):
             if time.monotonic() > deadline:
                 owner = self.record.owner
                 remedy = (
                     "abort it with lost=True (--lost) if that machine is gone"
                     if owner.is_elsewhere
-                    else ("end that process, then do this again")
+                    else "end that process, then try again"
                 )
                 raise BranchError(
-                    f"fork {self.id} was decided, but process {owner.label} still runs {', '.join(going)}: {remedy}"
+                    f"fork {self.id} was decided, but process {owner.label} still runs {', '.join(running)}: {remedy}"
                 )
-            time.sleep(_PACE)
-        for name in self._going():
-            with suppress(LedgerError):  # it was written down meanwhile
+            time.sleep(_POLL_INTERVAL)
+        for name in self._find_unfinished():
+            with suppress(LedgerError):  # recorded in the meantime
                 self.ledger.end_attempt(name, "cancelled", reason="its process was killed")
 
-    def _is_run(self, lost: bool) -> bool:
+    def _is_owner_running(self, lost: bool) -> bool:
         owner = self.record.owner
         return owner.alive and not (lost and owner.is_elsewhere)
 
-    def _going(self) -> list[str]:
+    def _find_unfinished(self) -> list[str]:
         own = [attempt.id for attempt in self.attempts if not attempt.is_over]
-        return own + [name for fork in self.inside() for name in fork._going()]
+        return own + [name for fork in self.inside() for name in fork._find_unfinished()]
 
 
 def branch_of(ledger: Ledger, workspace: Workspace, name: str) -> Branch:
-    """A branch by what people call it: the id of an attempt, or the branch's own name or path."""
+    """Open a branch by the id of its attempt, or by its own name or path."""
     try:
         return workspace.open(name)
     except BranchNotFoundError:
@@ -169,15 +172,15 @@ def branch_of(ledger: Ledger, workspace: Workspace, name: str) -> Branch:
 
 
 def branch_gone_error(attempt: AttemptRecord) -> BranchNotFoundError:
-    """The error that says that an attempt's branch is no longer there."""
+    """Build the error for an attempt whose branch no longer exists."""
     return BranchNotFoundError(
-        f"attempt {attempt.id} has no branch any more: it was committed, or dropped when its fork was decided",
+        f"attempt {attempt.id} no longer has a branch: it was committed, or dropped when its fork was decided",
         branch=attempt.branch,
     )
 
 
 def forks_of(ledger: Ledger, commits: Iterable[Commit]) -> dict[int, ForkRecord]:
-    """The forks that commits into a workspace came from, by the commits' numbers; an undo comes from what it undoes."""
+    """Map the numbers of ``commits`` to the forks they came from; an undo maps to the fork of the undone commit."""
     forks = {fork.id: fork for fork in ledger.forks()}
     found: dict[int, ForkRecord] = {}
     for commit in commits:
@@ -189,7 +192,7 @@ def forks_of(ledger: Ledger, commits: Iterable[Commit]) -> dict[int, ForkRecord]
 
 
 def undo(workspace: Workspace, number: int | None = None) -> Commit:
-    """Take back a commit, as ``Workspace.undo`` does, and write down of which fork it was."""
+    """Undo a commit, as ``Workspace.undo`` does, and record it in the ledger."""
     commit = workspace.undo(number)
     with open_ledger(workspace) as ledger:
         reconcile(ledger, workspace)
@@ -197,12 +200,12 @@ def undo(workspace: Workspace, number: int | None = None) -> Commit:
 
 
 def reconcile(ledger: Ledger, workspace: Workspace) -> None:
-    """Write into the ledger which commits and undos of a workspace have happened, where it does not know yet."""
+    """Record the commits and undos of a workspace that are missing in the ledger."""
     for fork in ledger.forks(state="resolved"):
         if fork.commit is None:
-            remains = StoredFork(ledger, workspace, fork.id)
-            name = remains.outcome()
-            if name is not None and (commit := remains.committed(name)):
+            stored = StoredFork(ledger, workspace, fork.id)
+            name = stored.outcome()
+            if name is not None and (commit := stored.find_commit(name)):
                 ledger.record_commit(fork.id, commit.id, commit.paths)
     for commit in reversed(workspace.history()):
         if commit.undoes is not None:
