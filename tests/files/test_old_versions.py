@@ -66,7 +66,7 @@ def test_commits_that_came_later_are_no_part_of_it(workspace: Workspace) -> None
 def test_what_was_undone_has_none(workspace: Workspace) -> None:
     number, _ = committed(workspace, much)
     workspace.undo(number)
-    with pytest.raises(CommitError, match="does not stand"):
+    with pytest.raises(CommitError, match="there is no diff of commit"):
         commit_diff(workspace, number)
-    with pytest.raises(CommitError, match="does not stand"):
+    with pytest.raises(CommitError, match="there is no diff of commit"):
         commit_diff(workspace, 9)

@@ -1,1 +1,1 @@
-"""The ground floor: workspaces, branches, deltas, the journal that commits them, and the views they are seen by."""
+"""Files: workspaces, branches and deltas, the journal that commits them, and the views that show them."""

@@ -1,6 +1,6 @@
-"""Branch: an isolated copy-on-write line of work over a workspace or over another branch.
+"""Branch: an isolated copy-on-write version of a workspace or of another branch; Parent is what both have in common.
 
-The object is a handle: all that matters lies in the branch's home on the disk, so any process can open any branch.
+A Branch object is only a handle: its state is in the branch's home on disk, so any process can open any branch.
 """
 
 from __future__ import annotations
@@ -55,103 +55,100 @@ _serial = count()
 
 
 class Parent(ABC):
-    """Something with branches. ``target`` is the directory their commits change, ``lowers`` what they see beneath
-    their own layer, nearest first."""
+    """A workspace or a branch, as the parent of branches. ``target`` is the directory that their commits change."""
 
-    place: StateDir
+    state_dir: StateDir
     target: str
 
     @property
     @abstractmethod
     def workspace(self) -> Workspace:
-        """The workspace at the bottom."""
+        """The workspace at the root of the tree of branches."""
 
     @property
     @abstractmethod
     def branch_path(self) -> str:
-        """Where this stands in the tree of branches; the workspace is ``/main``."""
+        """The path in the tree of branches, such as ``/main/strategy``; the workspace is ``/main``."""
 
     @property
     @abstractmethod
     def lowers(self) -> list[str]:
-        """What a branch of this one sees, nearest first."""
+        """Internal: the directories that a child shows below its own layer, nearest first."""
 
     @abstractmethod
     def child_view(self) -> View:
-        """The view that a branch made now gets."""
+        """Return the view that a branch created now gets. Internal."""
 
     @abstractmethod
-    def before_fork(self) -> None:
-        """Called under the lock, before a branch is made from this."""
+    def _before_fork(self) -> None:
+        """Prepare for a new child. Called under the lock."""
 
     @abstractmethod
-    def before_commit(self) -> None:
-        """Called under the lock, before something is committed into this."""
+    def _before_commit(self) -> None:
+        """Prepare for a commit of a child into this. Called under the lock."""
 
     @abstractmethod
-    def after_child_removed(self) -> None:
-        """Called under the lock, after a branch was committed or aborted."""
+    def _after_child_removed(self) -> None:
+        """React to the commit or the abort of a child. Called under the lock."""
 
     @property
-    def is_interrupted(self) -> bool:
-        """Whether a commit into this, or into what it was itself made from, was begun and not brought to its end."""
-        return self.place.is_interrupted
+    def _is_interrupted(self) -> bool:
+        """Whether a commit into this or one of its own parents was started and not finished."""
+        return self.state_dir.is_interrupted
 
-    def resting(self) -> int | None:
-        """The number of the last commit into this, while none is under way into it or into what it was made from."""
-        return self.place.settled_head()
+    def _settled_head(self) -> int | None:
+        """Return the number of the last commit into this; None while one is running here or in one of its parents."""
+        return self.state_dir.settled_head()
 
-    def recover(self) -> None:
-        """Take back such a commit. Called under the exclusive lock."""
-        if self.place.is_interrupted:
-            recover(self.place, self.target)
+    def _recover(self) -> None:
+        """Roll back a commit that was interrupted. Called under the exclusive lock."""
+        if self.state_dir.is_interrupted:
+            recover(self.state_dir, self.target)
 
     def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
-        """Make a branch, at once and in constant time.
+        """Create a branch, in constant time.
 
-        Used as a context manager it commits when the block ends (``on_success=None``: stays open) and is aborted when
-        the block raises (``on_error=None``: stays open).
+        As a context manager the branch is committed when the block ends (``on_success=None``: stays open) and aborted
+        when the block raises (``on_error=None``: stays open).
         """
-
         check_name(name)
         check_outcomes(on_success, on_error)
         view = self.child_view()
-        stock = self.spares(view)
-        with locked(self.place.state, shared=True) as lock:
-            head = self.resting()
-            spare = None if head is None else self._make(name, view, lock, head, stock)
+        pool = self._pool_for(view)
+        with locked(self.state_dir.state, shared=True) as lock:
+            head = self._settled_head()
+            pooled = None if head is None else self._make(name, view, lock, head, pool)
         if head is None:
-            with locked(self.place.state) as lock:
-                self.recover()
-                spare = self._make(name, view, lock, self.place.head, stock)
-        if stock is not None:
-            stock.refill()
-        return Branch(self, name, view, on_success, on_error, spare)
+            with locked(self.state_dir.state) as lock:
+                self._recover()
+                pooled = self._make(name, view, lock, self.state_dir.head, pool)
+        if pool is not None:
+            pool.refill()
+        return Branch(self, name, view, on_success, on_error, pooled)
 
     def children(self) -> list[Branch]:
-        """The branches made from this one and not yet committed or aborted, whichever process made them."""
-
+        """List the open branches of this one, whichever process created them."""
         found = []
-        for name in self.place.names():
+        for name in self.state_dir.names():
             try:
                 found.append(Branch.open(self, name))
             except BranchNotFoundError:
-                continue  # gone since the names were read
+                continue  # it was committed or aborted after the names were read
         return found
 
-    def _make(self, name: str, view: View, lock: Lock, head: int, stock: BranchPool | None) -> PooledHome | None:
-        """Make a branch's home; gives what it was made of, where that was in stock."""
-        self.before_fork()
-        spare = None if stock is None else stock.take()
-        if spare is not None:
+    def _make(self, name: str, view: View, lock: Lock, head: int, pool: BranchPool | None) -> PooledHome | None:
+        """Create a branch's home. Return the pooled home it was created from, if the pool had one."""
+        self._before_fork()
+        pooled = None if pool is None else pool.take()
+        if pooled is not None:
             try:
-                spare.fit(view, self.target, head)
-                self._publish(spare.home, name, view)
-            except FileNotFoundError:  # somebody's gc has taken it
-                self._drop(spare.home, view)
+                pooled.fit(view, self.target, head)
+                self._publish(pooled.home, name, view)
+            except FileNotFoundError:  # another process's gc removed it
+                self._drop(pooled.home, view)
             else:
-                return spare
-        home = _new_home(self.place)
+                return pooled
+        home = _new_home(self.state_dir)
         try:
             forked = lock.now()
             view.make(home, self.lowers)
@@ -164,49 +161,50 @@ class Parent(ABC):
         return None
 
     def _publish(self, home: str, name: str, view: View) -> None:
+        """Rename a finished home to the branch's name; on any error, drop it."""
         try:
-            os.rename(home, self.place.home(name))
+            os.rename(home, self.state_dir.home(name))
         except BaseException as error:
             self._drop(home, view)
-            if isinstance(error, OSError) and os.path.isdir(self.place.home(name)):
+            if isinstance(error, OSError) and os.path.isdir(self.state_dir.home(name)):
                 raise BranchError(
-                    f"there is already a branch {name!r}; commit or abort it, or choose another name", branch=name
+                    f"a branch {name!r} already exists; commit or abort it, or choose another name", branch=name
                 ) from error
             raise
 
     def _drop(self, home: str, view: View) -> None:
         if os.path.isdir(home):
-            with suppress(FileNotFoundError):  # it was not yet far enough to have anything to release
+            with suppress(FileNotFoundError):  # the home is incomplete, and its view holds nothing to release
                 view.release(home)
-            discard(self.place, home)
+            discard(self.state_dir, home)
 
-    def spares(self, view: View) -> BranchPool | None:
-        """Homes that are kept ready; None where there are none of the kind."""
+    def _pool_for(self, view: View) -> BranchPool | None:
+        """Return the pool of prepared homes for a view; None if this parent has no pool."""
         return None
 
 
-def _new_home(place: StateDir) -> str:
-    home = place.home(f".new-{os.getpid()}-{next(_serial)}")
+def _new_home(state_dir: StateDir) -> str:
+    home = state_dir.home(f".new-{os.getpid()}-{next(_serial)}")
     try:
         os.mkdir(home, 0o700)
     except FileNotFoundError:
-        place.make()
+        state_dir.make()
         os.mkdir(home, 0o700)
     return home
 
 
 def check_outcomes(on_success: object, on_error: object) -> None:
-    """Raise ValueError unless a branch can end like that."""
+    """Raise ValueError unless both values are valid for ``Parent.branch``."""
     if on_success not in ("commit", None) or on_error not in ("abort", None):
         raise ValueError("on_success takes 'commit' or None, on_error takes 'abort' or None")
 
 
 def check_name(name: str) -> None:
-    """Raise BranchError unless a name can be a branch's."""
+    """Raise BranchError unless ``name`` is a valid name for a branch."""
     if not _NAME.match(name) or len(os.fsencode(name)) > _LONGEST_NAME:
         raise BranchError(
-            f"{name!r} is no name for a branch: it must not be empty, start with a dot, hold a slash or a control "
-            f"character, or be longer than {_LONGEST_NAME} bytes",
+            f"{name!r} is not a valid branch name: it must not be empty, start with a dot, contain a slash or a "
+            f"control character, or be longer than {_LONGEST_NAME} bytes",
             branch=name,
         )
 
@@ -215,22 +213,22 @@ Status = Literal["open", "frozen", "stale", "committed", "aborted"]
 
 
 class Branch(Parent):
-    """An isolated view of a workspace: what is written at ``path`` is seen there and nowhere else, until it is
-    committed into the parent, or aborted and gone.
+    """An isolated copy-on-write version of its parent, which is a workspace or another branch.
 
-    Made by ``Workspace.branch`` or ``Branch.branch``, opened by ``Workspace.open``.
+    Changes below ``path`` are visible only there, until ``commit`` applies them to the parent or ``abort`` drops them.
+    Created by ``Workspace.branch`` or ``Branch.branch``, opened by ``Workspace.open``.
     """
 
     __slots__ = (
-        "_ahead",
         "_ended",
         "_on_error",
         "_on_success",
+        "_premounted",
         "_untouched",
         "home",
         "name",
         "parent",
-        "place",
+        "state_dir",
         "target",
         "view_kind",
     )
@@ -242,245 +240,258 @@ class Branch(Parent):
         view: View,
         on_success: OnSuccess = None,
         on_error: OnError = None,
-        spare: PooledHome | None = None,
+        pooled: PooledHome | None = None,
     ) -> None:
         self.parent = parent
         self.name = name
-        self.home = parent.place.home(name)
-        self.place = StateDir(self.home, parent.place.state)
+        self.home = parent.state_dir.home(name)
+        self.state_dir = StateDir(self.home, parent.state_dir.state)
         self.target = f"{self.home}/layer"
         self.view_kind = view
         self._on_success = on_success
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
-        # The time of its home as it was made, while that was not looked at since, and its view as far as that is up.
-        self._untouched = 0 if spare is None else spare.untouched
-        self._ahead = None if spare is None else spare.ahead
+        # Both only until the first use of ``path``: the mtime of the home as the pool created it, and the view as far
+        # as the pool has prepared it.
+        self._untouched = 0 if pooled is None else pooled.untouched
+        self._premounted = None if pooled is None else pooled.premounted
 
     @classmethod
     def open(cls, parent: Parent, name: str) -> Branch:
-        """A handle on a branch that exists, whichever process made it."""
+        """Open the existing branch ``name`` of ``parent``, whichever process created it."""
         from forkwise.files.views import view_named  # noqa: PLC0415
 
-        return cls(parent, name, view_named(BranchInfo.load(parent.place.home(name)).view))
+        return cls(parent, name, view_named(BranchInfo.load(parent.state_dir.home(name)).view))
 
     def __repr__(self) -> str:
         return f"<Branch {self.branch_path} of {self.workspace.path} ({self.view})>"
 
-    # What it is
+    # Properties
 
     @property
     def workspace(self) -> Workspace:
+        """The workspace at the root of the tree of branches."""
         return self.parent.workspace
 
     @property
     def branch_path(self) -> str:
-        """Its full path in the tree of branches, such as ``/main/strategy/variant``."""
+        """The full path in the tree of branches, such as ``/main/strategy/variant``."""
         return f"{self.parent.branch_path}/{self.name}"
 
     @property
     def view(self) -> str:
-        """The name of the view it is seen through."""
+        """The name of the view that shows it."""
         return self.view_kind.name
 
     @property
     def path(self) -> Path:
-        """The directory in which to work; it is brought up at the first look."""
-        self._must_be_open()
+        """The directory to work in. The first access mounts or creates the view."""
+        self._require_open()
         untouched, self._untouched = self._untouched, 0
-        ahead, self._ahead = self._ahead, None
+        premounted, self._premounted = self._premounted, None
         try:
-            seen = None if untouched else self.view_kind.seen(self.home)
+            shown = None if untouched else self.view_kind.visible_path(self.home)
         except FileNotFoundError:
-            seen = None  # the branch is gone, or was being committed by a process that was killed
-        if seen is None or self.is_frozen or self.resting() is None:
-            with locked(self.place.state):
+            shown = None  # the branch was dropped, or a process was killed while committing it
+        if shown is None or self.is_frozen or self._settled_head() is None:
+            with locked(self.state_dir.state):
                 try:
                     is_writable = bool(untouched) and os.stat(self.home).st_mtime_ns == untouched
                     if not is_writable:
-                        self.recover()
+                        self._recover()
                         is_writable = not self.is_frozen
-                        ahead = None
-                    seen = self.view_kind.show(self.home, self.parent.lowers, writable=is_writable, ahead=ahead)
+                        premounted = None
+                    shown = self.view_kind.show(
+                        self.home, self.parent.lowers, writable=is_writable, premounted=premounted
+                    )
                 except (FileNotFoundError, MountError):
-                    BranchInfo.load(self.home)  # says so, where the branch is gone
+                    BranchInfo.load(self.home)  # raises BranchNotFoundError if the branch was dropped
                     raise
-        return Path(seen)
+        return Path(shown)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is read-only: because it was told to be, or because branches were made from it."""
-        return os.path.exists(f"{self.home}/frozen") or bool(self.place.names())
+        """Whether it is read-only: after ``freeze``, or while it has branches of its own."""
+        return os.path.exists(f"{self.home}/frozen") or bool(self.state_dir.names())
 
     @property
     def status(self) -> Status:
-        """``open``, ``frozen`` (read-only: it has branches of its own, or was told to be), ``stale`` (a sibling was
-        committed first), ``committed`` or ``aborted``."""
+        """``open``, ``frozen``, ``stale``, ``committed`` or ``aborted``.
+
+        A frozen branch is read-only: ``freeze`` was called, or it has branches of its own. A branch is stale once a
+        sibling was committed.
+        """
         if self._ended:
             return self._ended
-        if BranchInfo.load(self.home).generation != self.parent.place.head:
+        if BranchInfo.load(self.home).generation != self.parent.state_dir.head:
             return "stale"
         return "frozen" if self.is_frozen else "open"
 
     @property
     def created(self) -> datetime:
-        """When it was made."""
+        """The time at which it was created."""
         return datetime.fromtimestamp(BranchInfo.load(self.home).created, UTC)
 
     @property
     def owner_alive(self) -> bool:
-        """Whether the process that made it still runs."""
+        """Whether the process that created it still runs."""
         owner = BranchInfo.load(self.home).owner
         return owner is not None and owner.alive
 
     @property
     def kept(self) -> bool:
-        """Whether it was told to outlive its process."""
+        """Whether ``keep`` was called, so that it outlives its process."""
         return BranchInfo.load(self.home).kept
 
     @property
     def lowers(self) -> list[str]:
+        """Internal: the directories that a child shows below its own layer, nearest first."""
         return [self.target] if self.view_kind.whole else [self.target, *self.parent.lowers]
 
     @property
-    def commits_into_layer(self) -> bool:
-        """Whether its commit is folded into another layer, instead of changing a plain directory."""
+    def _commits_into_layer(self) -> bool:
+        """Whether a commit merges its layer into the parent's layer, instead of changing a plain directory."""
         return isinstance(self.parent, Branch) and not self.view_kind.whole
 
-    # What it changed
+    # Changes
 
     def delta(self) -> Delta:
-        """What it changed against its parent, as a value. Costs what was changed, not what is there (in a layered
-        view; a whole tree is looked through)."""
+        """Return the changes against the parent.
+
+        In a layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
+        """
         with self._lock():
-            return self.scan().delta()
+            return self._scan().delta()
 
     def diff(self) -> str:
-        """What it changed, as unified text that ``git apply`` and ``patch -p1`` take."""
+        """Return the changes as a unified diff that ``git apply`` and ``patch -p1`` accept."""
         from forkwise.files.versions import Versions, file_diffs  # noqa: PLC0415
-        from forkwise.text.diff import unified  # noqa: PLC0415 - only who asks for text pays for it
+        from forkwise.text.diff import unified  # noqa: PLC0415 - loaded on use
 
         with self._lock(), Versions(self.target, self.parent.lowers) as versions:
-            return unified(file_diffs(versions, self.scan()))
+            return unified(file_diffs(versions, self._scan()))
 
-    def scan(self) -> Scan:
-        """Read the layer against the parent. Called under the lock."""
+    def _scan(self) -> Scan:
+        """Compare the layer with the parent. Called under the lock."""
         self.view_kind.flush(self.home)
         base = self.view_kind.base(self.home)
-        taken_back = RolledBack.load(self.parent.place)
+        rolled_back = RolledBack.load(self.parent.state_dir)
         if base is None:
-            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files, taken_back)
+            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files, rolled_back)
         from forkwise.files.store.scan import scan_tree  # noqa: PLC0415
 
         made = BranchInfo.load(self.home).made
-        scan = scan_tree(self.target, self.parent.lowers, base, made, RolledBack.load(self.place))
-        scan.taken_back = taken_back
+        scan = scan_tree(self.target, self.parent.lowers, base, made, RolledBack.load(self.state_dir))
+        scan.rolled_back = rolled_back
         return scan
 
-    # What becomes of it
+    # Operations
 
     def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
-        """Apply what it changed to its parent, all of it or nothing, and end the branch.
+        """Apply the changes to the parent, all of them or none, and end the branch.
 
-        Raises BranchStaleError where a sibling was committed first (see ``rebase``), and ConflictError where somebody
-        else changed the same paths in the parent since the fork; ``on_conflict`` decides those: ``ours`` takes the
-        branch's, ``theirs`` keeps the parent's, ``merge`` merges text three ways. ``durable=False`` skips the syncs
-        that make it hold over a power failure. ``trust=True`` accepts files that may have been torn by one.
+        Raises BranchStaleError if a sibling was committed first (see ``rebase``), and ConflictError if the same paths
+        were changed in the parent since the fork. ``on_conflict`` resolves such conflicts: ``ours`` takes the branch's
+        version, ``theirs`` keeps the parent's, ``merge`` does a three-way merge of text. ``durable=False`` skips the
+        syncs that let the commit survive a power failure. ``trust=True`` accepts files that a power failure may have
+        left incomplete.
         """
         from forkwise.files.commit import commit_branch  # noqa: PLC0415
 
-        self._must_be_open()
-        self._ahead = None
+        self._require_open()
+        self._premounted = None
         durable = self.workspace.durable if durable is None else durable
-        done = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
+        commit = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
         self._ended = "committed"
-        return done
+        return commit
 
     def run(self, argv: Sequence[str], **options: Any) -> Finished:
-        """Run a command in it, confined, with the branch at the workspace's own path; see forkwise.sandbox.run."""
+        """Run a command confined to the branch, which it sees at the workspace's path; see ``forkwise.sandbox.run``."""
         from forkwise.sandbox.run import run_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
 
         return run_in_branch(self, argv, **options)
 
     async def arun(self, argv: Sequence[str], **options: Any) -> Finished:
-        """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
+        """Run a command like ``run``, from asyncio code. Cancelling it kills the command and all its descendants."""
         from forkwise.sandbox.run import arun_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
 
         return await arun_in_branch(self, argv, **options)
 
     def shell(self, argv: Sequence[str] = (), **options: Any) -> int:
-        """Put a person into it: their shell, or a command, on this terminal. Gives the exit code."""
+        """Run the user's shell, or a command, in the branch on this terminal. Return the exit code."""
         from forkwise.sandbox.run import shell_in_branch  # noqa: PLC0415 (a higher floor, loaded on use)
 
         return shell_in_branch(self, argv, **options)
 
     def abort(self) -> None:
-        """Drop the branch and all branches made from it. Quick, however much was changed."""
-        self._must_be_open()
-        self._ahead = None
+        """Drop the branch and all its branches. Returns quickly: files are deleted in the background."""
+        self._require_open()
+        self._premounted = None
         try:
-            with deferred(), locked(self.place.state):
-                self.recover()
+            with deferred(), locked(self.state_dir.state):
+                self._recover()
                 BranchInfo.load(self.home)
-                self.remove()
-                self.parent.after_child_removed()
+                self._remove()
+                self.parent._after_child_removed()
         except OSError as error:
             raise AbortError(f"{self.branch_path} could not be aborted: {error}", branch=self.name) from error
         self._ended = "aborted"
 
     def rebase(self, *, merge: bool = True) -> Rebase:
-        """Bring a stale branch onto what its parent is now.
+        """Rebase a stale branch onto the current state of its parent.
 
-        Text that both changed is merged three ways, unless ``merge=False``. What is not merged stays as the branch has
-        it, comes back as ``Conflict`` values, and is refused by ``commit`` until the file is changed or
-        ``on_conflict`` decides.
+        Text that both changed is merged three ways, unless ``merge=False``. A file that cannot be merged keeps the
+        branch's version and is returned as a ``Conflict``; ``commit`` refuses it until the file is changed or
+        ``on_conflict`` resolves it.
         """
         from forkwise.files.rebase import rebase_branch  # noqa: PLC0415
 
-        self._must_be_open()
+        self._require_open()
         return rebase_branch(self, merge=merge)
 
     def freeze(self) -> None:
-        """Make it read-only, and its content safe on the disk, until ``thaw``."""
+        """Make it read-only until ``thaw``, and sync its content to disk."""
         with self._lock() as lock:
             self.view_kind.freeze(self.home, self.parent.lowers)
             self._sync(lock)
             os.close(os.open(f"{self.home}/frozen", os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def thaw(self) -> None:
-        """Make a frozen branch writable again; not while branches made from it live."""
+        """Make a frozen branch writable again. Raises BranchError while it has branches of its own."""
         with self._lock():
-            if self.place.names():
-                raise BranchError(f"{self.branch_path} has branches of its own; they come first", branch=self.name)
+            if self.state_dir.names():
+                raise BranchError(
+                    f"{self.branch_path} has branches of its own; commit or abort those first", branch=self.name
+                )
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.home}/frozen")
-            self.after_child_removed()
+            self._after_child_removed()
 
     def keep(self) -> Branch:
-        """Let it outlive this process and a loss of power: ``gc`` leaves it alone, the end of a ``with`` block too."""
+        """Sync it to disk and let it outlive this process: neither ``gc`` nor the end of a ``with`` block ends it."""
         with self._lock() as lock:
             self._sync(lock, keep=True)
         self._on_success = self._on_error = None
         return self
 
     def hide(self) -> None:
-        """Take its view down, for nobody works in it now; the next look brings it up again."""
+        """Unmount its view while it is not in use; the next access to ``path`` mounts it again."""
         with self._lock():
             self.view_kind.hide(self.home)
 
     def _sync(self, lock: Lock, *, keep: bool = False) -> None:
-        birth = BranchInfo.load(self.home)
-        birth.synced = lock.now()
-        birth.kept = birth.kept or keep
+        info = BranchInfo.load(self.home)
+        info.synced = lock.now()
+        info.kept = info.kept or keep
         sync_filesystem(self.target)
-        birth.save(self.home)
+        info.save(self.home)
 
-    # As a context manager
+    # Context manager
 
     def __enter__(self) -> Branch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._ended:
             return
         if error is None:
@@ -489,53 +500,55 @@ class Branch(Parent):
         elif self._on_error == "abort":
             self.abort()
 
-    # As a parent
+    # Parent of other branches
 
     @property
-    def is_interrupted(self) -> bool:
-        return self.parent.is_interrupted or super().is_interrupted
+    def _is_interrupted(self) -> bool:
+        return self.parent._is_interrupted or super()._is_interrupted
 
-    def resting(self) -> int | None:
-        return None if self.parent.resting() is None else super().resting()
+    def _settled_head(self) -> int | None:
+        return None if self.parent._settled_head() is None else super()._settled_head()
 
-    def recover(self) -> None:
-        self.parent.recover()  # which may be what brings this branch's own home back
-        super().recover()
+    def _recover(self) -> None:
+        self.parent._recover()  # may restore this branch's own home
+        super()._recover()
 
     def child_view(self) -> View:
+        """Return the view that a branch created now gets. Internal."""
         return self.view_kind
 
-    def before_fork(self) -> None:
-        self._must_be_open()
+    def _before_fork(self) -> None:
+        self._require_open()
         BranchInfo.load(self.home)
         if not self.is_frozen:
             self.view_kind.freeze(self.home, self.parent.lowers)
 
-    def before_commit(self) -> None:
-        # Changing a layer underneath its mount is undefined, so it is taken down; the next look mounts it anew.
+    def _before_commit(self) -> None:
+        # Changing a layer below a mounted overlayfs is undefined, so unmount; the next access to ``path`` mounts it.
         self.view_kind.hide(self.home)
 
-    def after_child_removed(self) -> None:
+    def _after_child_removed(self) -> None:
         if not self.is_frozen:
             self.view_kind.thaw(self.home, self.parent.lowers)
 
     # Under the lock
 
-    def remove(self) -> None:
-        """Take the branch and what was made from it out of sight. Called under the lock."""
-        for name in self.place.names():
-            Branch.open(self, name).remove()
+    def _remove(self) -> None:
+        """Move the branch and all its branches to the trash. Called under the lock."""
+        for name in self.state_dir.names():
+            Branch.open(self, name)._remove()
         self.view_kind.release(self.home)
-        discard(self.place, self.home)
+        discard(self.state_dir, self.home)
 
     @contextmanager
     def _lock(self) -> Iterator[Lock]:
-        self._must_be_open()
-        with locked(self.place.state) as lock:
-            self.recover()
+        """Hold the exclusive lock, with interrupted commits rolled back and the branch known to exist."""
+        self._require_open()
+        with locked(self.state_dir.state) as lock:
+            self._recover()
             BranchInfo.load(self.home)
             yield lock
 
-    def _must_be_open(self) -> None:
+    def _require_open(self) -> None:
         if self._ended:
             raise BranchNotFoundError(f"{self.branch_path} was {self._ended}", branch=self.name)

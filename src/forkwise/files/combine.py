@@ -1,4 +1,7 @@
-"""Combination: the changes of several sibling branches together, as a new branch of what they were made from."""
+"""Combination of sibling branches: a new branch of their parent that holds the changes of all of them.
+
+This module checks the siblings, walks the changed paths and writes the result; ``path_merge`` decides a single path.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ from forkwise.linux.trees import NOT_THERE, copy_entry, join, open_directory, op
 
 __all__ = [
     "Combination",
-    "Combining",
-    "Side",
     "combine",
     "scan_sibling",
     "siblings",
@@ -34,13 +35,15 @@ __all__ = [
 
 
 def siblings(parent: Parent, branches: Sequence[Branch]) -> dict[str, Branch]:
-    """The branches by their names, if what they changed can be combined; BranchError where not."""
+    """Return the branches by name. Raises BranchError if their changes cannot be combined."""
     if not branches:
         raise ValueError("there is no branch to combine")
     if isinstance(parent.workspace, MountedWorkspace):
-        raise BranchError(f"{parent.workspace.fstype} cannot tell what a branch changed, so nothing can be combined")
+        raise BranchError(
+            f"branches cannot be combined on {parent.workspace.fstype}: it does not report what a branch changed"
+        )
     for branch in branches:
-        if branch.parent.place.path != parent.place.path:
+        if branch.parent.state_dir.path != parent.state_dir.path:
             raise BranchError(
                 f"{branch.branch_path} is not a branch of {parent.branch_path}: only siblings can be combined",
                 branch=branch.name,
@@ -49,24 +52,24 @@ def siblings(parent: Parent, branches: Sequence[Branch]) -> dict[str, Branch]:
 
 
 def scan_sibling(branch: Branch) -> Scan:
-    """What a branch changed, if that can be taken as it is. Called under the lock.
+    """Scan the changes of a branch that is to be combined. Called under the lock.
 
-    Raises BranchStaleError for one that has to be rebased first, ConflictError for one that clashes with what somebody
-    else changed in the parent.
+    Raises BranchStaleError if the branch has to be rebased first, ConflictError if the same paths were changed in the
+    parent since the fork.
     """
-    branch.recover()
-    birth = BranchInfo.load(branch.home)
-    if birth.generation != branch.parent.place.head:
+    branch._recover()
+    info = BranchInfo.load(branch.home)
+    if info.generation != branch.parent.state_dir.head:
         raise BranchStaleError(
-            f"{branch.branch_path} is stale and cannot be combined: {branch.parent.branch_path} was committed to since "
-            "it was forked; rebase() brings it onto what is there now",
+            f"{branch.branch_path} is stale and cannot be combined: another branch was committed to "
+            f"{branch.parent.branch_path} since the fork; rebase() rebases it onto the current state",
             branch=branch.name,
         )
-    scan = branch.scan()
-    check_trust(branch, birth, scan)
-    found = unresolved(birth, scan)
-    if not branch.commits_into_layer:
-        found += find_conflicts(scan, birth.forked)
+    scan = branch._scan()
+    check_trust(branch, info, scan)
+    found = unresolved(info, scan)
+    if not branch._commits_into_layer:
+        found += find_conflicts(scan, info.forked)
     if found:
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, branch.parent.lowers) as versions:
@@ -74,8 +77,8 @@ def scan_sibling(branch: Branch) -> Scan:
     if found:
         shown = "; ".join(str(c) for c in found[:5]) + ("; …" if len(found) > 5 else "")
         raise ConflictError(
-            f"{branch.branch_path} cannot be combined: {shown}. rebase() merges what can be merged; "
-            "change in the branch what is left, then combine it",
+            f"{branch.branch_path} cannot be combined: {shown}. Call rebase(), which merges text, resolve the "
+            "remaining conflicts in the branch, then combine again",
             branch=branch.name,
             conflicts=found,
         )
@@ -83,7 +86,7 @@ def scan_sibling(branch: Branch) -> Scan:
 
 
 class Side:
-    """One of the branches, where it is not as the parent: what it has there, and which names lead there."""
+    """One branch of a combination: its entries at the paths it changed, and the names that lead to those paths."""
 
     def __init__(self, name: str, root: int, scan: Scan) -> None:
         self.name = name
@@ -92,17 +95,17 @@ class Side:
         self.names = _names(self.found)
 
     def leads_to(self, path: str) -> bool:
-        """Whether it has something of its own at a path or beneath it."""
+        """Return whether the branch changed a path or anything below it."""
         return path in self.found or path in self.names
 
     def version(self, base: Version) -> Version:
-        """What it has where the parent has ``base``."""
+        """Return the branch's version of the path of ``base``, the parent's version."""
         if base.path in self.found:
             return Version(self.name, self.root, base.path, self.found[base.path])
         return base._replace(branch=self.name)
 
-    def beneath(self, path: str) -> Iterator[str]:
-        """The paths beneath one at which it has something of its own."""
+    def changed_below(self, path: str) -> Iterator[str]:
+        """Yield the changed paths below ``path``."""
         pending = [path]
         while pending:
             here = pending.pop()
@@ -113,15 +116,18 @@ class Side:
                     yield path
 
 
-class Combining:
-    """One combination under way, from the top down. ``view`` is the new branch's own, open: where nothing was written
-    yet it shows the parent, which is the base of every merge."""
+class _Combiner:
+    """A run of a combination, from the root directory down.
+
+    ``view`` is a descriptor of the new branch's view: a path that is not written yet shows the parent's version, which
+    is the base of every merge.
+    """
 
     def __init__(self, view: int, sides: Sequence[Side], prefer: Mapping[str, Side]) -> None:
         self.view = view
         self.sides = sides
         self.prefer = prefer
-        self.decided = _names(prefer)
+        self._preferred_names = _names(prefer)
         self.merged: list[str] = []
         self.taken: dict[str, str] = {}
         self.clashes: list[Clash] = []
@@ -130,34 +136,35 @@ class Combining:
         self._links: dict[tuple[int, int], str] = {}
 
     def run(self) -> None:
+        """Decide and write every path, then set the directories' metadata."""
         pending = [("", self.sides)]
         while pending:
             path, sides = pending.pop()
-            pending += self._settle(path, sides)
-        # Last, because every name put into a directory changes its times, and its mode may forbid that.
-        for path, looks, mtime in self._directories:
+            pending += self._combine_path(path, sides)
+        # Last, because every name added to a directory changes its mtime, and its final mode may forbid adding names.
+        for path, metadata, mtime in self._directories:
             with self._directory(path) as fd:
-                looks.apply_to(fd)
+                metadata.apply_to(fd)
                 found = os.fstat(fd)
                 if found.st_mtime_ns != mtime:
                     os.utime(f"/proc/self/fd/{fd}", ns=(found.st_atime_ns, mtime))
 
     def paths_of(self, clash: Clash) -> list[str]:
-        """The changed paths a clash is about: its own, or, where that is a directory that stayed, those inside."""
+        """Return the changed paths that a clash concerns: its own, or those inside if it is a directory that stayed."""
         if clash.path in self.taken:
             return [clash.path]
         return sorted(p for p in (*self.taken, *self.merged) if p.startswith(f"{clash.path}/"))
 
-    # What becomes of a path
+    # Decide
 
-    def _settle(self, path: str, sides: Sequence[Side]) -> list[tuple[str, Sequence[Side]]]:
-        """Decide one path and write it; gives what is to be settled next."""
+    def _combine_path(self, path: str, sides: Sequence[Side]) -> list[tuple[str, Sequence[Side]]]:
+        """Decide one path and write it. Return the changed paths directly below it, each with the sides involved."""
         base = self._base(path)
         versions = [side.version(base) for side in sides]
         if preferred := self.prefer.get(path):
             outcome: MergedPath | Clash = MergedPath(preferred.version(base))
         else:
-            outcome = merge_path(base, self._counting(base, sides, versions))
+            outcome = merge_path(base, self._select_versions(base, sides, versions))
         if isinstance(outcome, Clash):
             self.clashes.append(outcome)
             outcome = MergedPath(next(v for v in versions if v.branch == outcome.branches[0]))
@@ -166,9 +173,9 @@ class Combining:
             return []
         self._put_directory(base, outcome, [v for v in versions if v.type == "directory"])
         inside = [side for side, version in zip(sides, versions, strict=True) if version.type == "directory"]
-        names = self.decided.get(path, set()).union(*(side.names.get(path, ()) for side in inside))
-        beneath = [join(path, name) for name in sorted(names, reverse=True)]
-        return [(p, [side for side in inside if side.leads_to(p)]) for p in beneath]
+        names = self._preferred_names.get(path, set()).union(*(side.names.get(path, ()) for side in inside))
+        below = [join(path, name) for name in sorted(names, reverse=True)]
+        return [(p, [side for side in inside if side.leads_to(p)]) for p in below]
 
     def _base(self, path: str) -> Version:
         directory, _, name = path.rpartition("/")
@@ -181,34 +188,38 @@ class Combining:
                 raise
         return Version("", self.view, path, found)
 
-    def _counting(self, base: Version, sides: Sequence[Side], versions: Sequence[Version]) -> Sequence[Version]:
-        """The versions that say something: not one that is as it was, such as a directory of which only the inside is
-        changed; unless others have no directory there, and more than deletions are to be lost with it."""
+    def _select_versions(self, base: Version, sides: Sequence[Side], versions: Sequence[Version]) -> Sequence[Version]:
+        """Return the versions that take part in the merge: those that differ from the base.
+
+        A directory that is unchanged itself takes part only if another side has no directory there and the branch
+        would lose more than deletions inside it.
+        """
         if len(versions) < 2:
             return versions or [base]
         is_mixed = any(v.type != "directory" for v in versions)
-        counting = [
+        selected = [
             version
             for side, version in zip(sides, versions, strict=True)
             if not version.is_same_as(base) or (is_mixed and self._is_changed(side, version))
         ]
-        return counting or versions[:1]
+        return selected or versions[:1]
 
     def _is_changed(self, side: Side, version: Version) -> bool:
-        """Whether a branch has something in a directory that the parent has not."""
+        """Return whether a branch added or changed anything inside a directory; deletions do not count."""
         if version.type != "directory":
             return False
-        bases = (self._base(path) for path in side.beneath(version.path))
+        bases = (self._base(path) for path in side.changed_below(version.path))
         inside = ((side.version(base), base) for base in bases)
         return any(v.found is not None and not v.is_same_as(base) for v, base in inside)
 
-    # What is written
+    # Write
 
     def _put(self, base: Version, outcome: MergedPath) -> None:
+        """Replace a path by a file, a symlink or nothing."""
         source = outcome.source
         if source.root == self.view:
             return
-        self._note(base, outcome)
+        self._record(base, outcome)
         directory, _, name = base.path.rpartition("/")
         with self._directory(directory) as there:
             remove_tree(there, name)
@@ -216,12 +227,12 @@ class Combining:
                 _write(there, name, outcome.content)
             elif source.found is not None:
                 self._copy(source, source.found, there, name, outcome)
-        if outcome.looks is not None:
-            with base.opened() as fd:
-                outcome.looks.apply_to(fd)
+        if outcome.metadata is not None:
+            with base.open() as fd:
+                outcome.metadata.apply_to(fd)
 
     def _copy(self, source: Version, found: os.stat_result, there: int, name: str, outcome: MergedPath) -> None:
-        """A copy of a file or symlink; names of one file stay names of one file, unless only one of them is merged."""
+        """Copy a file or symlink. Hard links to one file stay linked, except a name that was merged."""
         link = (source.root, found.st_ino)
         if found.st_nlink > 1 and not outcome.is_merged:
             if link in self._links:
@@ -231,28 +242,29 @@ class Combining:
                 return
             self._links[link] = source.path
         directory, _, _ = source.path.rpartition("/")
-        with _opened(source.root, directory) as here:
+        with _open_below(source.root, directory) as here:
             copy_entry(here, name, there, name)
 
     def _put_directory(self, base: Version, outcome: MergedPath, versions: Sequence[Version]) -> None:
+        """Create a directory or make an existing one writable; its metadata is set at the end of the run."""
         source = outcome.source
-        looks = outcome.looks or source.looks
-        if base.type != "directory" or looks != base.looks:
-            self._note(base, outcome)
+        metadata = outcome.metadata or source.metadata
+        if base.type != "directory" or metadata != base.metadata:
+            self._record(base, outcome)
         began = base.found.st_mtime_ns if base.found else 0
         times = [v.found.st_mtime_ns for v in versions if v.found and v.found.st_mtime_ns != began]
-        self._directories.append((base.path, looks, max(times, default=began)))
+        self._directories.append((base.path, metadata, max(times, default=began)))
         directory, _, name = base.path.rpartition("/")
         if base.type != "directory":
             with self._directory(directory) as there:
                 remove_tree(there, name)
                 os.mkdir(name, 0o700, dir_fd=there)
-        elif base.looks.mode & 0o700 != 0o700:
-            with base.opened() as fd:
-                os.chmod(f"/proc/self/fd/{fd}", base.looks.mode | 0o700)  # until it is filled
+        elif base.metadata.mode & 0o700 != 0o700:
+            with base.open() as fd:
+                os.chmod(f"/proc/self/fd/{fd}", base.metadata.mode | 0o700)  # its final mode is set at the end
 
-    def _note(self, base: Version, outcome: MergedPath) -> None:
-        """Remember where a path came from, and what went with it."""
+    def _record(self, base: Version, outcome: MergedPath) -> None:
+        """Record the origin of a path, and of the deletions that a replaced directory implies."""
         shown, source = base.path or ".", outcome.source
         if outcome.is_merged:
             self.merged.append(shown)
@@ -262,16 +274,16 @@ class Combining:
             self.replaced.append(base.path)
         if base.type == "directory" and source.type != "directory":
             side = next(s for s in self.sides if s.name == source.branch)
-            self.taken |= dict.fromkeys((p for p in side.beneath(base.path) if side.found[p] is None), side.name)
+            self.taken |= dict.fromkeys((p for p in side.changed_below(base.path) if side.found[p] is None), side.name)
 
     @contextmanager
     def _directory(self, path: str) -> Iterator[int]:
-        with _opened(self.view, path) as fd:
+        with _open_below(self.view, path) as fd:
             yield fd
 
 
 def _names(paths: Iterable[str]) -> dict[str, set[str]]:
-    """For every directory on the way to some paths the names that lead on."""
+    """Return, for every directory above some paths, the names in it that lead to them."""
     names: dict[str, set[str]] = {}
     for path in paths:
         while path:
@@ -285,7 +297,7 @@ def _names(paths: Iterable[str]) -> dict[str, set[str]]:
 
 
 @contextmanager
-def _opened(root: int, directory: str) -> Iterator[int]:
+def _open_below(root: int, directory: str) -> Iterator[int]:
     fd = open_directory(root, directory, os.O_PATH)
     try:
         yield fd
@@ -301,8 +313,11 @@ def _write(there: int, name: str, content: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """A branch that holds the changes of several: the paths that were ``merged`` from more than one of them, for all
-    others that differ from the parent the branch each was ``taken`` from, and what did not go together."""
+    """The result of ``combine``: a branch that holds the changes of several.
+
+    ``merged`` are the paths merged from more than one branch; ``taken`` maps every other changed path to the branch it
+    was taken from; ``conflicts`` are the changes that exclude each other.
+    """
 
     branch: Branch
     merged: tuple[str, ...]
@@ -311,23 +326,23 @@ class Combination:
 
     @property
     def clean(self) -> bool:
-        """Whether every change of every branch found its place, or was decided."""
+        """Whether there was no conflict, or ``prefer`` resolved them all."""
         return not self.conflicts
 
 
 def combine(
     parent: Parent, branches: Sequence[Branch], name: str, *, prefer: Mapping[str, str] | None = None
 ) -> Combination:
-    """Make a branch ``name`` of ``parent`` that holds what several of its branches changed. Those stay as they are.
+    """Create a branch ``name`` of ``parent`` that holds the changes of several of its branches, which are not changed.
 
-    Changes of different paths go together, and so do changes of different lines, of a file's mode and its content, and
-    changes that are the same. Where they do not, ``prefer`` decides, by path, whose version it is to be; a directory's
-    own, and whether there is one: what is inside has paths of its own. Undecided, the path is as the first of the
-    branches involved has it, it is among the ``conflicts``, and a commit of the new branch refuses until the file is
-    changed or ``on_conflict`` decides.
+    Changes to different paths, to different lines of a file, and to a file's mode and its content are combined, and so
+    are identical changes. For other paths ``prefer`` maps the path to the branch whose version is taken; for a
+    directory this covers its existence and its metadata, not the paths inside. A path that is not in ``prefer`` gets
+    the version of the first branch involved and is listed in ``conflicts``; a commit of the new branch refuses it
+    until the file is changed or ``on_conflict`` resolves it.
 
-    Raises BranchStaleError for a branch that has to be rebased first, ConflictError for one that clashes with what
-    somebody else changed in the parent. Whatever is raised, no new branch is left.
+    Raises BranchStaleError if a branch has to be rebased first, ConflictError if the same paths were changed in the
+    parent since the fork. If it raises, no new branch is left.
 
     >>> import tempfile, pathlib
     >>> from forkwise import Workspace
@@ -342,16 +357,16 @@ def combine(
     (True, ('a.txt',), '1\\ntwo\\n3\\n')
     >>> for branch in ws.branches(): branch.abort()
     """
-    several = siblings(parent, branches)
-    decided = _decided(prefer or {}, several)
+    by_name = siblings(parent, branches)
+    preferred = _normalize_prefer(prefer or {}, by_name)
     branch = parent.branch(name, on_success=None, on_error=None)
     try:
         view = str(branch.path)
-        with locked(parent.place.state) as lock:
-            scans = [(b, scan_sibling(b)) for b in several.values()]
-            _begin(branch, [scan for _, scan in scans])
-            combining = _combine(view, scans, decided)
-            _finish(branch, combining, lock)
+        with locked(parent.state_dir.state) as lock:
+            scans = [(b, scan_sibling(b)) for b in by_name.values()]
+            _mark_incomplete(branch, [scan for _, scan in scans])
+            combiner = _run_combiner(view, scans, preferred)
+            _mark_complete(branch, combiner, lock)
     except BaseException as error:
         branch.abort()
         if isinstance(error, OSError):
@@ -364,21 +379,21 @@ def combine(
             stacklevel=2,
         )
     return Combination(
-        branch, tuple(sorted(combining.merged)), dict(sorted(combining.taken.items())), tuple(combining.clashes)
+        branch, tuple(sorted(combiner.merged)), dict(sorted(combiner.taken.items())), tuple(combiner.clashes)
     )
 
 
-def _decided(prefer: Mapping[str, str], branches: Mapping[str, Branch]) -> dict[str, str]:
-    """The same with paths as they are met; the parent's own directory is the empty one."""
-    decided = {os.path.normpath(path): name for path, name in prefer.items()}
-    if outside := [path for path in decided if path.startswith("/") or path.split("/")[0] == ".."]:
+def _normalize_prefer(prefer: Mapping[str, str], branches: Mapping[str, Branch]) -> dict[str, str]:
+    """Return ``prefer`` with normalized paths, the root being the empty one. Raises ValueError for a bad entry."""
+    preferred = {os.path.normpath(path): name for path, name in prefer.items()}
+    if outside := [path for path in preferred if path.startswith("/") or path.split("/")[0] == ".."]:
         raise ValueError(f"prefer takes paths inside the parent, not {', '.join(outside)}")
-    if unknown := sorted(set(decided.values()) - set(branches)):
-        raise ValueError(f"prefer names {', '.join(unknown)}, but what is combined is {', '.join(branches)}")
-    return {"" if path == "." else path: name for path, name in decided.items()}
+    if unknown := sorted(set(preferred.values()) - set(branches)):
+        raise ValueError(f"prefer names {', '.join(unknown)}, but the combined branches are {', '.join(branches)}")
+    return {"" if path == "." else path: name for path, name in preferred.items()}
 
 
-def _combine(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[str, str]) -> Combining:
+def _run_combiner(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[str, str]) -> _Combiner:
     with ExitStack() as held:
 
         def root(path: str) -> int:
@@ -387,27 +402,27 @@ def _combine(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mapping[st
             return fd
 
         sides = {b.name: Side(b.name, root(b.target), scan) for b, scan in scans}
-        combining = Combining(root(view), list(sides.values()), {p: sides[name] for p, name in prefer.items()})
-        combining.run()
-        return combining
+        combiner = _Combiner(root(view), list(sides.values()), {p: sides[name] for p, name in prefer.items()})
+        combiner.run()
+        return combiner
 
 
-def _begin(branch: Branch, scans: Sequence[Scan]) -> None:
-    """Have a commit refuse all that is going to be written, in case this process is killed before all of it is."""
+def _mark_incomplete(branch: Branch, scans: Sequence[Scan]) -> None:
+    """Record every path about to be written as unmerged, so that a commit refuses them if this process is killed."""
     paths = {e.path for scan in scans for e in scan.entries} | {t.path or "." for scan in scans for t in scan.touched}
-    birth = BranchInfo.load(branch.home)
-    birth.unmerged = [Conflict(path, "unmerged", "the combination was interrupted") for path in sorted(paths)]
-    birth.rebased = sys.maxsize
-    birth.save(branch.home)
+    info = BranchInfo.load(branch.home)
+    info.unmerged = [Conflict(path, "unmerged", "the combination was interrupted") for path in sorted(paths)]
+    info.rebased = sys.maxsize
+    info.save(branch.home)
 
 
-def _finish(branch: Branch, combining: Combining, lock: Lock) -> None:
-    """Have a commit of the new branch know as much as one of the others would."""
-    if combining.replaced and not branch.view_kind.whole:
-        # A file that was put in the place of the parent's began as that: should somebody delete it there, it is seen.
+def _mark_complete(branch: Branch, combiner: _Combiner, lock: Lock) -> None:
+    """Record the real conflicts, and mark which files replace one of the parent's, as a copy-up would."""
+    if combiner.replaced and not branch.view_kind.whole:
+        # Without the overlayfs origin mark, a commit would not notice a deletion of the file in the parent.
         branch.view_kind.hide(branch.home)
-        mark_origins(branch.target, combining.replaced)
-    birth = BranchInfo.load(branch.home)
-    birth.unmerged = [Conflict(p, "unmerged", c.detail) for c in combining.clashes for p in combining.paths_of(c)]
-    birth.rebased = lock.now()
-    birth.save(branch.home)
+        mark_origins(branch.target, combiner.replaced)
+    info = BranchInfo.load(branch.home)
+    info.unmerged = [Conflict(p, "unmerged", c.detail) for c in combiner.clashes for p in combiner.paths_of(c)]
+    info.rebased = lock.now()
+    info.save(branch.home)

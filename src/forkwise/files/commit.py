@@ -1,4 +1,7 @@
-"""How a branch is committed: checked against its parent under the lock, planned, and carried out by the journal."""
+"""Commit of a branch: check it against its parent under the lock, resolve conflicts, plan the steps, run them.
+
+The steps are applied by the journal, through ``store.transaction``; a commit is complete or did not happen.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from forkwise.files.store.overlayfs import (
     unmark_origins,
 )
 from forkwise.files.store.pool import pool_paused
-from forkwise.files.store.record import ROOM, Record
+from forkwise.files.store.record import RECORD_DIRECTORY, Record
 from forkwise.files.store.scan import Entry, Scan
 from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import Transaction, as_commit_error
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT", "check_trust", "commit_branch"]
 
-#: How many commits can be undone: what older ones replaced is let go.
+#: The number of commits that can be undone; the content that older ones replaced is dropped.
 KEPT = 100
 
 _OVERLAYFS = 0x794C7630
@@ -42,33 +45,35 @@ _CHOICES = ("refuse", "ours", "theirs", "merge")
 
 
 def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, trust: bool) -> Commit:
-    """Apply a branch's layer to its parent; on any error nothing was changed and the branch is as before."""
+    """Apply a branch's layer to its parent. If it raises, neither the parent nor the branch has changed."""
     if on_conflict not in _CHOICES:
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
     failed = f"{branch.branch_path} was not committed"
-    with pool_paused(), deferred(), as_commit_error(failed), locked(branch.place.state):
-        branch.recover()
-        birth = BranchInfo.load(branch.home)
-        _check_turn(branch, birth)
-        is_still = _still(branch)
+    with pool_paused(), deferred(), as_commit_error(failed), locked(branch.state_dir.state):
+        branch._recover()
+        info = BranchInfo.load(branch.home)
+        _check_committable(branch, info)
+        is_still = _stop_writes(branch)
         try:
-            scan = branch.scan()
+            scan = branch._scan()
             if not trust:
-                check_trust(branch, birth, scan)
+                check_trust(branch, info, scan)
             _check_mounts(branch, scan)
-            decision = _Decision(branch, birth, scan, on_conflict)
+            resolution = _Resolution(branch, info, scan, on_conflict)
             is_still = branch.view_kind.hide(branch.home) and is_still
-            branch.parent.before_commit()
+            branch.parent._before_commit()
         except BaseException:
             if not branch.is_frozen:
                 branch.view_kind.thaw(branch.home, branch.parent.lowers)
             raise
-        record = _carry_out(branch, birth, decision, moves=is_still, durable=durable)
+        record = _run_commit(branch, info, resolution, moves=is_still, durable=durable)
         try:
-            _tidy(branch, record)
+            _clean_up(branch, record)
         except (OSError, BranchingError) as error:
-            # It has happened: an error would say that it has not.
-            warnings.warn(f"{branch.branch_path} was committed, but then: {error}", ForkwiseWarning, stacklevel=4)
+            # The commit is done: an exception would say that it failed.
+            warnings.warn(
+                f"{branch.branch_path} was committed, but cleaning up failed: {error}", ForkwiseWarning, stacklevel=4
+            )
     if record.skipped:
         warnings.warn(
             f"{branch.branch_path}: FIFOs, sockets and devices are not committed: {', '.join(record.skipped)}",
@@ -78,43 +83,45 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
     return record.commit()
 
 
-def _tidy(branch: Branch, record: Record) -> None:
+def _clean_up(branch: Branch, record: Record) -> None:
+    """Drop what the committed branch no longer needs, and the undo content of the commit that is now too old."""
     if branch.view_kind.whole:
-        # Its files were copied aside: the tree itself has nothing more to give.
-        home = f"{branch.parent.place.history(record.number)}/home"
+        # Its files were copied into the parent: nothing refers to the tree any more.
+        home = f"{branch.parent.state_dir.history(record.number)}/home"
         branch.view_kind.release(home)
-        discard(branch.parent.place, home)
-    copies = f"{branch.parent.place.history(record.number)}/home/copies"
+        discard(branch.parent.state_dir, home)
+    copies = f"{branch.parent.state_dir.history(record.number)}/home/copies"
     if os.path.isdir(copies):
-        discard(branch.parent.place, copies)  # nobody goes back in a branch that is committed
-    branch.parent.after_child_removed()
-    forget_old(branch.parent.place)
+        discard(branch.parent.state_dir, copies)  # a committed branch is never restored to an earlier copy
+    branch.parent._after_child_removed()
+    forget_old(branch.parent.state_dir)
 
 
-def forget_old(place: StateDir) -> None:
+def forget_old(state_dir: StateDir) -> None:
     """Drop the content kept for undo by the commit that has just become too old."""
-    old = place.history(place.head - KEPT)
+    old = state_dir.history(state_dir.head - KEPT)
     if os.path.isdir(old):
-        discard(place, old)
+        discard(state_dir, old)
 
 
-def _check_turn(branch: Branch, birth: BranchInfo) -> None:
-    if names := branch.place.names():
+def _check_committable(branch: Branch, info: BranchInfo) -> None:
+    """Raise BranchError if the branch has open branches, BranchStaleError if a sibling was committed."""
+    if names := branch.state_dir.names():
         raise BranchError(
             f"{branch.branch_path} has branches of its own that are still open: {', '.join(names)}; "
             "commit or abort those first",
             branch=branch.name,
         )
-    if birth.generation != branch.parent.place.head:
+    if info.generation != branch.parent.state_dir.head:
         raise BranchStaleError(
-            f"{branch.branch_path} is stale: {branch.parent.branch_path} was committed to since it was forked; "
-            "rebase() brings it onto what is there now, abort() drops it",
+            f"{branch.branch_path} is stale: another branch was committed to {branch.parent.branch_path} since the "
+            "fork; rebase() rebases it onto the current state, abort() drops it",
             branch=branch.name,
         )
 
 
-def _still(branch: Branch) -> bool:
-    """Stop all writing to the branch; False where somebody may go on, and its files have to be copied."""
+def _stop_writes(branch: Branch) -> bool:
+    """Make the branch read-only. Return False if a process may still write, so that files must be copied, not moved."""
     if branch.view_kind.whole:
         return False
     try:
@@ -124,44 +131,48 @@ def _still(branch: Branch) -> bool:
     return True
 
 
-def check_trust(branch: Branch, birth: BranchInfo, scan: Scan) -> None:
-    """A layer is written without syncs: after the machine went down, what was not synced may be torn."""
-    if birth.boot == boot_id():
+def check_trust(branch: Branch, info: BranchInfo, scan: Scan) -> None:
+    """Raise CommitError if the machine was restarted since and the branch holds changes that were not synced.
+
+    Layers are written without syncs (overlayfs ``volatile``), so a power failure can leave files incomplete.
+    """
+    if info.boot == boot_id():
         return
-    torn = [e.path for e in scan.entries if e.new is not None and e.new.st_ctime_ns >= birth.synced]
+    torn = [e.path for e in scan.entries if e.new is not None and e.new.st_ctime_ns >= info.synced]
     if torn:
         raise CommitError(
             f"the machine was restarted while {branch.branch_path} held unsynced changes: if it lost power, "
             f"files may be incomplete ({', '.join(torn[:5])}{', …' if len(torn) > 5 else ''}). "
-            "Look at them, then commit with trust=True (--trust); keep() syncs a branch",
+            "Check them, then commit with trust=True (--trust); keep() syncs a branch",
             branch=branch.name,
             paths=torn,
         )
 
 
 def _check_mounts(branch: Branch, scan: Scan) -> None:
-    if scan.mounted and not branch.commits_into_layer:
+    """Raise CommitError if the branch changed paths at or below a mount point of the parent."""
+    if scan.mounted and not branch._commits_into_layer:
         raise CommitError(
             f"{branch.branch_path} was not committed, nothing was changed: another filesystem is mounted at "
-            f"{', '.join(sorted(scan.mounted))} in the parent, and what the branch wrote there belongs beneath it. "
-            "Unmount it, or take those files out of the branch",
+            f"{', '.join(sorted(scan.mounted))} in the parent, and the branch changed the directory below it. "
+            "Unmount it, or remove those files from the branch",
             branch=branch.name,
             paths=sorted(scan.mounted),
         )
 
 
-class _Decision:
-    """What is done about each conflict."""
+class _Resolution:
+    """The conflicts of a commit and how each is resolved: ``dropped`` paths keep the parent's version."""
 
-    def __init__(self, branch: Branch, birth: BranchInfo, scan: Scan, on_conflict: OnConflict) -> None:
+    def __init__(self, branch: Branch, info: BranchInfo, scan: Scan, on_conflict: OnConflict) -> None:
         self.scan = scan
         self.dropped: set[str] = set()
         self.merged: dict[str, bytes] = {}
         self.conflicts: list[Conflict] = []
         entries = {e.path: e for e in scan.entries}
-        found = unresolved(birth, scan)
-        if not branch.commits_into_layer:
-            found += find_conflicts(scan, birth.forked)
+        found = unresolved(info, scan)
+        if not branch._commits_into_layer:
+            found += find_conflicts(scan, info.forked)
         if not found:
             return
         if on_conflict == "ours":
@@ -170,17 +181,17 @@ class _Decision:
             self.conflicts = found
             self.dropped = {c.path for c in found}
         else:
-            self._merge(branch, birth, found, entries, on_conflict)
+            self._merge(branch, info, found, entries, on_conflict)
 
     def _merge(
         self,
         branch: Branch,
-        birth: BranchInfo,
+        info: BranchInfo,
         found: list[Conflict],
         entries: dict[str, Entry],
         on_conflict: OnConflict,
     ) -> None:
-        from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - few commits need it
+        from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - rarely needed
         from forkwise.files.versions import Versions  # noqa: PLC0415
 
         with Versions(branch.target, branch.parent.lowers) as versions:
@@ -189,49 +200,50 @@ class _Decision:
             left = [c for c in found if c not in same]
             if on_conflict == "merge":
                 self.conflicts = left
-                self.merged, left = merge_conflicts(left, entries, versions, branch.parent, birth)
+                self.merged, left = merge_conflicts(left, entries, versions, branch.parent, info)
         if left:
             shown = "; ".join(str(c) for c in left[:5]) + ("; …" if len(left) > 5 else "")
             raise ConflictError(
                 f"{branch.branch_path} was not committed, nothing was changed: {shown}. "
-                "on_conflict='ours', 'theirs' or 'merge' decides",
+                "Choose on_conflict='ours', 'theirs' or 'merge'",
                 branch=branch.name,
                 conflicts=left,
             )
 
 
-def _carry_out(branch: Branch, birth: BranchInfo, decision: _Decision, *, moves: bool, durable: bool) -> Record:
-    parent, scan = branch.parent, decision.scan
-    room = f"{branch.home}/{ROOM}"
-    with Transaction(parent.place, parent.target, branch.branch_path, room=room) as transaction:
-        if branch.commits_into_layer:
+def _run_commit(branch: Branch, info: BranchInfo, resolution: _Resolution, *, moves: bool, durable: bool) -> Record:
+    """Plan the commit and run it as a transaction; ``moves`` allows moving files out of the layer."""
+    parent, scan = branch.parent, resolution.scan
+    prepared = f"{branch.home}/{RECORD_DIRECTORY}"
+    with Transaction(parent.state_dir, parent.target, branch.branch_path, prepared_directory=prepared) as transaction:
+        if branch._commits_into_layer:
             plan = plan_layer(
                 branch.target,
                 parent.target,
-                decision.dropped,
+                resolution.dropped,
                 marks_origins=not branch.view_kind.mark_files,
             )
-            plan.left = decision.dropped
+            plan.left = resolution.dropped
             foreign = [*plan.foreign, *scan.moved]
             marked = list_marks(branch.target, [*plan.opaque, *foreign, *plan.heirs])
         else:
             moves = moves and not branch.view_kind.whole and transaction.stage is None
             plan = plan_directory(
                 scan,
-                forked=birth.forked,
+                forked=info.forked,
                 moves=moves,
                 renames_directories=filesystem_magic(parent.target) != _OVERLAYFS,
-                dropped=decision.dropped,
-                merged=decision.merged,
+                dropped=resolution.dropped,
+                merged=resolution.merged,
             )
             drop_mark_files(branch.target, scan.mark_files)
-            transaction.fill(plan, branch.target, decision.merged)
+            transaction.fill(plan, branch.target, resolution.merged)
             marked = scan.marked if moves else []
-        record = _record(branch, decision, plan, transaction, durable)
+        record = _record(branch, resolution, plan, transaction, durable)
         record.marks = read_marks(branch.target, marked)
 
         def strip() -> None:
-            if branch.commits_into_layer:
+            if branch._commits_into_layer:
                 mark_opaque(branch.target, plan.opaque)
                 unmark_origins(branch.target, foreign)
                 inherit_origins(branch.target, parent.target, plan.heirs)
@@ -242,7 +254,7 @@ def _carry_out(branch: Branch, birth: BranchInfo, decision: _Decision, *, moves:
     return record
 
 
-def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transaction, durable: bool) -> Record:
+def _record(branch: Branch, resolution: _Resolution, plan: Plan, transaction: Transaction, durable: bool) -> Record:
     number = transaction.number
     record = Record(
         number=number,
@@ -256,16 +268,16 @@ def _record(branch: Branch, decision: _Decision, plan: Plan, transaction: Transa
         stage=transaction.stage,
         runs=plan.runs,
         metas=plan.metas,
-        skipped=[] if branch.commits_into_layer else sorted(decision.scan.specials),
-        conflicts=decision.conflicts,
+        skipped=[] if branch._commits_into_layer else sorted(resolution.scan.specials),
+        conflicts=resolution.conflicts,
     )
     lists = {"added": record.added, "changed": record.changed, "deleted": record.deleted}
-    for entry in decision.scan.entries:
+    for entry in resolution.scan.entries:
         path = entry.path
         if path not in plan.left:
             lists[entry.kind].append(path)
     record.changed += [
-        t.path or "." for t in decision.scan.touched if t.is_changed and (t.path or ".") not in decision.dropped
+        t.path or "." for t in resolution.scan.touched if t.is_changed and (t.path or ".") not in resolution.dropped
     ]
     for paths in lists.values():
         paths.sort()

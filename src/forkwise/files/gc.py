@@ -1,6 +1,6 @@
-"""Collecting what is no longer anybody's: branches of dead processes, old undo content, what never got finished.
+"""Garbage collection: remove the branches of dead processes, old undo content, and unfinished homes.
 
-Nothing here follows a mount, and nothing that holds uncommitted work goes unless it was asked for.
+It never follows a mount, and removes uncommitted changes only if forced.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ __all__ = ["Collected", "collect"]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What was removed (branches and ``commit N``), which branches with uncommitted changes were left, and how many
-    bytes of disk came free."""
+    """The result of a garbage collection.
+
+    ``removed`` lists branches and ``commit N``, ``listed`` the branches that were left because they have uncommitted
+    changes, ``freed`` is the freed disk space in bytes.
+    """
 
     removed: tuple[str, ...] = ()
     listed: tuple[str, ...] = ()
@@ -36,65 +39,71 @@ class Collected:
 def collect(
     workspace: Workspace, *, force: bool, keep: int, dry_run: bool, wanted: Mapping[str, bool] | None = None
 ) -> Collected:
-    """Collect what belongs to one workspace. ``wanted`` says of branches, by their paths, whether anybody wants them,
-    for who knows that better than can be told from the branch."""
-    place = workspace.place
-    with locked(place.state):
-        workspace.recover()
+    """Collect the garbage of one workspace.
+
+    ``wanted`` maps the paths of branches to whether they are still needed, for a caller that knows more than is
+    recorded in the branch.
+    """
+    state_dir = workspace.state_dir
+    with locked(state_dir.state):
+        workspace._recover()
         removed: list[str] = []
         listed: list[str] = []
-        freed = _size(f"{place.state}/trash")
-        for branch in reversed(workspace.settled_branches()):
-            told = (wanted or {}).get(branch.branch_path)
-            if _is_wanted(branch, told, removed):
+        freed = _size(f"{state_dir.state}/trash")
+        for branch in reversed(workspace._settled_branches()):
+            is_wanted = (wanted or {}).get(branch.branch_path)
+            if _is_needed(branch, is_wanted, removed):
                 continue
-            if told is None and not force and _has_changes(branch):
+            if is_wanted is None and not force and _has_changes(branch):
                 listed.append(branch.branch_path)
                 continue
             removed.append(branch.branch_path)
             freed += _size(f"{branch.home}/layer")
             if not dry_run:
-                branch.remove()
-                branch.parent.after_child_removed()
-        trials = list(_trials(place.state))
-        leftovers = [*_unfinished(workspace), *trials]
-        old = [n for n in range(place.head - keep, 0, -1) if os.path.isdir(place.history(n))]
+                branch._remove()
+                branch.parent._after_child_removed()
+        probes = list(_abandoned_probes(state_dir.state))
+        leftovers = [*_abandoned_homes(workspace), *probes]
+        old = [n for n in range(state_dir.head - keep, 0, -1) if os.path.isdir(state_dir.history(n))]
         removed += [f"commit {n}" for n in old]
-        freed += sum(map(_size, [*leftovers, *(place.history(n) for n in old)]))
+        freed += sum(map(_size, [*leftovers, *(state_dir.history(n) for n in old)]))
         if not dry_run:
-            for home in trials:
+            for home in probes:
                 if is_mount_point(f"{home}/view"):
                     umount2(f"{home}/view", MNT_DETACH)
-            for path in [*leftovers, *(place.history(n) for n in old)]:
-                trash.discard(place, path)
+            for path in [*leftovers, *(state_dir.history(n) for n in old)]:
+                trash.discard(state_dir, path)
     if not dry_run:
         trash.wait_until_empty()
-        trash.empty(place.state)
+        trash.empty(state_dir.state)
     return Collected(tuple(removed), tuple(listed), freed)
 
 
-def _is_wanted(branch: Branch, told: bool | None, removed: Collection[str]) -> bool:
-    """Whether somebody still has it, or a branch made from it."""
-    if told is None:
-        birth = BranchInfo.load(branch.home)
-        told = birth.kept or (birth.owner is not None and birth.owner.alive)
-    return told or any(f"{branch.branch_path}/{name}" not in removed for name in branch.place.names())
+def _is_needed(branch: Branch, is_wanted: bool | None, removed: Collection[str]) -> bool:
+    """Return whether a branch is still needed, itself or by one of its branches."""
+    if is_wanted is None:
+        info = BranchInfo.load(branch.home)
+        is_wanted = info.kept or (info.owner is not None and info.owner.alive)
+    return is_wanted or any(f"{branch.branch_path}/{name}" not in removed for name in branch.state_dir.names())
 
 
 def _has_changes(branch: Branch) -> bool:
-    """Whether a branch holds anything; one that cannot be read, because something is mounted in it, may."""
+    """Return whether a branch has changes; True if it cannot be read, for example because of a mount inside."""
     try:
-        return bool(branch.scan().delta())
+        return bool(branch._scan().delta())
     except OSError:
         return True
 
 
-def _unfinished(workspace: Workspace) -> Iterator[str]:
-    """Homes whose makers were killed: whoever makes one holds the lock, and now we do; spares are made without it, and
-    what was set aside goes with its process."""
-    parents: list[Parent] = [workspace, *workspace.settled_branches()]
+def _abandoned_homes(workspace: Workspace) -> Iterator[str]:
+    """Yield the homes whose creators were killed.
+
+    A new home is created under the lock, which the caller holds, so its creator is dead. Pooled homes are created
+    without the lock and shelved ones belong to their process: these are abandoned only if that process is dead.
+    """
+    parents: list[Parent] = [workspace, *workspace._settled_branches()]
     for parent in parents:
-        branches = f"{parent.place.path}/branches"
+        branches = f"{parent.state_dir.path}/branches"
         names = os.listdir(branches) if os.path.isdir(branches) else []
         yield from (
             f"{branches}/{n}"
@@ -103,20 +112,20 @@ def _unfinished(workspace: Workspace) -> Iterator[str]:
         )
 
 
-def _trials(state: str) -> Iterator[str]:
-    """Where a process tried out a view, and was killed meanwhile. One that runs cleans up by itself."""
+def _abandoned_probes(state: str) -> Iterator[str]:
+    """Yield the directories in which a process that was killed had probed a view."""
     for name in os.listdir(state):
         if name.startswith(".probe-") and _is_dead(name):
             yield f"{state}/{name}"
 
 
 def _is_dead(name: str) -> bool:
-    """Whether the process is gone whose number a name has."""
+    """Return whether the process is dead whose id is in ``name``."""
     return not os.path.exists(f"/proc/{name.split('-')[1]}")
 
 
 def _size(path: str) -> int:
-    """The disk space beneath a directory; what cannot be read counts as nothing."""
+    """Return the disk space below a directory, ignoring what cannot be read."""
     total = 0
     pending = [path]
     while pending:

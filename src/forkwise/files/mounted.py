@@ -1,7 +1,7 @@
-"""Workspaces that are themselves a BranchFS or DaxFS mount: the filesystem makes, commits and drops their branches.
+"""Workspaces on a BranchFS or DaxFS mount: the filesystem itself creates, commits and drops their branches.
 
-They answer to the same names as others. What those filesystems cannot do (history, undo, deltas, rebase) raises, and
-says so, instead of being imitated badly.
+They have the interface of Workspace and Branch. Operations that these filesystems lack (history, undo, deltas, rebase)
+raise BranchError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Driver", "MountedBranch", "MountedWorkspace", "find_driver", "mount_
 
 
 class Driver(Protocol):
-    """How a branching filesystem is spoken to."""
+    """The operations of a branching filesystem."""
 
     mount: str
 
@@ -37,13 +37,16 @@ class Driver(Protocol):
 
 
 def find_driver(path: str) -> tuple[str, Callable[[], Driver]] | None:
-    """The name and the driver of the branching filesystem a directory lies on; None where it is an ordinary one."""
+    """Find the branching filesystem that contains a directory.
+
+    Return its name and a factory of its driver; None if the directory is on an ordinary filesystem.
+    """
     mount = branchfs.find_mount(path)
     if mount is not None:
         return "branchfs", lambda: branchfs.BranchFS(mount)
-    held = daxfs.find_mount(path)
-    if held is not None:
-        return "daxfs", lambda: daxfs.DaxFS(held, f"{locate(held).state}/daxfs")
+    dax_mount = daxfs.find_mount(path)
+    if dax_mount is not None:
+        return "daxfs", lambda: daxfs.DaxFS(dax_mount, f"{locate(dax_mount).state}/daxfs")
     return None
 
 
@@ -53,22 +56,22 @@ def mount_branchfs(
     binary: str | os.PathLike[str] | None,
     storage: str | os.PathLike[str] | None,
 ) -> str:
-    """Mount a directory with a BranchFS binary; gives the mount point."""
+    """Mount a directory with a BranchFS binary. Return the mount point."""
     program = os.fspath(binary) if binary else os.environ.get("FORKWISE_BRANCHFS") or shutil.which("branchfs")
     if not program or not shutil.which(program):
         raise MountError(
             f"{os.fspath(base)} cannot be mounted: there is no BranchFS binary {program or ''}".rstrip(),
             view="branchfs",
             reason="no BranchFS binary",
-            remedy="give binary=, set FORKWISE_BRANCHFS, or open the directory itself: Workspace(path) needs no mount",
+            remedy="pass binary=, set FORKWISE_BRANCHFS, or open the directory itself: Workspace(path) needs no mount",
         )
-    where = os.fspath(mountpoint) if mountpoint else tempfile.mkdtemp(prefix="forkwise-branchfs-")
-    kept = None if storage is None else os.fspath(storage)
-    return branchfs.mount_branchfs(program, os.fspath(base), where, kept).mount
+    target = os.fspath(mountpoint) if mountpoint else tempfile.mkdtemp(prefix="forkwise-branchfs-")
+    storage_path = None if storage is None else os.fspath(storage)
+    return branchfs.mount_branchfs(program, os.fspath(base), target, storage_path).mount
 
 
 class MountedWorkspace(Workspace):
-    """A BranchFS or DaxFS mount. Made by ``Workspace`` when it is given one."""
+    """A workspace on a BranchFS or DaxFS mount. ``Workspace(path)`` creates one if ``path`` is on such a mount."""
 
     def __init__(self, path: str | os.PathLike[str], *, view: str | None = None, **_: Any) -> None:
         found = find_driver(os.path.realpath(path))
@@ -76,7 +79,8 @@ class MountedWorkspace(Workspace):
         self._name, driver = found
         if view is not None and view != self._name:
             raise MountError(
-                f"{os.fspath(path)} is a {self._name} mount, which has branches of its own: no {view} view",
+                f"{os.fspath(path)} is a {self._name} mount, which has its own branches: the view {view} is not "
+                "available",
                 view=view,
                 reason=f"the workspace is a {self._name} mount",
                 remedy=f"leave the view out, or open the directory {self._name} was mounted from",
@@ -88,7 +92,7 @@ class MountedWorkspace(Workspace):
 
     @property
     def state(self) -> Path:
-        """The mount itself: the filesystem keeps its branches."""
+        """The mount itself: the filesystem stores its branches."""
         return Path(self.target)
 
     @property
@@ -108,33 +112,33 @@ class MountedWorkspace(Workspace):
         _cannot(self._name, "list its branches")
 
     def history(self) -> list[Commit]:
-        _cannot(self._name, "tell what was committed")
+        _cannot(self._name, "report its commits")
 
     def undo(self, commit: int | Commit | None = None) -> Commit:
         _cannot(self._name, "undo a commit")
 
     def gc(self, *, force: bool = False, keep: int = 50, dry_run: bool = False) -> NoReturn:
-        _cannot(self._name, "collect what is left behind")
+        _cannot(self._name, "collect garbage")
 
 
 class MountedBranch(Branch):
-    """A branch that a BranchFS or DaxFS mount made."""
+    """A branch on a BranchFS or DaxFS mount."""
 
-    __slots__ = ("_children", "_generation", "known_as")
+    __slots__ = ("_children", "_generation", "driver_name")
 
     def __init__(
         self,
         parent: MountedWorkspace | MountedBranch,
         name: str,
-        known_as: str,
+        driver_name: str,
         on_success: OnSuccess = None,
         on_error: OnError = None,
     ) -> None:
         self.parent = parent
         self.name = name
-        self.known_as = known_as
-        self.home = self._driver.path(known_as)
-        self.place = StateDir(self.home, self.home)
+        self.driver_name = driver_name
+        self.home = self._driver.path(driver_name)
+        self.state_dir = StateDir(self.home, self.home)
         self.target = self.home
         self._on_success = on_success
         self._on_error = on_error
@@ -147,12 +151,12 @@ class MountedBranch(Branch):
     def make(
         cls, parent: MountedWorkspace | MountedBranch, name: str, on_success: OnSuccess, on_error: OnError
     ) -> MountedBranch:
-        """Have the filesystem make one."""
+        """Create a branch through the filesystem's driver."""
         check_name(name)
         check_outcomes(on_success, on_error)
-        above = parent.known_as if isinstance(parent, MountedBranch) else None
-        known_as = _mounted(parent).driver.create(name, above)
-        return cls(parent, name, known_as, on_success, on_error)
+        above = parent.driver_name if isinstance(parent, MountedBranch) else None
+        driver_name = _mounted(parent).driver.create(name, above)
+        return cls(parent, name, driver_name, on_success, on_error)
 
     @property
     def _driver(self) -> Driver:
@@ -160,7 +164,7 @@ class MountedBranch(Branch):
 
     @property
     def generation(self) -> int:
-        """How many of its branches were committed into it by this process."""
+        """The number of branches that this process committed into it."""
         return self._children
 
     @generation.setter
@@ -173,7 +177,7 @@ class MountedBranch(Branch):
 
     @property
     def path(self) -> Path:
-        self._must_be_open()
+        self._require_open()
         return Path(self.home)
 
     @property
@@ -187,26 +191,26 @@ class MountedBranch(Branch):
         return "open" if self._generation == _parent(self).generation else "stale"
 
     def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
-        self._must_be_open()
+        self._require_open()
         return MountedBranch.make(self, name, on_success, on_error)
 
     def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
-        """Have the filesystem merge it into its parent; what it changed is not told.
+        """Have the filesystem merge the branch into its parent; the result names no paths.
 
-        Builds were seen that let a loser be written and committed after its sibling: that is refused here.
+        Some BranchFS and DaxFS builds let a stale branch be written and committed after its sibling: refuse that here.
         """
-        self._must_be_open()
+        self._require_open()
         parent = _parent(self)
         if self._generation != parent.generation:
             raise BranchStaleError(f"{self.branch_path} is stale: a sibling was committed first", branch=self.name)
-        self._driver.commit(self.known_as)
+        self._driver.commit(self.driver_name)
         parent.generation += 1
         self._ended = "committed"
         return Commit(id=0, kind="commit", branch=self.branch_path, at=datetime.fromtimestamp(time.time(), UTC))
 
     def abort(self) -> None:
-        self._must_be_open()
-        self._driver.abort(self.known_as)
+        self._require_open()
+        self._driver.abort(self.driver_name)
         self._ended = "aborted"
 
     def keep(self) -> Branch:
@@ -214,10 +218,10 @@ class MountedBranch(Branch):
         return self
 
     def delta(self) -> NoReturn:
-        _cannot(self.view, "tell what a branch changed")
+        _cannot(self.view, "report what a branch changed")
 
     def diff(self) -> NoReturn:
-        _cannot(self.view, "tell what a branch changed")
+        _cannot(self.view, "report what a branch changed")
 
     def rebase(self, *, merge: bool = True) -> NoReturn:
         _cannot(self.view, "rebase a branch")
@@ -229,8 +233,8 @@ class MountedBranch(Branch):
         _cannot(self.view, "freeze a branch")
 
 
-def _mounted(held: Branch | Workspace) -> MountedWorkspace:
-    workspace = held.workspace
+def _mounted(node: Branch | Workspace) -> MountedWorkspace:
+    workspace = node.workspace
     assert isinstance(workspace, MountedWorkspace)
     return workspace
 
@@ -241,7 +245,7 @@ def _parent(branch: MountedBranch) -> MountedWorkspace | MountedBranch:
     return parent
 
 
-def _cannot(filesystem: str, what: str) -> NoReturn:
+def _cannot(filesystem: str, operation: str) -> NoReturn:
     raise BranchError(
-        f"{filesystem} cannot {what}; open the directory it was mounted from as a workspace to have that from forkwise"
+        f"{filesystem} cannot {operation}; to let forkwise do it, open the directory it was mounted from as a workspace"
     )

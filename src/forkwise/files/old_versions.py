@@ -1,4 +1,8 @@
-"""The diff of a commit, long after its branch is gone: what it replaced is in its undo record."""
+"""Old versions of files, read from the undo records of later commits: merge bases, modes and diffs of commits.
+
+A commit's record keeps what it replaced, so what a parent had at a path at an earlier commit is what the first later
+commit to that path replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from typing import TYPE_CHECKING
 from forkwise.errors import CommitError
 from forkwise.files.branch import Parent
 from forkwise.files.file_tree import FileTree
-from forkwise.files.store.journal import Run, Step
+from forkwise.files.store.journal import JournalStep, Run
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import StateDir, locked
-from forkwise.text.diff import LIMIT, FileDiff, Side, unified
+from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -31,36 +35,38 @@ __all__ = [
 ]
 
 
-_GIT_PATIENCE = 10.0
+_GIT_TIMEOUT_S = 10.0
 
 
 def find_merge_base(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
-    """What a parent had at ``path`` at the commit ``generation`` and the filesystem's time ``forked``, if known."""
-    records = active_commits(parent.place, generation)
+    """Return a parent's content of ``path`` at the fork (commit ``generation``, time ``forked``); None if not known."""
+    records = active_commits(parent.state_dir, generation)
     if records is None:
-        return None  # the oldest that is left would do no better: what came before it is not in both
+        return None  # the oldest remaining version is no base: it has changes that the branch does not have
     for record in records:
         step = step_on(record, path)
         if step is not None:
-            return _kept(parent, record, *step, forked)
+            return _read_replaced(parent, record, *step, forked)
     if parent is parent.workspace:
         return _from_git(parent.workspace, path)
     return None
 
 
-def active_commits(place: StateDir, generation: int) -> list[Record] | None:
-    """The commits into a place after ``generation`` that were not taken back, in their order; None where one of them
-    was collected. A commit and its undo cancel out; what an undo of an undo brought back counts as the first."""
-    chains = chains_since(place, generation)
+def active_commits(state_dir: StateDir, generation: int) -> list[Record] | None:
+    """List the commits after ``generation`` that are not undone, oldest first; None if a record was collected.
+
+    A commit and its undo cancel out; a commit that was undone and redone counts as the original one.
+    """
+    chains = chains_since(state_dir, generation)
     return None if chains is None else [chain[0] for chain in chains if len(chain) % 2]
 
 
-def chains_since(place: StateDir, generation: int) -> list[list[Record]] | None:
-    """The commits into a place after ``generation``, each with the undo of it, the undo of that, and so on."""
+def chains_since(state_dir: StateDir, generation: int) -> list[list[Record]] | None:
+    """List the commits after ``generation``, each followed by its undo, the redo of that, and so on."""
     chains: dict[int, list[Record]] = {}
     firsts: dict[int, int] = {}
-    for number in range(generation + 1, place.head + 1):
-        record = Record.load(place.history(number))
+    for number in range(generation + 1, state_dir.head + 1):
+        record = Record.load(state_dir.history(number))
         if record is None:
             return None
         first = firsts[number] = firsts.get(record.undoes or number, number)
@@ -68,8 +74,8 @@ def chains_since(place: StateDir, generation: int) -> list[list[Record]] | None:
     return list(chains.values())
 
 
-def step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
-    """The step that changed a path, and the rest of the path where the step moved a directory above it."""
+def step_on(record: Record, path: str) -> tuple[Run, JournalStep, str] | None:
+    """Find the step that changed a path. Return also the rest of the path if the step moved a directory above it."""
     for run in record.runs:
         prefix = f"{run.directory}/" if run.directory else ""
         if not path.startswith(prefix):
@@ -82,8 +88,8 @@ def step_on(record: Record, path: str) -> tuple[Run, Step, str] | None:
 
 
 def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
-    """The mode a file had at the commit ``generation``, if a commit changed the file since."""
-    for record in active_commits(parent.place, generation) or ():
+    """Return the mode that a file had at the commit ``generation``, if a later commit changed the file."""
+    for record in active_commits(parent.state_dir, generation) or ():
         step = step_on(record, path)
         if step is not None and step[1].code != "put":
             try:
@@ -93,31 +99,31 @@ def mode_at_fork(parent: Parent, path: str, generation: int) -> int | None:
     return None
 
 
-def slot_of(parent: Parent, record: Record, run: Run, step: Step, rest: str) -> str:
-    """Where a commit keeps what it took the place of."""
+def slot_of(parent: Parent, record: Record, run: Run, step: JournalStep, rest: str) -> str:
+    """Return the path at which a commit stores what a step replaced."""
     if step.slot:
-        slot = f"{parent.place.path}/{record.side}/{step.slot}"
+        slot = f"{parent.state_dir.path}/{record.side}/{step.slot}"
     else:
-        slot = f"{parent.place.path}/{record.layer}/{run.directory}/{step.name}"
+        slot = f"{parent.state_dir.path}/{record.layer}/{run.directory}/{step.name}"
     return f"{slot}/{rest}" if rest else slot
 
 
-def _kept(parent: Parent, record: Record, run: Run, step: Step, rest: str, forked: int) -> bytes | None:
+def _read_replaced(parent: Parent, record: Record, run: Run, step: JournalStep, rest: str, forked: int) -> bytes | None:
     if step.code == "put":
-        return _beneath_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])), forked)
+        return _read_below_layer(parent, "/".join(filter(None, [run.directory, step.name, rest])), forked)
     path = slot_of(parent, record, run, step, rest)
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns >= forked:
-            return None  # what the commit found was no longer what the branch was forked from
+            return None  # it was changed between the fork and the commit that replaced it
         with open(path, "rb") as file:
             return file.read()
     except OSError:
         return None
 
 
-def _beneath_layer(parent: Parent, path: str, forked: int) -> bytes | None:
-    """A layer that had nothing at a path showed what lies below it, unless the directory hid that."""
+def _read_below_layer(parent: Parent, path: str, forked: int) -> bytes | None:
+    """Read what a layer without an entry at ``path`` showed: the entry below it, unless an opaque directory hid it."""
     directory, _, name = path.rpartition("/")
     with Lower(parent.lowers) as lower, lower.directory(directory) as held:
         below = LowerDirectory(held.fds[1:])
@@ -130,25 +136,28 @@ def _beneath_layer(parent: Parent, path: str, forked: int) -> bytes | None:
 
 
 def _from_git(workspace: Workspace, path: str) -> bytes | None:
-    """An older ancestor than the fork's is as good: what both sides have since is the same on both."""
+    """Read a file from git's index. A base older than the fork is fine: later changes are the same on both sides."""
     command = ["git", "-C", os.fspath(workspace.path), "cat-file", "blob", f":./{path}"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_PATIENCE, env=_harmless(), check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, env=_safe_git_env(), check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def _harmless() -> dict[str, str]:
-    """A branch may have written the repository's configuration: git is not to fetch, and so to run, anything by it."""
+def _safe_git_env() -> dict[str, str]:
+    """Return an environment in which git fetches nothing.
+
+    A commit of a branch may have changed the repository's configuration, and a fetch would run programs named there.
+    """
     return {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def commit_diff(workspace: Workspace, number: int) -> str:
-    """What a commit into a workspace changed, as unified text that ``git apply`` takes.
+    """Return the changes of a commit into a workspace as a unified diff that ``git apply`` accepts.
 
-    CommitError for one that was undone, or whose record was collected. Where somebody has changed a path since, by
-    hand and not by a commit, it is shown as it is now.
+    Raises CommitError if the commit was undone or its record was collected. A path that was edited since, other than
+    by a commit, is shown with its current content.
 
     >>> import tempfile
     >>> from forkwise import Workspace
@@ -158,10 +167,10 @@ def commit_diff(workspace: Workspace, number: int) -> str:
     >>> print(commit_diff(ws, 1).splitlines()[-1])
     +new
     """
-    with locked(workspace.place.state):
-        records = active_commits(workspace.place, number - 1)
+    with locked(workspace.state_dir.state):
+        records = active_commits(workspace.state_dir, number - 1)
         if not records or records[0].number != number:
-            raise CommitError(f"commit {number} does not stand any more: it was undone, or collected")
+            raise CommitError(f"there is no diff of commit {number}: it was undone, or its record was collected")
         first, *later = records
         tree = FileTree(workspace.target, workspace.target)
         changes = [
@@ -171,22 +180,24 @@ def commit_diff(workspace: Workspace, number: int) -> str:
     return unified(changes)
 
 
-def _before(workspace: Workspace, records: Sequence[Record], path: str, now: FileTree | None = None) -> Side | None:
-    """What a path was before the first of some commits that changed it; where none did, what it is ``now``."""
+def _before(
+    workspace: Workspace, records: Sequence[Record], path: str, now: FileTree | None = None
+) -> FileVersion | None:
+    """Return the version of a path before the first of ``records`` that changed it; if none did, the one in ``now``."""
     for record in records:
         if (step := step_on(record, path)) is not None:
-            return None if step[1].code in ("put", "mkdir") else _kept_content(slot_of(workspace, record, *step))
-    return None if now is None else _found(now, path)
+            return None if step[1].code in ("put", "mkdir") else _read_slot(slot_of(workspace, record, *step))
+    return None if now is None else _read_version(now, path)
 
 
-def _kept_content(path: str) -> Side | None:
-    """What lies in a slot, where nobody but forkwise writes."""
+def _read_slot(path: str) -> FileVersion | None:
+    """Read the version stored in a slot, to which only forkwise writes."""
     directory, _, name = path.rpartition("/")
-    return _found(FileTree(directory, directory), name) if os.path.isdir(directory) else None
+    return _read_version(FileTree(directory, directory), name) if os.path.isdir(directory) else None
 
 
-def _found(tree: FileTree, path: str) -> Side | None:
+def _read_version(tree: FileTree, path: str) -> FileVersion | None:
     entry = tree.entry(path)
     if entry is None or not (stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode)):
         return None
-    return Side(entry.st_mode, None if entry.st_size > LIMIT else tree.content(path), entry.st_size)
+    return FileVersion(entry.st_mode, None if entry.st_size > LIMIT else tree.content(path), entry.st_size)

@@ -1,6 +1,6 @@
-"""Agreement: what several branches' versions of one path come to together, or why they do not go together.
+"""Merge of one path: the version that several branches' versions make together, or the clash between them.
 
-Apart from the combination that walks the trees and writes: here one path is decided, and nothing is changed.
+Apart from ``combine``, which walks the trees and writes: this module decides a single path and changes nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """A path that several branches changed in ways that do not go together.
+    """A path that several branches changed in ways that exclude each other.
 
-    ``branches`` are those involved, in their order; of a directory that one deleted and another changed inside, the
-    path is the directory's. ``hunks``, for the kind ``content``, are the lines in question: *theirs* is the first
-    branch that does not fit, *ours* what those before it came to.
+    ``branches`` are those involved, in their order. If one deleted a directory and another changed something inside,
+    ``path`` is the directory's. ``hunks``, for the kind ``content``, are the conflicting lines: *theirs* is the first
+    branch that conflicts, *ours* the merge of those before it.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Clash:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What an entry is beside its type and content: mode, owner, and the attributes a user gave it."""
+    """An entry's metadata besides its type: mode, owner and user-set extended attributes."""
 
     mode: int
     uid: int
@@ -67,13 +67,13 @@ class Metadata:
 
     @classmethod
     def of(cls, fd: int) -> Metadata:
-        """Those of an open entry; a descriptor of O_PATH will do."""
+        """Read the metadata of an open entry; an ``O_PATH`` descriptor is enough."""
         found = os.fstat(fd)
-        return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, user_attributes(_again(fd)))
+        return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, user_attributes(_proc_path(fd)))
 
     def apply_to(self, fd: int) -> None:
-        """Make them those of an open entry."""
-        path, now = _again(fd), Metadata.of(fd)
+        """Set the metadata of an open entry."""
+        path, now = _proc_path(fd), Metadata.of(fd)
         for attribute in now.attributes.keys() - self.attributes.keys():
             os.removexattr(path, attribute)
         for attribute, value in self.attributes.items():
@@ -81,12 +81,12 @@ class Metadata:
                 os.setxattr(path, attribute, value)
         if (now.uid, now.gid) != (self.uid, self.gid):
             os.chown(path, self.uid, self.gid)
-        if stat.S_IMODE(os.fstat(fd).st_mode) != self.mode:  # a change of owner or of an access list changes it
+        if stat.S_IMODE(os.fstat(fd).st_mode) != self.mode:  # chown and setting an ACL change the mode
             os.chmod(path, self.mode)
 
 
 class Version(NamedTuple):
-    """What a branch has at a path: ``found`` beneath the directory ``root``, or nothing, if that is None."""
+    """A branch's version of a path: ``found`` below the directory ``root``; None if there is nothing."""
 
     branch: str
     root: int
@@ -95,10 +95,12 @@ class Version(NamedTuple):
 
     @property
     def type(self) -> EntryType | None:
+        """The type of the entry; None if there is nothing."""
         return None if self.found is None else entry_type(self.found.st_mode)
 
     @contextmanager
-    def opened(self, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Iterator[int]:
+    def open(self, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Iterator[int]:
+        """Open the entry for the duration of a ``with`` block."""
         fd = open_beneath(self.root, self.path, flags)
         try:
             yield fd
@@ -106,42 +108,43 @@ class Version(NamedTuple):
             os.close(fd)
 
     @property
-    def looks(self) -> Metadata:
-        with self.opened() as fd:
+    def metadata(self) -> Metadata:
+        """The metadata of the entry."""
+        with self.open() as fd:
             return Metadata.of(fd)
 
     @property
     def content(self) -> bytes:
-        """What a file holds."""
-        with self.opened(_READ) as fd, open(fd, "rb", closefd=False) as file:
+        """The content of a file."""
+        with self.open(_READ) as fd, open(fd, "rb", closefd=False) as file:
             return file.read()
 
     @property
     def target(self) -> str:
-        """Where a symlink leads."""
-        with self.opened() as fd:
+        """The target of a symlink."""
+        with self.open() as fd:
             return os.readlink("", dir_fd=fd)
 
     def has_content_of(self, other: Version) -> bool:
-        """Whether two files hold the same; block by block, however large they are."""
+        """Return whether two files have the same content, comparing block by block."""
         if self.found is None or other.found is None or self.found.st_size != other.found.st_size:
             return False
         with (
-            self.opened(_READ) as one,
-            other.opened(_READ) as two,
-            open(one, "rb", closefd=False) as mine,
-            open(two, "rb", closefd=False) as its,
+            self.open(_READ) as one,
+            other.open(_READ) as two,
+            open(one, "rb", closefd=False) as first,
+            open(two, "rb", closefd=False) as second,
         ):
-            while block := mine.read(_BLOCK):
-                if block != its.read(_BLOCK):
+            while block := first.read(_BLOCK):
+                if block != second.read(_BLOCK):
                     return False
             return True
 
     def is_same_as(self, other: Version) -> bool:
-        """Whether both have the same: of directories, whether these themselves look alike. Times do not count."""
+        """Return whether two entries are equal, apart from their times; of directories, only the metadata counts."""
         if self.type != other.type:
             return False
-        if self.type is None or self.looks != other.looks:
+        if self.type is None or self.metadata != other.metadata:
             return self.type is None
         if self.type == "file":
             return self.has_content_of(other)
@@ -149,21 +152,22 @@ class Version(NamedTuple):
 
 
 class MergedPath(NamedTuple):
-    """What a path becomes: what ``source`` has, but with ``content`` or ``looks`` where those are merged."""
+    """The result for a path: the version ``source``, with merged ``content`` or ``metadata`` if these are not None."""
 
     source: Version
     content: bytes | None = None
-    looks: Metadata | None = None
+    metadata: Metadata | None = None
 
     @property
     def is_merged(self) -> bool:
-        return self.content is not None or self.looks is not None
+        """Whether the result is of more than one branch."""
+        return self.content is not None or self.metadata is not None
 
 
 def merge_path(base: Version, versions: Sequence[Version]) -> MergedPath | Clash:
-    """What versions of one path come to, all taken together, or how they clash.
+    """Merge the versions of one path, whose common base is ``base``. Return the result or the clash.
 
-    ``base`` is what all of them began as. A single version is taken as it is, and not even opened.
+    A single version is returned as it is, without opening it.
     """
     first = versions[0]
     if len(versions) == 1:
@@ -174,22 +178,22 @@ def merge_path(base: Version, versions: Sequence[Version]) -> MergedPath | Clash
         return _clash(kind, versions, ", ".join(f"{v.branch} has {_NOUNS[v.type]} there" for v in versions))
     if first.type is None:
         return MergedPath(first)
-    began = base if base.type == first.type else None
+    typed_base = base if base.type == first.type else None
     if first.type == "file":
-        alike = _agree_on_content(began, versions)
+        agreed = _merge_content(typed_base, versions)
     elif first.type == "symlink":
-        alike = _agree_on_target(began, versions)
+        agreed = _merge_target(typed_base, versions)
     else:
-        alike = versions
-    if isinstance(alike, Clash):
-        return alike
-    looks = _agree_on_looks(began and began.looks, [v.looks for v in versions])
-    if looks is None:
+        agreed = versions
+    if isinstance(agreed, Clash):
+        return agreed
+    metadata = _merge_metadata(typed_base and typed_base.metadata, [v.metadata for v in versions])
+    if metadata is None:
         return _clash("metadata", versions, f"{_names(versions)} gave it different modes, owners or attributes")
-    if isinstance(alike, bytes):
-        return MergedPath(first, alike, looks)
-    as_it_is = next((v for v in alike if v.looks == looks), None)
-    return MergedPath(as_it_is) if as_it_is else MergedPath(alike[0], None, looks)
+    if isinstance(agreed, bytes):
+        return MergedPath(first, agreed, metadata)
+    unchanged = next((v for v in agreed if v.metadata == metadata), None)
+    return MergedPath(unchanged) if unchanged else MergedPath(agreed[0], None, metadata)
 
 
 def _clash(kind: ClashKind, versions: Sequence[Version], detail: str, hunks: tuple[ConflictHunk, ...] = ()) -> Clash:
@@ -200,8 +204,8 @@ def _names(versions: Sequence[Version]) -> str:
     return ", ".join(v.branch for v in versions)
 
 
-def _agree_on_content(base: Version | None, versions: Sequence[Version]) -> Sequence[Version] | bytes | Clash:
-    """The versions that have the content agreed on, or that content itself, where it is merged."""
+def _merge_content(base: Version | None, versions: Sequence[Version]) -> Sequence[Version] | bytes | Clash:
+    """Return the versions that have the resulting content, or the content itself if it had to be merged."""
     groups: list[list[Version]] = []
     for version in versions:
         if base and version.has_content_of(base):
@@ -214,10 +218,10 @@ def _agree_on_content(base: Version | None, versions: Sequence[Version]) -> Sequ
     if len(groups) < 2:
         return groups[0] if groups else versions
     if base is None:
-        return _clash("added differently", versions, f"{_names(versions)} put files there that are not the same")
+        return _clash("added differently", versions, f"{_names(versions)} added files with different content")
     several = [base, *(g[0] for g in groups)]
     if any(v.found and v.found.st_size > LIMIT for v in several):
-        return _clash("large", versions, f"{_names(versions)} changed it, and it is too large to be merged")
+        return _clash("large", versions, f"{_names(versions)} changed it, and it is too large to merge")
     began, *contents = (v.content for v in several)
     if not all(is_text(c) for c in (began, *contents)):
         return _clash("binary", versions, f"{_names(versions)} changed it, and it is not text")
@@ -232,33 +236,34 @@ def _agree_on_content(base: Version | None, versions: Sequence[Version]) -> Sequ
     return merged
 
 
-def _agree_on_target(base: Version | None, versions: Sequence[Version]) -> Sequence[Version] | Clash:
-    different = _different(base and base.target, [v.target for v in versions])
+def _merge_target(base: Version | None, versions: Sequence[Version]) -> Sequence[Version] | Clash:
+    """Return the versions of a symlink that have the resulting target."""
+    different = _changed_values(base and base.target, [v.target for v in versions])
     if len(different) > 1:
-        detail = f"{_names(versions)} have symlinks there that do not lead to the same"
+        detail = f"{_names(versions)} have symlinks with different targets there"
         return _clash("target" if base else "added differently", versions, detail)
     return [v for v in versions if v.target in different] or versions
 
 
-def _agree_on_looks(base: Metadata | None, several: Sequence[Metadata]) -> Metadata | None:
-    """Mode, owner, group and every attribute by itself; None where one of them was changed in different ways."""
+def _merge_metadata(base: Metadata | None, several: Sequence[Metadata]) -> Metadata | None:
+    """Merge mode, owner, group and each attribute separately; None if one of them was changed in different ways."""
     began = base.attributes if base else {}
-    names = sorted({*began, *(name for looks in several for name in looks.attributes)})
+    names = sorted({*began, *(name for metadata in several for name in metadata.attributes)})
     fields: list[tuple[Any, list[Any]]] = [
-        (base and base.mode, [looks.mode for looks in several]),
-        (base and base.uid, [looks.uid for looks in several]),
-        (base and base.gid, [looks.gid for looks in several]),
-        *((began.get(name), [looks.attributes.get(name) for looks in several]) for name in names),
+        (base and base.mode, [metadata.mode for metadata in several]),
+        (base and base.uid, [metadata.uid for metadata in several]),
+        (base and base.gid, [metadata.gid for metadata in several]),
+        *((began.get(name), [metadata.attributes.get(name) for metadata in several]) for name in names),
     ]
-    different = [_different(old, new) for old, new in fields]
+    different = [_changed_values(old, new) for old, new in fields]
     if any(len(d) > 1 for d in different):
         return None
     mode, uid, gid, *values = (d[0] if d else old for d, (old, _) in zip(different, fields, strict=True))
     return Metadata(mode, uid, gid, {n: v for n, v in zip(names, values, strict=True) if v is not None})
 
 
-def _different(base: T | None, values: Sequence[T]) -> list[T]:
-    """The values that are not the base's, each once."""
+def _changed_values(base: T | None, values: Sequence[T]) -> list[T]:
+    """Return the distinct values that differ from the base."""
     found: list[T] = []
     for value in values:
         if value != base and value not in found:
@@ -266,6 +271,6 @@ def _different(base: T | None, values: Sequence[T]) -> list[T]:
     return found
 
 
-def _again(fd: int) -> str:
-    """An open entry by a path, for the calls that take no descriptor of O_PATH."""
+def _proc_path(fd: int) -> str:
+    """Return a path to an open entry, for the calls that do not accept an ``O_PATH`` descriptor."""
     return f"/proc/self/fd/{fd}"

@@ -1,4 +1,4 @@
-"""Rebase: a branch brought from the parent it was forked from onto the parent as it is now."""
+"""Rebase of a branch onto the current state of its parent, and the three-way merge of conflicting files."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ __all__ = [
 
 
 def merge_conflicts(
-    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, birth: BranchInfo
+    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, info: BranchInfo
 ) -> tuple[dict[str, bytes], list[Conflict]]:
-    """The merged content of every path that could be merged, and the conflicts that could not."""
+    """Merge the conflicts that can be merged. Return the merged content by path, and the remaining conflicts."""
     merged: dict[str, bytes] = {}
     left = []
     for conflict in conflicts:
         entry = entries.get(conflict.path)
-        outcome = _merge(entry, versions, parent, birth) if entry else "it is a directory's metadata"
+        outcome = _merge(entry, versions, parent, info) if entry else "it is a directory's metadata"
         if isinstance(outcome, bytes):
             merged[conflict.path] = outcome
         else:
@@ -54,13 +54,14 @@ def merge_conflicts(
     return merged, left
 
 
-def _merge(entry: Entry, versions: Versions, parent: Parent, birth: BranchInfo) -> bytes | str:
+def _merge(entry: Entry, versions: Versions, parent: Parent, info: BranchInfo) -> bytes | str:
+    """Merge one file. Return its content, or the reason why it cannot be merged."""
     new, old = entry.new, entry.old
     if new is None or old is None or not (stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode)):
-        return "only the text of files can be merged"
-    base = find_merge_base(parent, entry.path, birth.generation, birth.forked)
+        return "only text files can be merged"
+    base = find_merge_base(parent, entry.path, info.generation, info.forked)
     if base is None:
-        return "what it was when the branch was made is not known"
+        return "its content at the fork is not known"
     ours, theirs = versions.new(entry), versions.old(entry)
     if not (is_text(base) and is_text(ours) and is_text(theirs)):
         return "it is not text"
@@ -73,54 +74,57 @@ def _merge(entry: Entry, versions: Versions, parent: Parent, birth: BranchInfo) 
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """What a rebase did: the paths it merged, and the conflicts that are left for somebody to decide."""
+    """The result of a rebase: the paths it merged, and the conflicts left to resolve."""
 
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
 
 
 def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
-    """Bring a branch onto its parent's present state; without ``merge`` whatever both changed is left to decide."""
+    """Rebase a branch onto its parent's current state; with ``merge=False`` paths that both changed stay conflicts."""
     parent = branch.parent
-    with locked(branch.place.state) as lock:
-        branch.recover()
-        birth = BranchInfo.load(branch.home)
-        if names := branch.place.names():
+    with locked(branch.state_dir.state) as lock:
+        branch._recover()
+        info = BranchInfo.load(branch.home)
+        if names := branch.state_dir.names():
             raise BranchError(
-                f"{branch.branch_path} has branches of its own: {', '.join(names)}; they come first", branch=branch.name
+                f"{branch.branch_path} has branches of its own: {', '.join(names)}; commit or abort those first",
+                branch=branch.name,
             )
         branch.view_kind.hide(branch.home)
         now = lock.now()
-        scan = branch.scan()
+        scan = branch._scan()
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, parent.lowers) as versions:
-            old = unresolved(birth, scan)
-            found = [c for c in find_conflicts(scan, birth.forked) if c.path not in {o.path for o in old}]
+            old = unresolved(info, scan)
+            found = [c for c in find_conflicts(scan, info.forked) if c.path not in {o.path for o in old}]
             found, old = (
-                [c for c in some if c.path not in entries or not versions.is_same(entries[c.path])]
-                for some in (found, old)
+                [c for c in conflicts if c.path not in entries or not versions.is_same(entries[c.path])]
+                for conflicts in (found, old)
             )
-            if branch.commits_into_layer:
-                found = _of_commits(found, active_commits(parent.place, birth.generation))
+            if branch._commits_into_layer:
+                found = _with_commits(found, active_commits(parent.state_dir, info.generation))
             else:
-                found = _not_brought_back(found, parent, birth)
-            found, settled = _settle_directories(found, scan, parent, birth.generation)
-            contents, left = merge_conflicts(found, entries, versions, parent, birth) if merge else ({}, found)
-            left += old  # what it was forked from is no longer known of those
-        merged = {p: _Merged(c, _merged_mode(entries[p], parent, birth.generation)) for p, c in contents.items()}
-        birth.generation = parent.place.head
-        birth.forked = now
-        birth.unmerged = left
+                found = _without_restored(found, parent, info)
+            found, settled = _settle_directories(found, scan, parent, info.generation)
+            contents, left = merge_conflicts(found, entries, versions, parent, info) if merge else ({}, found)
+            left += old  # an earlier rebase could not merge them, and their base is no longer known
+        merged = {p: _Merged(c, _merged_mode(entries[p], parent, info.generation)) for p, c in contents.items()}
+        info.generation = parent.state_dir.head
+        info.forked = now
+        info.unmerged = left
         if branch.view_kind.whole:
-            _replay(branch, birth, scan, merged, settled, lock)
+            _rebase_tree(branch, info, scan, merged, settled, lock)
         else:
-            _rework(branch, birth, scan, merged, settled, lock)
+            _rebase_layer(branch, info, scan, merged, settled, lock)
     return Rebase(tuple(sorted(merged)), tuple(left))
 
 
-def _of_commits(found: list[Conflict], records: list[Record] | None) -> list[Conflict]:
-    """Of a branch's branch: the conflicts with what was committed into that. What third parties did to the workspace
-    concerns who is committed there, and is found then."""
+def _with_commits(found: list[Conflict], records: list[Record] | None) -> list[Conflict]:
+    """Return the conflicts of a nested branch with commits into its parent branch.
+
+    Edits of the workspace itself are left out: the commit into the workspace finds those.
+    """
     if records is None:
         return found
     paths = _paths(records)
@@ -128,35 +132,37 @@ def _of_commits(found: list[Conflict], records: list[Record] | None) -> list[Con
     return [c for c in found if c.path in metas or _is_about(c.path, paths)]
 
 
-def _not_brought_back(found: list[Conflict], parent: Parent, birth: BranchInfo) -> list[Conflict]:
-    """The conflicts without those with what a commit changed since the fork and its undo brought back: that is as it
-    was, if nobody else changed it."""
-    chains = (chains_since(parent.place, birth.generation) or []) if found else []
-    back, stands = ([r for chain in chains if len(chain) % 2 == odd for r in chain] for odd in (0, 1))
-    if not back:
+def _without_restored(found: list[Conflict], parent: Parent, info: BranchInfo) -> list[Conflict]:
+    """Drop the conflicts on paths that a commit changed since the fork and its undo restored.
+
+    Unless another process edited it too, such a path is what it was at the fork.
+    """
+    chains = (chains_since(parent.state_dir, info.generation) or []) if found else []
+    undone, active = ([r for chain in chains if len(chain) % 2 == odd for r in chain] for odd in (0, 1))
+    if not undone:
         return found
-    restored = Restored(parent.place, records_of(parent.place), birth.generation)
-    brought_back, held_by_commits = _paths(back), _paths(stands)
+    restored = Restored(parent.state_dir, records_of(parent.state_dir), info.generation)
+    undone_paths, active_paths = _paths(undone), _paths(active)
     left = []
     with Lower([parent.target]) as lower:
         for conflict in found:
             directory, _, name = conflict.path.rpartition("/")
             with lower.directory(directory) as held:
                 there = held.lookup(name)
-            is_as_it_was = there is not None and restored.changed(conflict.path, there) < birth.forked
-            is_of_them = _is_about(conflict.path, brought_back) and not _is_about(conflict.path, held_by_commits)
-            if not (is_as_it_was and is_of_them):
+            is_unedited = there is not None and restored.changed(conflict.path, there) < info.forked
+            is_restored = _is_about(conflict.path, undone_paths) and not _is_about(conflict.path, active_paths)
+            if not (is_unedited and is_restored):
                 left.append(conflict)
     return left
 
 
 def _paths(records: Iterable[Record]) -> set[str]:
-    """All that commits took a step on."""
+    """Return the paths that commits changed."""
     return {join(run.directory, step.name) for r in records for run in r.runs for step in run.steps}
 
 
 def _is_about(path: str, paths: set[str]) -> bool:
-    """Whether a path is one of those, or above or below one."""
+    """Return whether ``path`` is one of ``paths``, or above or below one."""
     return any(path == p or path.startswith(f"{p}/") or p.startswith(f"{path}/") for p in paths)
 
 
@@ -166,7 +172,7 @@ class _Merged(NamedTuple):
 
 
 def _merged_mode(entry: Entry, parent: Parent, generation: int) -> int:
-    """The branch's mode, unless only the parent's was changed."""
+    """Return the branch's mode, or the parent's if only the parent changed it."""
     assert entry.new is not None
     assert entry.old is not None
     ours, theirs = stat.S_IMODE(entry.new.st_mode), stat.S_IMODE(entry.old.st_mode)
@@ -176,17 +182,19 @@ def _merged_mode(entry: Entry, parent: Parent, generation: int) -> int:
 def _settle_directories(
     found: list[Conflict], scan: Scan, parent: Parent, generation: int
 ) -> tuple[list[Conflict], list[Meta]]:
-    """Of directories whose metadata is not the parent's: those that both changed are conflicts, those that only the
-    parent changed get the parent's. What they were when the branch was forked is in the records of the commits since.
+    """Resolve the metadata conflicts of directories that only one side changed.
+
+    Return the remaining conflicts, and the changes that give a directory the parent's metadata if only the parent
+    changed it. The metadata at the fork is in the records of the commits since.
     """
     clashing = {c.path for c in found if c.kind == "metadata"}
-    records = active_commits(parent.place, generation) or []
+    records = active_commits(parent.state_dir, generation) or []
     settled = []
     for touched in scan.touched:
         metas = [m for r in records for m in r.metas if m.path == touched.path]
         theirs = directory_facts(touched.old)[:3], _hex(touched.old_attributes)
         if (touched.path or ".") not in clashing or not metas or metas[-1].after[:3] != theirs[0]:
-            continue  # somebody else changed it, and nobody knows how
+            continue  # it was edited other than by a commit, so its metadata at the fork is not known
         attributes = [m.attributes_before for m in metas if m.attributes_before is not None]
         base = metas[0].before[:3], attributes[0] if attributes else theirs[1]
         if base == (directory_facts(touched.new)[:3], _hex(touched.new_attributes)):
@@ -202,17 +210,17 @@ def _hex(attributes: dict[str, bytes]) -> dict[str, str]:
 
 
 def _meta(touched: Touched, *, reverse: bool = False) -> Meta:
-    """From the parent's metadata to the branch's, or the other way and without the time."""
+    """Build the change from the parent's metadata to the branch's; with ``reverse`` the opposite, without the time."""
     if reverse:
         new, old = touched.new_attributes, touched.old_attributes
         return Meta.change(touched.path, touched.new, touched.old, new, old, keeps_time=True)
     return Meta.change(touched.path, touched.old, touched.new, touched.old_attributes, touched.new_attributes)
 
 
-def _rework(
-    branch: Branch, birth: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+def _rebase_layer(
+    branch: Branch, info: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
 ) -> None:
-    """Change a layer where it lies. Whoever is killed leaves conflicts that can be decided, or be found once more."""
+    """Rebase a layer in place. If killed, the next rebase or commit finds the remaining conflicts again."""
     layer = branch.target
     for path, result in merged.items():
         _replace(layer, path, result)
@@ -221,19 +229,19 @@ def _rework(
         set_metas(settled, root, "after")
     finally:
         os.close(root)
-    birth.rebased = sys.maxsize  # until the marks are right, which touches the files too
-    birth.save(branch.home)
+    info.rebased = sys.maxsize  # until the marks are set, because that changes the files' ctime
+    info.save(branch.home)
     mark_origins(layer, [*merged, *scan.appeared])
-    # A directory keeps its mark: without it overlayfs would show the whiteouts inside.
+    # A directory keeps its origin mark: without it overlayfs would show the whiteouts inside.
     unmark_origins(
         layer, [e.path for e in scan.entries if e.copied and e.old is None and e.new and stat.S_ISREG(e.new.st_mode)]
     )
-    birth.rebased = lock.now()
-    birth.save(branch.home)
+    info.rebased = lock.now()
+    info.save(branch.home)
 
 
 def _replace(layer: str, path: str, result: _Merged) -> None:
-    """Give a file new content by a rename, so that whoever is killed leaves the old one or the new one."""
+    """Replace a file's content by a rename, so that a kill leaves either the old or the new file."""
     directory, _, name = path.rpartition("/")
     root = open_root(layer)
     fd = open_directory(root, directory, os.O_PATH)
@@ -252,40 +260,43 @@ def _replace(layer: str, path: str, result: _Merged) -> None:
         os.close(root)
 
 
-def _replay(
-    branch: Branch, birth: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
+def _rebase_tree(
+    branch: Branch, info: BranchInfo, scan: Scan, merged: dict[str, _Merged], settled: list[Meta], lock: Lock
 ) -> None:
-    """A whole tree is made anew from the parent and given the branch's changes; one exchange puts it in place."""
+    """Rebase a whole tree: create it anew from the parent, apply the branch's changes, exchange the two homes."""
     view, parent = branch.view_kind, branch.parent
-    home = f"{parent.place.path}/branches/.new-rebase-{secrets.token_hex(4)}"
+    home = f"{parent.state_dir.path}/branches/.new-rebase-{secrets.token_hex(4)}"
     os.mkdir(home, 0o700)
     try:
         view.make(home, parent.lowers)
-        birth.made = lock.now()
+        info.made = lock.now()
         _write_changes(branch.target, f"{home}/layer", scan)
         for path, result in merged.items():
             _replace(f"{home}/layer", path, result)
         root = open_root(f"{home}/layer")
         try:
-            taken = {m.path for m in settled}
-            set_metas([_meta(t) for t in scan.touched if t.path not in taken], root, "after")
+            settled_paths = {m.path for m in settled}
+            set_metas([_meta(t) for t in scan.touched if t.path not in settled_paths], root, "after")
         finally:
             os.close(root)
-        birth.rebased = lock.now()
-        birth.save(home)
+        info.rebased = lock.now()
+        info.save(home)
         if os.path.exists(f"{branch.home}/frozen"):
             os.close(os.open(f"{home}/frozen", os.O_CREAT | os.O_CLOEXEC, 0o600))
-        root = open_root(parent.place.path)
+        root = open_root(parent.state_dir.path)
         try:
-            renameat2(root, os.path.relpath(home, parent.place.path), root, f"branches/{branch.name}", RENAME_EXCHANGE)
+            renameat2(
+                root, os.path.relpath(home, parent.state_dir.path), root, f"branches/{branch.name}", RENAME_EXCHANGE
+            )
         finally:
             os.close(root)
     finally:
         view.release(home)
-        discard(parent.place, home)
+        discard(parent.state_dir, home)
 
 
 def _write_changes(source: str, target: str, scan: Scan) -> None:
+    """Copy the changed entries of a scan from one tree to another."""
     old, new = open_root(source), open_root(target)
     try:
         for entry in scan.entries:

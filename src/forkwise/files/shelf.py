@@ -1,6 +1,7 @@
-"""Duplicating: copies of a branch's layer, to which the branch can go back.
+"""Shelved branches and copies of a branch's layer: two ways to set work aside and restore it later.
 
-They lie in the branch's home and go with it. A copy costs what changed since the last one; it is never written to.
+``shelve`` hides a whole branch until it is unshelved, or until this process ends. ``save_copy`` saves a copy of the
+layer in the branch's home; files unchanged since the last copy are hard links to it, so copies are never written to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from forkwise.files.store.state import locked
 from forkwise.files.store.trash import discard, wait_until_empty
 from forkwise.files.store.view import View
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
-from forkwise.linux.trees import Identity, Older, copy_layer, open_root
+from forkwise.linux.trees import EarlierCopy, Identity, copy_layer, open_root
 
 __all__ = [
     "ShelvedBranch",
@@ -34,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class ShelvedBranch:
-    """A branch that was set aside: what it was made from, its name, and where it lies."""
+    """A shelved branch: its parent, its name, and the path of its hidden home."""
 
     parent: Parent
     name: str
@@ -42,129 +43,146 @@ class ShelvedBranch:
     view: View
 
     def unshelve(self) -> Branch:
-        """Make it a branch again, as it was. Its parent may have been committed to since: see ``Branch.rebase``."""
-        with locked(self.parent.place.state):
-            self.parent.recover()
-            self.parent.before_fork()
+        """Make it an open branch again. It is stale if a sibling was committed since: see ``Branch.rebase``."""
+        with locked(self.parent.state_dir.state):
+            self.parent._recover()
+            self.parent._before_fork()
             try:
-                os.rename(self.home, self.parent.place.home(self.name))
+                os.rename(self.home, self.parent.state_dir.home(self.name))
             except FileNotFoundError:
-                raise BranchError(f"{self.name} was let go of, and cannot be had back", branch=self.name) from None
-        _here.discard(self)
+                raise BranchError(
+                    f"the shelved branch {self.name} was dropped and cannot be restored", branch=self.name
+                ) from None
+        _shelved.discard(self)
         return Branch.open(self.parent, self.name)
 
     def discard(self) -> None:
-        """Drop it for good; what is gone already is gone."""
-        _here.discard(self)
-        with suppress(FileNotFoundError, MountError), locked(self.parent.place.state):
+        """Drop it permanently; do nothing if it was dropped already."""
+        _shelved.discard(self)
+        with suppress(FileNotFoundError, MountError), locked(self.parent.state_dir.state):
             self.view.release(self.home)
-            discard(self.parent.place, self.home)
+            discard(self.parent.state_dir, self.home)
 
 
 def shelve(branch: Branch) -> ShelvedBranch:
-    """Take a branch out of sight. One that has branches of its own is refused."""
-    with locked(branch.place.state):
-        branch.recover()
+    """Hide a branch until it is unshelved. Raises BranchError if it has branches of its own."""
+    with locked(branch.state_dir.state):
+        branch._recover()
         BranchInfo.load(branch.home)
-        if names := branch.place.names():
-            raise BranchError(f"{branch.branch_path} has branches of its own: {', '.join(names)}", branch=branch.name)
+        if names := branch.state_dir.names():
+            raise BranchError(
+                f"{branch.branch_path} has branches of its own: {', '.join(names)}; commit or abort those first",
+                branch=branch.name,
+            )
         branch.view_kind.hide(branch.home)
-        home = f"{branch.parent.place.path}/branches/.aside-{os.getpid()}-{secrets.token_hex(6)}"
+        home = f"{branch.parent.state_dir.path}/branches/.aside-{os.getpid()}-{secrets.token_hex(6)}"
         os.rename(branch.home, home)
-        branch.parent.after_child_removed()
-    kept = ShelvedBranch(branch.parent, branch.name, home, branch.view_kind)
-    _here.add(kept)
-    return kept
+        branch.parent._after_child_removed()
+    shelved = ShelvedBranch(branch.parent, branch.name, home, branch.view_kind)
+    _shelved.add(shelved)
+    return shelved
 
 
-_here: set[ShelvedBranch] = set()
+_shelved: set[ShelvedBranch] = set()
 
 
 @atexit.register
-def _let_all_go() -> None:
-    mine = [aside for aside in _here if f".aside-{os.getpid()}-" in aside.home]
-    for aside in mine:
+def _discard_all() -> None:
+    """Drop the branches that this process shelved; a forked child leaves those of its parent alone."""
+    own = [shelved for shelved in _shelved if f".aside-{os.getpid()}-" in shelved.home]
+    for shelved in own:
         with suppress(OSError, BranchError):
-            aside.discard()
-    if mine:
+            shelved.discard()
+    if own:
         wait_until_empty()
 
 
 def is_duplicable(branch: Branch) -> bool:
-    """Whether copies of its layer can be kept; where a branch is a whole tree they would cost as much as that."""
+    """Return whether copies of a branch's layer can be saved; a view that keeps a whole tree is too large."""
     return not branch.view_kind.whole
 
 
 def save_copy(branch: Branch) -> str:
-    """Keep what a branch has changed so far; gives the name of the copy. Nobody is to write to the branch meanwhile."""
-    _check(branch)
+    """Save a copy of a branch's changes. Return its name. No process may write to the branch meanwhile."""
+    _require_duplicable(branch)
     branch.view_kind.flush(branch.home)
     name = secrets.token_hex(6)
-    made = f"{_copies(branch)}/.{name}"
-    os.makedirs(f"{made}/layer", mode=0o700)
-    with _last(branch) as older, _opened(branch.target) as source, _opened(f"{made}/layer") as target:
-        copied = copy_layer(source, target, older)
-    with open(f"{made}/index", "w") as file:
+    temporary = f"{_copies(branch)}/.{name}"
+    os.makedirs(f"{temporary}/layer", mode=0o700)
+    with (
+        _open_last(branch) as earlier,
+        _open_directory(branch.target) as source,
+        _open_directory(f"{temporary}/layer") as target,
+    ):
+        copied = copy_layer(source, target, earlier)
+    with open(f"{temporary}/index", "w") as file:
         json.dump([[*identity, path] for identity, path in copied.items()], file)
-    os.rename(made, f"{_copies(branch)}/{name}")
-    _point_at(branch, name)
+    os.rename(temporary, f"{_copies(branch)}/{name}")
+    _set_last(branch, name)
     return name
 
 
 def restore_copy(branch: Branch, name: str) -> None:
-    """Have a branch stand as it did when a copy was kept, which stays. One rename does it: killed at any moment, the
-    branch is as before or as it was then. BranchError where it has branches of its own, or no such copy."""
-    _check(branch)
-    kept, beside = f"{_copies(branch)}/{name}/layer", f"{_copies(branch)}/.{secrets.token_hex(6)}"
-    if not os.path.isdir(kept):
-        raise BranchError(f"{branch.branch_path} has no copy {name!r} of what it was any more", branch=branch.name)
+    """Restore a branch to a saved copy, which stays saved.
+
+    One rename does it, so a kill leaves either the old or the restored state. Raises BranchError if the branch has
+    branches of its own, or no such copy.
+    """
+    _require_duplicable(branch)
+    saved, beside = f"{_copies(branch)}/{name}/layer", f"{_copies(branch)}/.{secrets.token_hex(6)}"
+    if not os.path.isdir(saved):
+        raise BranchError(
+            f"{branch.branch_path} has no saved copy {name!r}; it may have been dropped", branch=branch.name
+        )
     os.mkdir(beside, 0o700)
     try:
-        with _opened(kept) as source, _opened(beside) as target:
+        with _open_directory(saved) as source, _open_directory(beside) as target:
             copy_layer(source, target)
-        with locked(branch.place.state):
-            branch.recover()
+        with locked(branch.state_dir.state):
+            branch._recover()
             BranchInfo.load(branch.home)
-            if names := branch.place.names():
+            if names := branch.state_dir.names():
                 raise BranchError(
-                    f"{branch.branch_path} has branches of its own: {', '.join(names)}; they come first",
+                    f"{branch.branch_path} has branches of its own: {', '.join(names)}; commit or abort those first",
                     branch=branch.name,
                 )
             branch.view_kind.hide(branch.home)
-            with _opened(branch.home) as home, _opened(_copies(branch)) as copies:
+            with _open_directory(branch.home) as home, _open_directory(_copies(branch)) as copies:
                 renameat2(home, os.path.basename(branch.target), copies, os.path.basename(beside), RENAME_EXCHANGE)
     finally:
         with suppress(FileNotFoundError):
-            discard(branch.place, beside)
+            discard(branch.state_dir, beside)
 
 
 def drop_copy(branch: Branch, name: str) -> None:
-    """Let go of a copy; one that is gone is gone."""
+    """Drop a saved copy; do nothing if it does not exist."""
     with suppress(FileNotFoundError):
-        discard(branch.place, f"{_copies(branch)}/{name}")
+        discard(branch.state_dir, f"{_copies(branch)}/{name}")
 
 
 def _copies(branch: Branch) -> str:
     return f"{branch.home}/copies"
 
 
-def _check(branch: Branch) -> None:
+def _require_duplicable(branch: Branch) -> None:
     BranchInfo.load(branch.home)
     if not is_duplicable(branch):
         raise BranchError(
-            f"{branch.branch_path} is a whole tree ({branch.view}), of which no copies are kept", branch=branch.name
+            f"{branch.branch_path} has the view {branch.view}, which keeps a whole tree: copies cannot be saved",
+            branch=branch.name,
         )
 
 
-def _point_at(branch: Branch, name: str) -> None:
+def _set_last(branch: Branch, name: str) -> None:
+    """Point the ``.last`` symlink at a copy, atomically."""
     beside = f"{_copies(branch)}/.{secrets.token_hex(6)}"
     os.symlink(name, beside)
     os.rename(beside, f"{_copies(branch)}/.last")
 
 
 @contextmanager
-def _last(branch: Branch) -> Iterator[Older | None]:
-    """The last copy that was kept, if it is still there."""
+def _open_last(branch: Branch) -> Iterator[EarlierCopy | None]:
+    """Open the last saved copy; yield None if there is none."""
     last = f"{_copies(branch)}/.last"
     try:
         with open(f"{last}/index") as file:
@@ -174,13 +192,13 @@ def _last(branch: Branch) -> Iterator[Older | None]:
         yield None
         return
     try:
-        yield Older(root, paths)
+        yield EarlierCopy(root, paths)
     finally:
         os.close(root)
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def _open_directory(path: str) -> Iterator[int]:
     try:
         fd = open_root(path)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""Rewinding: a workspace brought back to how it stood at a commit, over as many undos as that takes, as one.
+"""Undo of one commit, and the rewind of a workspace to an earlier commit by several undos as one operation.
 
-What is meant is written down first. Whoever opens the workspace after a kill finishes it.
+An undo inverts the commit's journal. A rewind records its intent first; after a kill, the next process that opens the
+workspace finishes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
-from forkwise.files.store.journal import Meta, Run, Step, directory_facts, invert
+from forkwise.files.store.journal import JournalStep, Meta, Run, directory_facts, invert
 from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.record import Record, RolledBack
 from forkwise.files.store.scan import user_attributes
@@ -46,22 +47,22 @@ _KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo"
 
 
 def history(parent: Parent) -> list[Commit]:
-    """All recorded commits into a workspace, or into a branch, newest first."""
-    records = records_of(parent.place)
+    """List all recorded commits into a workspace or a branch, newest first."""
+    records = records_of(parent.state_dir)
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     return [r.commit(undone_by.get(r.number)) for r in records]
 
 
 def undo(workspace: Workspace, number: int | None) -> Commit:
-    """Take back one commit."""
-    place = workspace.place
-    with as_commit_error("nothing was undone"), locked(place.state):
-        recover(place, workspace.target)
-        records = records_of(place)
-        record = _choose(place, records, number)
+    """Undo a commit, by default the last active one. Raises ConflictError if one of its paths was changed since."""
+    state_dir = workspace.state_dir
+    with as_commit_error("nothing was undone"), locked(state_dir.state):
+        recover(state_dir, workspace.target)
+        records = records_of(state_dir)
+        record = _find_record(state_dir, records, number)
         runs, metas = invert(record.runs, record.metas)
-        restored = Restored(place, records, record.number)
-        with _Target(workspace.target, _finished(place, record), runs, restored) as target:
+        restored = Restored(state_dir, records, record.number)
+        with _Target(workspace.target, _finish_time(state_dir, record), runs, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -71,18 +72,19 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
                     conflicts=conflicts,
                 )
             metas = [m for meta in metas for m in target.as_now(meta)]
-        return _carry_out(workspace, record, runs, metas).commit()
+        return _run_undo(workspace, record, runs, metas).commit()
 
 
-def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta]) -> Record:
-    place = workspace.place
-    kept = f"{place.path}/{undone.side}"
-    with Transaction(place, workspace.target, undone.branch, side=kept) as transaction:
+def _run_undo(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta]) -> Record:
+    """Apply the inverted steps and metadata as a transaction."""
+    state_dir = workspace.state_dir
+    slots = f"{state_dir.path}/{undone.side}"
+    with Transaction(state_dir, workspace.target, undone.branch, side=slots) as transaction:
         side = undone.side
         if transaction.stage:
             side = f"history/{transaction.number}"
             entering = [s for run in runs for s in run.steps if s.slot and s.code in ("put", "swap")]
-            inodes = transaction.fetch(kept, [s.slot for s in entering])
+            inodes = transaction.fetch(slots, [s.slot for s in entering])
             for step in entering:
                 step.enters = inodes[step.slot]
         record = Record(
@@ -102,27 +104,27 @@ def _carry_out(workspace: Workspace, undone: Record, runs: list[Run], metas: lis
             deleted=undone.added,
         )
         uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
-        transaction.run(record, f"{place.path}/{undone.layer}" if uses_layer else None)
+        transaction.run(record, f"{state_dir.path}/{undone.layer}" if uses_layer else None)
     return record
 
 
 class Restored:
-    """Paths that later commits changed and whose undo or redo brought back: when they were really changed last."""
+    """The real times of last change of paths that an undo or a redo after the commit ``number`` restored."""
 
-    def __init__(self, place: StateDir, records: list[Record], number: int) -> None:
+    def __init__(self, state_dir: StateDir, records: list[Record], number: int) -> None:
         self._copies = _copies(records)
-        self._taken_back = RolledBack.load(place)
+        self._rolled_back = RolledBack.load(state_dir)
         self._entries: dict[str, tuple[int, int]] = {}
         self._directories: dict[str, tuple[int, int]] = {}
-        # What a commit replaced may have been brought back by an undo before it: when that was really changed, by the
-        # number of the commit and the path. Its own undo brings back the same.
+        # A commit may replace an entry that an earlier undo had restored; its own undo restores the same entry. So
+        # remember when that was really changed, by the number of the commit and the path.
         replaced: dict[tuple[int | None, str], int] = {}
         for record in (r for r in reversed(records) if r.number > number):
-            finished = _finished(place, record)
+            finished = _finish_time(state_dir, record)
             for run in record.runs:
                 for step in run.steps:
                     path = join(run.directory, step.name)
-                    before = self._brought_back(path)
+                    before = self._restoration(path)
                     self._entries.pop(path, None)
                     if before is not None and step.changed[1] < before[0]:
                         replaced[record.number, path] = before[1]
@@ -137,17 +139,17 @@ class Restored:
                     self._directories[meta.path] = (finished, changed)
 
     def is_same(self, inode: int, other: int) -> bool:
-        """Whether two inode numbers are of the same entry: it has another once it came back from another filesystem."""
+        """Return whether two inode numbers are of one entry: restoring from another filesystem changes the number."""
         return self._copies.get(inode, inode) == self._copies.get(other, other)
 
     def changed(self, path: str, there: os.stat_result) -> int:
-        """When a path was last changed by anybody but an undo."""
-        found = self._directories.get(path) or self._brought_back(path)
-        ctime = self._taken_back.ctime(there)
+        """Return the time at which a path was last changed other than by an undo."""
+        found = self._directories.get(path) or self._restoration(path)
+        ctime = self._rolled_back.ctime(there)
         return ctime if found is None or ctime >= found[0] else found[1]
 
-    def _brought_back(self, path: str) -> tuple[int, int] | None:
-        """When an undo brought back a path, by itself or with what it is in, and when that was changed before."""
+    def _restoration(self, path: str) -> tuple[int, int] | None:
+        """Return when an undo restored a path or a directory above it, and when that was changed before."""
         found, above = None, path
         while found is None and above:
             found = self._entries.get(above)
@@ -156,7 +158,7 @@ class Restored:
 
 
 def _copies(records: list[Record]) -> dict[int, int]:
-    """What undos brought back from another filesystem, by its inode number there: the number it had when it left."""
+    """Map the inode numbers of entries that undos restored from another filesystem to their original numbers."""
     copies: dict[int, int] = {}
     by_number = {r.number: r for r in records}
     for record in reversed(records):
@@ -171,8 +173,10 @@ def _copies(records: list[Record]) -> dict[int, int]:
 
 
 class _Target:
-    """The workspace as it is now, against what a commit left there at the filesystem's time ``finished`` and what the
-    steps ``runs`` of an undo will do there."""
+    """The current workspace, compared with the result of a commit and with the steps that undo it.
+
+    ``finished`` is the filesystem's time at the end of the commit, ``runs`` are the steps of the undo.
+    """
 
     def __init__(self, path: str, finished: int, runs: list[Run], restored: Restored) -> None:
         self.lower = Lower([path])
@@ -191,19 +195,19 @@ class _Target:
         self.lower.close()
         os.close(self.root)
 
-    def changes(self, directory: str, step: Step) -> list[Conflict]:
-        """What somebody did since at the path of one step."""
+    def changes(self, directory: str, step: JournalStep) -> list[Conflict]:
+        """Find the changes since the commit at the path of one step, and note the current times in the step."""
         path = join(directory, step.name)
         with self.lower.directory(directory) as held:
             there = held.lookup(step.name)
             if step.code in ("put", "mkdir"):
                 if there is not None and path not in self.taken:
-                    return [Conflict(path, "changed", "it was deleted by the commit and is there again")]
+                    return [Conflict(path, "changed", "it was deleted by the commit and exists again")]
                 if not held.fds and directory not in self.made:
-                    return [Conflict(path, "deleted", "its directory is gone since the commit")]
+                    return [Conflict(path, "deleted", "its directory was removed since the commit")]
                 return []
         if there is None:
-            return [Conflict(path, "deleted", "it is gone since the commit")]
+            return [Conflict(path, "deleted", "it was deleted since the commit")]
         if step.code == "rmdir":
             return []
         if not self.restored.is_same(there.st_ino, step.leaves) or self._is_changed(path, there):
@@ -222,7 +226,7 @@ class _Target:
         return self.restored.changed(path, there) >= self.finished
 
     def as_now(self, meta: Meta) -> list[Meta]:
-        """A directory's metadata to go back to, except where somebody else has set it since."""
+        """Return the change that restores a directory's metadata, except the parts that were set since the commit."""
         try:
             fd = open_directory(self.root, meta.path)
         except OSError as error:
@@ -246,35 +250,36 @@ class _Target:
         return [meta]
 
 
-def _choose(place: StateDir, records: list[Record], number: int | None) -> Record:
+def _find_record(state_dir: StateDir, records: list[Record], number: int | None) -> Record:
+    """Find the record of the commit to undo. Raises CommitError if it cannot be undone."""
     undone_by = {r.undoes: r.number for r in records if r.undoes is not None}
     if number is None:
-        standing = [r for r in records if r.number not in undone_by and r.kind != "undo"]
-        if not standing:
+        active = [r for r in records if r.number not in undone_by and r.kind != "undo"]
+        if not active:
             raise CommitError("there is no commit to undo")
-        record = standing[0]
+        record = active[0]
     else:
         found = [r for r in records if r.number == number]
         if not found:
-            raise CommitError(f"there is no commit {number}, or its content was collected; see the log")
+            raise CommitError(f"there is no commit {number}, or its undo record was collected; see the log")
         record = found[0]
     if record.number in undone_by:
         again = undone_by[record.number]
-        raise CommitError(f"commit {record.number} was already undone, by {again}; undo {again} to have it back")
-    if not os.path.isdir(f"{place.path}/{record.side}"):
-        raise CommitError(f"the content that commit {record.number} replaced was collected; it cannot be undone")
+        raise CommitError(f"commit {record.number} was already undone, by {again}; undo {again} to restore it")
+    if not os.path.isdir(f"{state_dir.path}/{record.side}"):
+        raise CommitError(f"commit {record.number} cannot be undone: the content that it replaced was collected")
     return record
 
 
-def _finished(place: StateDir, record: Record) -> int:
-    return Record.finished(place.history(record.number))
+def _finish_time(state_dir: StateDir, record: Record) -> int:
+    return Record.finished(state_dir.history(record.number))
 
 
-def records_of(place: StateDir) -> list[Record]:
-    """The records of all commits that are left, newest first."""
+def records_of(state_dir: StateDir) -> list[Record]:
+    """List the records of all commits, newest first, as far as they were not collected."""
     found = []
-    for number in range(place.head, 0, -1):
-        record = Record.load(place.history(number))
+    for number in range(state_dir.head, 0, -1):
+        record = Record.load(state_dir.history(number))
         if record is None:
             break  # older ones were collected
         found.append(record)
@@ -282,105 +287,108 @@ def records_of(place: StateDir) -> list[Record]:
 
 
 def commits_to_undo(history: Sequence[Commit], head: int) -> list[int]:
-    """Which commits, undos and redos have to be taken back, in order, for all to stand as it did at a number.
+    """List the commits, undos and redos to undo, in order, to restore the state at the commit ``head``.
 
-    A commit with its undos and redos is a chain whose last link says whether it stands.
+    A commit with its undos and redos is a chain whose last element says whether the commit is in effect. Raises
+    CommitError if a record that is needed was collected.
     """
     if history and head < history[-1].id - 1:
-        raise CommitError(f"commits after {head} were collected: the files cannot be had back as they were then")
+        raise CommitError(f"the files cannot be restored to commit {head}: undo records after it were collected")
     chains: dict[int, list[Commit]] = {}
     first_of: dict[int, int] = {}
     for commit in reversed(history):
         first = first_of.get(commit.undoes or 0, commit.id)
         first_of[commit.id] = first
         chains.setdefault(first, []).append(commit)
-    drop, bring_back = [], []
+    undo_ids, redo_ids = [], []
     for chain in chains.values():
         then = [commit for commit in chain if commit.id <= head]
-        is_standing, was_standing = chain[-1].kind != "undo", bool(then) and then[-1].kind != "undo"
-        if is_standing and not was_standing:
-            drop.append(chain[-1].id)
-        elif was_standing and not is_standing:
-            bring_back.append(chain[-1].id)
-    return sorted(drop, reverse=True) + sorted(bring_back, reverse=True)
+        is_active, was_active = chain[-1].kind != "undo", bool(then) and then[-1].kind != "undo"
+        if is_active and not was_active:
+            undo_ids.append(chain[-1].id)
+        elif was_active and not is_active:
+            redo_ids.append(chain[-1].id)
+    return sorted(undo_ids, reverse=True) + sorted(redo_ids, reverse=True)
 
 
 def rewind_to(workspace: Workspace, head: int) -> list[Commit]:
-    """Undo and redo until all stands as it did when ``head`` was the last commit: all of it, or nothing.
+    """Undo and redo commits until the files are as they were when ``head`` was the last commit, or change nothing.
 
-    Gives what was done. CommitError where that cannot be had, because somebody changed one of the paths since or
-    because too old a commit was collected; all is then as before.
+    Return the undos and redos. Raises CommitError, with nothing changed, if one of the paths was changed since or if
+    an undo record that is needed was collected.
     """
-    before = workspace.place.head
+    before = workspace.state_dir.head
     if not commits_to_undo(workspace.history(), head):
         return []
     _write_intent(workspace, head, before)
     try:
-        done = _go(workspace, head)
+        commits = _undo_to(workspace, head)
     except BaseException:
-        _go(workspace, before)
-        _forget_intent(workspace)
+        _undo_to(workspace, before)
+        _remove_intent(workspace)
         raise
-    _forget_intent(workspace)
-    return done
+    _remove_intent(workspace)
+    return commits
 
 
 def is_rewind_interrupted(workspace: Workspace) -> bool:
-    """Whether somebody began to go back; a quick question."""
+    """Return whether a rewind was started and not finished; costs one lstat."""
     return os.path.lexists(_intent(workspace))
 
 
 def finish_rewind(workspace: Workspace) -> None:
-    """Finish what a killed process began; what another one is at is left to it. Where it cannot be finished, because
-    somebody changed something meanwhile, it is taken back."""
+    """Finish the rewind of a killed process, or roll it back if files were changed meanwhile.
+
+    A rewind of a process that still runs is left alone.
+    """
     fd = os.open(f"{_intent(workspace)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # several may come after one that was killed
+        fcntl.flock(fd, fcntl.LOCK_EX)  # several processes may try to finish it
         try:
             head, before, owner = json.loads(os.readlink(_intent(workspace)))
         except FileNotFoundError:
             return
         if not ProcessId.load(owner).alive:
-            _finish(workspace, head, before)
+            _finish_or_roll_back(workspace, head, before)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
-def _finish(workspace: Workspace, head: int, before: int) -> None:
-    for wanted in (head, before):
+def _finish_or_roll_back(workspace: Workspace, head: int, before: int) -> None:
+    for target in (head, before):
         with suppress(CommitError):
-            _go(workspace, wanted)
-            _forget_intent(workspace)
+            _undo_to(workspace, target)
+            _remove_intent(workspace)
             return
-    _forget_intent(workspace)
+    _remove_intent(workspace)
     warnings.warn(
-        f"a rewind of {workspace.path} was cut short and can neither be finished nor taken back, because files were "
-        "changed since: see its history, and undo by hand what is to be undone",
+        f"an interrupted rewind of {workspace.path} can be neither finished nor rolled back, because files were "
+        "changed since: look at its history and undo commits by hand",
         ForkwiseWarning,
         stacklevel=3,
     )
 
 
-def _go(workspace: Workspace, head: int) -> list[Commit]:
+def _undo_to(workspace: Workspace, head: int) -> list[Commit]:
     return [workspace.undo(number) for number in commits_to_undo(workspace.history(), head)]
 
 
 def _intent(workspace: Workspace) -> str:
-    return f"{workspace.place.state}/rewind"
+    return f"{workspace.state_dir.state}/rewind"
 
 
 def _write_intent(workspace: Workspace, head: int, before: int) -> None:
-    """As the target of a symbolic link: it is there whole or not at all, and only once."""
+    """Record a rewind as the target of a symlink: creating one is atomic and fails if there is one already."""
     for _ in range(2):
         try:
             os.symlink(json.dumps([head, before, ProcessId.current().dump()]), _intent(workspace))
             return
         except FileExistsError:
-            finish_rewind(workspace)  # unless somebody is at it
-    raise CommitError(f"{workspace.path} is being rewound already: wait until that is done")
+            finish_rewind(workspace)  # unless its process still runs
+    raise CommitError(f"another process is rewinding {workspace.path}: wait until it has finished")
 
 
-def _forget_intent(workspace: Workspace) -> None:
+def _remove_intent(workspace: Workspace) -> None:
     with suppress(FileNotFoundError):
         os.unlink(_intent(workspace))

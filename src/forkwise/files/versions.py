@@ -1,5 +1,6 @@
-"""Comparison: what lies between a branch and its parent, file by file, and between two branches of one parent, as text.
-Read from their layers, so that it costs what they changed, and no view is brought up.
+"""Both versions of the files that a branch changed, and the diff between two branches of one parent.
+
+Everything is read from the layers: the cost depends on the size of the changes, and no view is mounted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.scan import Entry, Scan
 from forkwise.files.store.state import locked
 from forkwise.linux.trees import open_directory, open_root
-from forkwise.text.diff import LIMIT, FileDiff, Side, unified
+from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
 
 __all__ = [
     "Versions",
@@ -31,13 +32,14 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Versions:
-    """The layer and what lies below it, open for reading."""
+    """A layer and the directories below it, open for reading."""
 
     def __init__(self, layer: str, lowers: Sequence[str]) -> None:
         self._lower = Lower(lowers)
         self._layer = open_root(layer)
 
     def close(self) -> None:
+        """Close the descriptors."""
         self._lower.close()
         os.close(self._layer)
 
@@ -48,7 +50,7 @@ class Versions:
         self.close()
 
     def new(self, entry: Entry) -> bytes:
-        """The branch's content (a symlink's target)."""
+        """Return the branch's content of a file, or the target of a symlink."""
         fd = open_directory(self._layer, entry.directory, os.O_PATH)
         try:
             return _read(fd, entry.name)
@@ -56,13 +58,13 @@ class Versions:
             os.close(fd)
 
     def old(self, entry: Entry) -> bytes:
-        """The parent's content."""
+        """Return the parent's content of a file, or the target of a symlink; empty if there is none."""
         with self._lower.directory(entry.directory) as directory:
             holder = directory.holder(entry.name)
             return b"" if holder is None else _read(holder, entry.name)
 
     def is_same(self, entry: Entry) -> bool:
-        """Whether both sides came to the same: same type, same mode, same content."""
+        """Return whether both sides have the same type, mode and content."""
         new, old = entry.new, entry.old
         if new is None or old is None or new.st_mode != old.st_mode or stat.S_ISDIR(new.st_mode):
             return False
@@ -70,20 +72,20 @@ class Versions:
 
 
 def file_diffs(versions: Versions, scan: Scan) -> Iterator[FileDiff]:
-    """What a diff of a scan shows, sorted by path, read one file at a time."""
+    """Yield both versions of each changed file and symlink, sorted by path, reading one file at a time."""
     for entry in sorted(scan.entries, key=lambda e: e.path):
-        old = _side(entry.old, entry, versions.old)
-        new = _side(entry.new, entry, versions.new)
+        old = _read_version(entry.old, entry, versions.old)
+        new = _read_version(entry.new, entry, versions.new)
         if old or new:
             yield FileDiff(entry.path, old, new)
 
 
-def _side(found: os.stat_result | None, entry: Entry, read: Callable[[Entry], bytes]) -> Side | None:
+def _read_version(found: os.stat_result | None, entry: Entry, read: Callable[[Entry], bytes]) -> FileVersion | None:
     if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
         return None
     if found.st_size > LIMIT:
-        return Side(found.st_mode, None, found.st_size)
-    return Side(found.st_mode, read(entry))
+        return FileVersion(found.st_mode, None, found.st_size)
+    return FileVersion(found.st_mode, read(entry))
 
 
 def _read(fd: int, name: str) -> bytes:
@@ -94,14 +96,14 @@ def _read(fd: int, name: str) -> bytes:
 
 
 def changed_files(branch: Branch) -> list[FileDiff]:
-    """Both versions of every file and link that a branch changed, sorted by path; of large ones only the size."""
-    with ExitStack() as held:
-        held.enter_context(locked(branch.place.state))
-        return list(_changes(branch, held))
+    """List both versions of each file and symlink that a branch changed, sorted by path; large ones without content."""
+    with ExitStack() as stack:
+        stack.enter_context(locked(branch.state_dir.state))
+        return list(_changes(branch, stack))
 
 
 def compare(first: Branch, second: Branch) -> str:
-    """What turns the first of two siblings into the second, as unified text that ``git apply`` takes.
+    """Return the unified diff from one sibling to another; ``git apply`` accepts it.
 
     >>> import tempfile, pathlib
     >>> from forkwise import Workspace
@@ -112,28 +114,31 @@ def compare(first: Branch, second: Branch) -> str:
     -yes +no
     >>> for branch in ws.branches(): branch.abort()
     """
-    if first.parent.place.path != second.parent.place.path:
+    if first.parent.state_dir.path != second.parent.state_dir.path:
         raise BranchError(
-            f"{second.branch_path} is not made from what {first.branch_path} is made from: only siblings are compared",
+            f"{first.branch_path} and {second.branch_path} have different parents: only siblings can be compared",
             branch=second.name,
         )
-    with ExitStack() as held:
-        held.enter_context(locked(first.place.state))
-        return unified(_between(_changes(first, held), _changes(second, held)))
+    with ExitStack() as stack:
+        stack.enter_context(locked(first.state_dir.state))
+        return unified(_between(_changes(first, stack), _changes(second, stack)))
 
 
-def _changes(branch: Branch, held: ExitStack) -> Iterator[FileDiff]:
-    branch.recover()
-    versions = held.enter_context(Versions(branch.target, branch.parent.lowers))
-    return file_diffs(versions, branch.scan())
+def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
+    branch._recover()
+    versions = stack.enter_context(Versions(branch.target, branch.parent.lowers))
+    return file_diffs(versions, branch._scan())
 
 
 def _between(first: Iterator[FileDiff], second: Iterator[FileDiff]) -> Iterator[FileDiff]:
-    """Both are sorted by path, so that one is held at a time. What one left alone is there as the other found it."""
-    told = merge(((0, change) for change in first), ((1, change) for change in second), key=lambda t: (t[1].path, t[0]))
-    for path, changes in groupby(told, key=lambda t: t[1].path):
-        by = dict(changes)
-        if len(by) == 2:
-            yield FileDiff(path, by[0].new, by[1].new)
+    """Yield the differences between two branches' changes, both sorted by path, holding one file at a time.
+
+    A branch that did not change a path has the parent's version, which is the other branch's old one.
+    """
+    both = merge(((0, change) for change in first), ((1, change) for change in second), key=lambda t: (t[1].path, t[0]))
+    for path, changes in groupby(both, key=lambda t: t[1].path):
+        by_side = dict(changes)
+        if len(by_side) == 2:
+            yield FileDiff(path, by_side[0].new, by_side[1].new)
         else:
-            yield by[1] if 1 in by else FileDiff(path, by[0].new, by[0].old)
+            yield by_side[1] if 1 in by_side else FileDiff(path, by_side[0].new, by_side[0].old)

@@ -1,4 +1,7 @@
-"""Workspace: a directory somebody cares about. Any directory: nothing has to be mounted or set up."""
+"""Workspace: the user's directory, and the root of its tree of branches.
+
+Any directory will do: nothing has to be mounted or set up. Undo, gc and mounted filesystems are loaded on first use.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ __all__ = ["Workspace"]
 class Workspace(Parent):
     """A directory that can be forked into branches.
 
-    ``view`` forces one way of seeing branches (``overlay``, ``btrfs``, ``fuse``, ``reflink``, ``copy``); by default the
-    best that works here is taken. ``state`` says where branches and history are kept; by default that is found (see
-    ``$FORKWISE_STATE``). ``durable=False`` makes commits skip the syncs unless told otherwise.
+    ``view`` selects how branches are shown (``overlay``, ``btrfs``, ``fuse``, ``reflink``, ``copy``); the default is
+    the best one that works on this system. ``state`` is the directory for branches and history; by default forkwise
+    chooses one (see ``$FORKWISE_STATE``). With ``durable=False`` commits skip the syncs, except those committed with
+    ``durable=True``.
 
     >>> import tempfile, pathlib
     >>> project = pathlib.Path(tempfile.mkdtemp())
@@ -41,7 +45,7 @@ class Workspace(Parent):
     def __new__(cls, path: str | os.PathLike[str], **_: Any) -> Workspace:
         if cls is not Workspace or not os.path.isdir(path) or is_ordinary(path):
             return super().__new__(cls)
-        from forkwise.files.mounted import MountedWorkspace, find_driver  # noqa: PLC0415 - few need it
+        from forkwise.files.mounted import MountedWorkspace, find_driver  # noqa: PLC0415 - rarely needed
 
         return super().__new__(MountedWorkspace if find_driver(os.path.realpath(path)) else cls)
 
@@ -55,11 +59,11 @@ class Workspace(Parent):
     ) -> None:
         self.site = locate(path, state)
         self.target = self.site.workspace
-        self.place = StateDir(self.site.state, self.site.state)
+        self.state_dir = StateDir(self.site.state, self.site.state)
         self.durable = durable
         self._view = None if view is None else choose(self.site, view)
-        self._spares: BranchPool | None = None
-        _settle(self)
+        self._pool: BranchPool | None = None
+        _recover_if_interrupted(self)
         if is_rewind_interrupted(self):
             finish_rewind(self)
 
@@ -72,8 +76,11 @@ class Workspace(Parent):
         binary: str | os.PathLike[str] | None = None,
         storage: str | os.PathLike[str] | None = None,
     ) -> Workspace:
-        """Mount a directory with a BranchFS binary (by default ``$FORKWISE_BRANCHFS`` or the one on the path) and open
-        it. Nothing else here needs a mount: ``Workspace(path)`` opens any directory."""
+        """Mount a directory with BranchFS and open it.
+
+        ``binary`` defaults to ``$FORKWISE_BRANCHFS``, then to ``branchfs`` on the ``PATH``. Only BranchFS needs this:
+        ``Workspace(path)`` opens any directory without a mount.
+        """
         from forkwise.files.mounted import mount_branchfs  # noqa: PLC0415
 
         return cls(mount_branchfs(base, mountpoint, binary, storage))
@@ -88,24 +95,27 @@ class Workspace(Parent):
 
     @property
     def state(self) -> Path:
-        """Where its branches and its history are kept."""
+        """The directory that holds its branches and its history."""
         return Path(self.site.state)
 
     @property
     def fstype(self) -> str:
-        """The name of the view its new branches get."""
+        """The name of the view that new branches get."""
         return self.child_view().name
 
     @property
     def workspace(self) -> Workspace:
+        """This workspace itself."""
         return self
 
     @property
     def branch_path(self) -> str:
+        """The root of the tree of branches: always ``/main``."""
         return "/main"
 
     @property
     def lowers(self) -> list[str]:
+        """Internal: the directories that a branch shows below its own layer, nearest first."""
         return [self.target]
 
     def open(self, name: str) -> Branch:
@@ -113,75 +123,76 @@ class Workspace(Parent):
         parts = name.removeprefix("/main/").strip("/").split("/")
         found: Parent = self
         for part in parts:
-            _settle(found)
+            _recover_if_interrupted(found)
             found = Branch.open(found, part)
         if isinstance(found, Branch):
             return found
-        raise BranchNotFoundError("a branch has a name", branch=name)
+        raise BranchNotFoundError(f"{name!r} names no branch; give the name or the path of one", branch=name)
 
     def branches(self) -> list[Branch]:
-        """All branches, nested ones after what they were made from, whichever process made them."""
-        return self.settled_branches(_settle)
+        """List all open branches, whichever process created them; each comes before its nested branches."""
+        return self._settled_branches(_recover_if_interrupted)
 
-    def settled_branches(self, settle: Callable[[Parent], None] = Parent.recover) -> list[Branch]:
-        """The same, for who holds the exclusive lock already."""
+    def _settled_branches(self, recover: Callable[[Parent], None] = Parent._recover) -> list[Branch]:
+        """List all open branches after rolling back interrupted commits. Call it under the exclusive lock."""
         found: list[Branch] = []
         pending: list[Parent] = [self]
         while pending:
             parent = pending.pop()
-            settle(parent)
+            recover(parent)
             children = parent.children()
             found += children
             pending += children
         return sorted(found, key=lambda b: b.branch_path)
 
     def history(self) -> list[Commit]:
-        """What was committed and undone, newest first."""
+        """List the commits, undos and redos, newest first."""
         from forkwise.files.undo import history  # noqa: PLC0415
 
         return history(self)
 
     def undo(self, commit: int | Commit | None = None) -> Commit:
-        """Take back a commit, by default the last one that stands; the undo of an undo brings it back.
+        """Undo a commit, by default the last one that is not undone. Undoing an undo applies the commit again.
 
-        Content, modes, times and symlinks are restored exactly. Refuses, with ConflictError and nothing changed, where
-        somebody changed one of its paths since.
+        Content, modes, times and symlinks are restored exactly. Raises ConflictError, and changes nothing, if one of
+        the commit's paths was changed since.
         """
         from forkwise.files.undo import undo  # noqa: PLC0415
 
         return undo(self, commit.id if isinstance(commit, Commit) else commit)
 
     def gc(self, *, force: bool = False, keep: int = 50, dry_run: bool = False) -> Collected:
-        """Remove what dead processes left and the content of all but the last ``keep`` commits.
+        """Remove the branches of dead processes, and the undo records of all but the last ``keep`` commits.
 
-        A branch with uncommitted changes is listed and left, unless ``force`` is given.
+        A branch with uncommitted changes is listed but not removed, unless ``force`` is given.
         """
         from forkwise.files.gc import collect  # noqa: PLC0415
 
         return collect(self, force=force, keep=keep, dry_run=dry_run)
 
     def child_view(self) -> View:
+        """Return the view that a branch created now gets. Internal."""
         if self._view is None:
             self._view = choose(self.site)
         return self._view
 
-    def spares(self, view: View) -> BranchPool | None:
-        if self._spares is None and not view.whole:
-            self._spares = BranchPool(self.place, view, self.target)
-        return self._spares
+    def _pool_for(self, view: View) -> BranchPool | None:
+        if self._pool is None and not view.whole:
+            self._pool = BranchPool(self.state_dir, view, self.target)
+        return self._pool
 
-    def before_fork(self) -> None:
-        """Nothing to do: a workspace stays as writable as it is."""
+    def _before_fork(self) -> None:
+        """Do nothing: a workspace stays writable while it has branches."""
 
-    def before_commit(self) -> None:
-        """Nothing to do: a workspace is a plain directory."""
+    def _before_commit(self) -> None:
+        """Do nothing: a workspace is a plain directory, with no view to take down."""
 
-    def after_child_removed(self) -> None:
-        """Nothing to do: it was never frozen."""
+    def _after_child_removed(self) -> None:
+        """Do nothing: a workspace was never frozen."""
 
 
-def _settle(parent: Parent) -> None:
-    """Take back what was interrupted; the lock is asked for only where something was."""
-    if parent.is_interrupted:
-        with locked(parent.place.state):
-            parent.recover()
+def _recover_if_interrupted(parent: Parent) -> None:
+    """Roll back a commit that was interrupted; without one, the lock is not taken."""
+    if parent._is_interrupted:
+        with locked(parent.state_dir.state):
+            parent._recover()
