@@ -1,7 +1,7 @@
 """Every exception forkwise raises, in one tree.
 
-They live together so that a caller can see the whole tree at a glance, and carry their facts as fields so that
-nobody has to parse a message.
+They are in one module so that a caller can see the whole tree at a glance, and carry their facts as fields so that no
+caller has to parse a message.
 """
 
 from __future__ import annotations
@@ -45,18 +45,22 @@ __all__ = [
 
 
 class BranchingError(Exception):
-    """The root of all errors forkwise raises."""
+    """The base class of all errors that forkwise raises; catch it to catch any of them."""
 
 
 ForkwiseError = BranchingError
 
 
 class ForkwiseWarning(UserWarning):
-    """Something was left out that the caller may have expected; the message says what and why."""
+    """A warning to the caller that something was left out or only partly done; the message says what and why."""
 
 
 class MountError(BranchingError):
-    """A view of a branch could not be had, brought up or taken down."""
+    """A view of a branch is not available, or could not be mounted or unmounted.
+
+    Raised to the caller who opens a workspace or uses a branch's path. ``view`` names the view, ``reason`` is why it
+    failed, ``remedy`` what the user can do.
+    """
 
     def __init__(self, message: str, *, view: str | None = None, reason: str = "", remedy: str = "") -> None:
         super().__init__(message)
@@ -66,7 +70,10 @@ class MountError(BranchingError):
 
 
 class BranchError(BranchingError):
-    """An operation on a branch failed."""
+    """An operation on a branch failed; raised to the caller of that operation.
+
+    ``branch`` is the name of the branch, ``paths`` are the files concerned.
+    """
 
     def __init__(self, message: str, *, branch: str | None = None, paths: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -75,19 +82,22 @@ class BranchError(BranchingError):
 
 
 class BranchStaleError(BranchError):
-    """A sibling was committed first: what this branch was forked from is no longer what is there."""
+    """A sibling was committed first, so the branch has to be rebased; raised to the caller of ``commit``."""
 
 
 class BranchNotFoundError(BranchError):
-    """There is no such branch, or it was committed or aborted meanwhile."""
+    """The branch does not exist, or was committed or aborted meanwhile; raised to any user of that branch."""
 
 
 class CommitError(BranchError):
-    """A commit or an undo could not be carried out; the workspace is as it was before."""
+    """A commit or an undo failed and left the workspace unchanged; raised to the caller of ``commit`` or ``undo``."""
 
 
 class ConflictError(CommitError):
-    """The parent was changed by somebody else where the branch changed it too."""
+    """The branch and, since the fork, another writer changed the same paths of the parent.
+
+    Raised to the caller of ``commit``, ``rebase`` or ``undo``; ``conflicts`` lists the paths and what happened to them.
+    """
 
     def __init__(self, message: str, *, branch: str | None = None, conflicts: Sequence[Conflict] = ()) -> None:
         super().__init__(message, branch=branch, paths=[c.path for c in conflicts])
@@ -95,11 +105,14 @@ class ConflictError(CommitError):
 
 
 class AbortError(BranchError):
-    """A branch could not be taken away."""
+    """A branch could not be removed; raised to the caller of ``abort``."""
 
 
 class ProcessBranchError(BranchingError):
-    """A sandboxed process failed. ``errno`` says why a command could not be started."""
+    """A sandboxed process failed; raised to the caller who runs a command or a function in a branch.
+
+    ``errno`` is why a command could not be started, if that is the failure.
+    """
 
     def __init__(self, message: str = "", *, errno: int | None = None) -> None:
         super().__init__(message)
@@ -107,21 +120,21 @@ class ProcessBranchError(BranchingError):
 
 
 class ForkError(ProcessBranchError):
-    """A process could not be forked."""
+    """A process could not be forked; raised to the caller who runs a function in a branch."""
 
 
 class NamespaceError(ProcessBranchError):
-    """The namespaces or the confinement of a process could not be set up."""
+    """Namespaces, limits or the confinement of a process could not be set up; raised to the caller who runs it."""
 
 
 class MemoryBranchError(BranchingError):
-    """Memory could not be branched."""
+    """The memory of a process could not be branched; raised to the caller of a ``BranchContext``."""
 
 
 class LedgerError(BranchingError):
-    """What was asked of the ledger makes no sense, or the ledger cannot be used.
+    """A request to the ledger is invalid, or the ledger cannot be used; raised to the caller of the ledger.
 
-    ``subject`` is the id that was asked for; ``near`` are ids that may have been meant.
+    ``subject`` is the requested id; ``near`` are similar ids that the user may have meant.
     """
 
     def __init__(self, message: str, *, subject: str | None = None, near: Sequence[str] = ()) -> None:
@@ -131,11 +144,11 @@ class LedgerError(BranchingError):
 
 
 class ForkNotFoundError(LedgerError):
-    """There is no such fork, or no such attempt, in the ledger."""
+    """The ledger has no such fork or attempt; raised to the caller who names one."""
 
 
 class ForkResolvedError(BranchingError):
-    """A fork was decided already, and is decided only once."""
+    """The fork is already resolved; raised to the caller who tries to resolve it again."""
 
     def __init__(self, message: str, *, fork: str | None = None) -> None:
         super().__init__(message)
@@ -143,9 +156,9 @@ class ForkResolvedError(BranchingError):
 
 
 class ConversationError(BranchingError):
-    """A message cannot be where it was put, because no provider would take the conversation then.
+    """A message was appended where no provider would accept it; raised to the caller who builds the conversation.
 
-    ``rule`` names what it breaks, ``node`` the message it was put behind, ``calls`` the tool calls it is about.
+    ``rule`` names the violated rule, ``node`` the message before it, ``calls`` the tool calls concerned.
     """
 
     def __init__(self, message: str, *, rule: str = "", node: int | None = None, calls: Sequence[str] = ()) -> None:
@@ -156,7 +169,10 @@ class ConversationError(BranchingError):
 
 
 class LocalModelError(BranchingError):
-    """The local model cannot be fetched, started or used as it was asked to."""
+    """The local model could not be downloaded, started or used as requested; raised to the caller who uses it.
+
+    ``reason`` is why, ``remedy`` what the user can do.
+    """
 
     def __init__(self, message: str, *, reason: str = "", remedy: str = "") -> None:
         super().__init__(f"{message}{': ' if reason else ''}{reason}{'; ' if remedy else ''}{remedy}")
@@ -164,25 +180,25 @@ class LocalModelError(BranchingError):
         self.remedy = remedy
 
 
-class BranchesFailed(BranchingError):  # noqa: N818 - it says which, and holds what the others gave
-    """Some of several branches of a conversation failed.
+class BranchesFailed(BranchingError):  # noqa: N818 - named after the branches, whose results it carries
+    """Some of several branches of a conversation failed; raised to the caller who awaits all of them.
 
-    ``failures`` has the errors by the numbers of the branches, ``done`` what the others gave, in their order.
+    ``failures`` has the errors by branch number, ``done`` the results of the other branches, in order.
     """
 
     def __init__(self, done: Sequence[object], failures: Mapping[int, Exception]) -> None:
-        told = "; ".join(f"branch {number + 1}: {type(e).__name__}: {e}" for number, e in sorted(failures.items()))
-        super().__init__(f"{len(failures)} of {len(failures) + len(done)} branches failed: {told}")
+        details = "; ".join(f"branch {number + 1}: {type(e).__name__}: {e}" for number, e in sorted(failures.items()))
+        super().__init__(f"{len(failures)} of {len(failures) + len(done)} branches failed: {details}")
         self.done = tuple(done)
         self.failures = dict(failures)
 
 
 class ModuleError(BranchingError):
-    """A module could not do what it was called for."""
+    """The call of a module failed; raised to the caller of the module."""
 
 
 class ParseError(ModuleError):
-    """What a model gave is not what was asked of it; ``raw_output`` is what it gave."""
+    """A model's output does not match the requested format; ``raw_output`` is the output. Raised to the module's caller."""
 
     def __init__(self, message: str, raw_output: str | None = None) -> None:
         super().__init__(message)
@@ -190,7 +206,7 @@ class ParseError(ModuleError):
 
 
 class ServiceError(ModuleError):
-    """A service that a module needs could not be set up."""
+    """A service that a module needs could not be started; raised to the caller of the module."""
 
     def __init__(self, message: str, *, service: str | None = None) -> None:
         super().__init__(message)
@@ -198,7 +214,7 @@ class ServiceError(ModuleError):
 
 
 class ToolConflictError(ModuleError):
-    """Two tools of one module have the same name."""
+    """Two tools of one module have the same name; raised to the caller who creates the module."""
 
     def __init__(self, message: str, *, tool: str | None = None) -> None:
         super().__init__(message)
@@ -206,7 +222,7 @@ class ToolConflictError(ModuleError):
 
 
 class LimitError(ModuleError):
-    """A tree of branches reached one of its limits; ``limit`` names it."""
+    """A tree of module branches reached one of its limits, named by ``limit``; raised to the module's caller."""
 
     def __init__(self, message: str, *, limit: str = "") -> None:
         super().__init__(message)
@@ -214,7 +230,7 @@ class LimitError(ModuleError):
 
 
 class ForkBranchLimitError(BranchingError):
-    """A fork was asked for more branches than are allowed."""
+    """A fork requests more branches than ``limit``; raised to the agent or caller who forks."""
 
     def __init__(self, message: str, *, asked: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -223,7 +239,7 @@ class ForkBranchLimitError(BranchingError):
 
 
 class ForkDepthLimitError(BranchingError):
-    """A fork was asked for inside a branch that is nested as deep as is allowed."""
+    """A fork inside a branch exceeds the maximum depth; raised to the agent or caller who forks."""
 
     def __init__(self, message: str, *, depth: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -232,7 +248,7 @@ class ForkDepthLimitError(BranchingError):
 
 
 class BudgetExceededError(BranchingError):
-    """A branch was stopped because nothing was left for it to spend; ``state`` says of which budget."""
+    """A branch was stopped because its budget is exhausted; ``state`` names the budget. Seen by the branch's agent."""
 
     def __init__(self, message: str, *, state: str = "budget_exhausted") -> None:
         super().__init__(f"{state}: {message}")

@@ -21,7 +21,7 @@ from forkwise.files.views.branchfs import (
     mount_branchfs,
     unmount_branchfs,
 )
-from forkwise.linux.mountinfo import holding, parse_mountinfo
+from forkwise.linux.mountinfo import find_entry, parse_mountinfo
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ class TestMounts:
         ],
     )
     def test_which_paths_are_on_branchfs(self, path: str, point: str | None) -> None:
-        found = holding(path, parse_mountinfo(self.TABLE))
+        found = find_entry(path, parse_mountinfo(self.TABLE))
         assert found is not None
         assert (found.point if is_branchfs(found) else None) == point
 

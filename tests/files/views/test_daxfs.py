@@ -19,16 +19,16 @@ from forkwise.files.views.daxfs import (
     find_mount,
     mount_new,
 )
-from forkwise.linux.mountinfo import Mount, is_mount_point
+from forkwise.linux.mountinfo import MountEntry, is_mount_point
 from forkwise.linux.syscalls import umount2
 from tests.need import need
 
-MAIN = Mount("/", "/mnt/main", "daxfs", "none", ("ro", "phys=0x100000000", "size=268435456", "branch=/main"))
+MAIN = MountEntry("/", "/mnt/main", "daxfs", "none", ("ro", "phys=0x100000000", "size=268435456", "branch=/main"))
 
 
-def branch(number: int) -> Mount:
+def branch(number: int) -> MountEntry:
     options = ("rw", "phys=0x100000000", "size=268435456", f"branch=/main/b{number}")
-    return Mount("/", f"/mnt/b{number}", "daxfs", "none", options)
+    return MountEntry("/", f"/mnt/b{number}", "daxfs", "none", options)
 
 
 def test_the_options_of_a_branch() -> None:
@@ -48,7 +48,7 @@ def test_a_branch_is_on_the_memory_of_its_mount() -> None:
 
 
 def test_branches_are_counted_once_and_with_main() -> None:
-    elsewhere = Mount("/", "/mnt/e", "daxfs", "none", ("rw", "phys=0x1", "size=1", "branch=/main/e"))
+    elsewhere = MountEntry("/", "/mnt/e", "daxfs", "none", ("rw", "phys=0x1", "size=1", "branch=/main/e"))
     assert branch_count(MAIN, [MAIN, branch(1), branch(1), branch(2), elsewhere]) == 3
 
 

@@ -51,7 +51,7 @@ class Bench:
         VIEW.release(str(self.home))
 
     def has_server(self) -> bool:
-        return not fuse._has_ended(str(self.home), 0)
+        return not fuse._wait_for_exit(str(self.home), 0)
 
 
 @pytest.fixture(params=["plain", "com,ma back\\slash new\nline \udcff"])
@@ -180,7 +180,7 @@ def test_release_ends_the_server_of_a_view_in_use(bench: Bench) -> None:
 def test_a_view_whose_server_died_is_brought_up_again(bench: Bench) -> None:
     (bench.show() / "new").write_text("kept")
     fuse._signal_server(str(bench.home), signal.SIGKILL)
-    assert fuse._has_ended(str(bench.home), 60)
+    assert fuse._wait_for_exit(str(bench.home), 60)
     assert (bench.show() / "new").read_text() == "kept"
 
 

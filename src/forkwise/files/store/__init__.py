@@ -1,1 +1,4 @@
-"""store."""
+"""What is on disk: the state directory, layers, journal and records.
+
+Nothing here knows a Branch or the implementation of a view.
+"""

@@ -1,4 +1,4 @@
-"""Birth: what is known of a branch from the moment it was made, kept in its own directory for every process to read."""
+"""``branch.json``: the facts about a branch since it was created, in its own directory, for every process to read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FILE = "branch.json"
 
 @dataclass(slots=True)
 class BranchInfo:
-    """When, over what and by whom a branch was made.
+    """When a branch was created, on top of which commit, and by which process.
 
-    ``generation`` is the parent's head it was forked at. ``forked`` and ``made`` are moments by the filesystem's
-    clock: before the first look at the parent, and when the branch stood; of a birth that was written ahead they are
-    the time of its file. ``synced`` is the moment up to which its
-    layer is known to be on the disk. ``unmerged`` are conflicts a rebase left, at the moment ``rebased``.
+    ``generation`` is the parent's head at the fork. ``forked`` and ``made`` are times by the filesystem's clock: before
+    the parent was first read, and when the branch was complete; for an info that was created unstamped, both are the
+    mtime of its file. ``synced`` is the time up to which the layer is known to be on the disk. ``unmerged`` are
+    conflicts that a rebase left at the time ``rebased``.
     """
 
     view: str
@@ -40,7 +40,7 @@ class BranchInfo:
     unmerged: list[Conflict] = field(default_factory=list)
 
     def save(self, home: str) -> None:
-        """Write it so that a reader finds the old one or the new one."""
+        """Replace the file atomically."""
         data = asdict(self)
         data["format"] = _FORMAT
         data["owner"] = self.owner.dump() if self.owner else None
@@ -53,7 +53,7 @@ class BranchInfo:
         os.rename(path + ".new", path)
 
     def create(self, home: str) -> None:
-        """Write it into a home nobody can see yet."""
+        """Write the file into a home that is not published yet."""
         fd = os.open(f"{home}/{_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(
@@ -69,13 +69,16 @@ class BranchInfo:
 
     @classmethod
     def create_unstamped(cls, home: str, view: str, generation: int) -> None:
-        """Write into a home nobody can see yet what is known of it before it is asked for."""
+        """Write the file, without times, into a home that is prepared for a later branch."""
         cls(view, generation, 0, 0, 0.0, boot_id(), ProcessId.current()).create(home)
 
     @staticmethod
     def stamp(home: str) -> None:
-        """Make this the moment of a birth that was written ahead; as good as ``Lock.now``, where timestamps are
-        multigrain: for the second touch of a file that was looked at since the first."""
+        """Set the times of an unstamped info to now.
+
+        With multigrain timestamps this is as good as ``Lock.now``: the second change of a file gets a fine-grained
+        time if the file was read since the first.
+        """
         path = f"{home}/{_FILE}"
         os.utime(path)
         os.stat(path)
@@ -83,13 +86,13 @@ class BranchInfo:
 
     @classmethod
     def load(cls, home: str) -> BranchInfo:
-        """Read it; raises BranchNotFoundError where the branch is gone."""
+        """Read the file; raise BranchNotFoundError if the branch no longer exists."""
         try:
             fd = os.open(f"{home}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             name = os.path.basename(home)
             raise BranchNotFoundError(
-                f"there is no branch {name!r} any more: it was committed or aborted, maybe by another process",
+                f"branch {name!r} no longer exists: it was committed or aborted, maybe by another process",
                 branch=name,
             ) from None
         with open(fd, "rb", buffering=0) as file:

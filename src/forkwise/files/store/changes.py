@@ -1,4 +1,4 @@
-"""Commit: a delta that was applied to a parent through the journal, and that can be undone."""
+"""The public values: a change, a delta, a conflict, and a commit. Immutable, and without any access to the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EntryType = Literal["file", "directory", "symlink", "special"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One path a branch added, changed or deleted. ``size`` and ``mode`` are the new ones (the old, if deleted)."""
+    """One path that a branch added, changed or deleted, with its new ``size`` and ``mode`` (if deleted, the old)."""
 
     path: str
     kind: ChangeKind
@@ -40,9 +40,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All that a branch changed against its parent, sorted by path.
+    """All changes of a branch against its parent, sorted by path.
 
-    Names that are not UTF-8 are held as Python holds them everywhere (``os.fsdecode``).
+    Names that are not UTF-8 are decoded as Python does everywhere (``os.fsdecode``).
     """
 
     changes: tuple[Change, ...]
@@ -55,17 +55,17 @@ class Delta:
 
     @property
     def added(self) -> tuple[str, ...]:
-        """Paths that are new."""
+        """Added paths."""
         return self._of("added")
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Paths whose content, type or metadata is another."""
+        """Paths whose content, type or metadata changed."""
         return self._of("changed")
 
     @property
     def deleted(self) -> tuple[str, ...]:
-        """Paths that are gone."""
+        """Deleted paths."""
         return self._of("deleted")
 
     def _of(self, kind: ChangeKind) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class Delta:
 
 
 def entry_type(mode: int) -> EntryType:
-    """What kind of thing a mode describes."""
+    """Return the type of entry that a mode describes."""
     if stat.S_ISREG(mode):
         return "file"
     if stat.S_ISDIR(mode):
@@ -91,10 +91,10 @@ ConflictPolicy = Literal["keep_newer", "last_write_wins"]
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A path that the branch changed and that is no longer what it was forked from.
+    """A path that both the branch and, since the fork, the parent changed.
 
-    ``kind`` says what happened to it in the parent: ``changed``, ``deleted``, ``metadata`` (mode or owner of a
-    directory), or, after a merge was tried, ``unmerged``: both changed the same lines, or it is not text.
+    ``kind`` is what happened to it in the parent: ``changed``, ``deleted``, ``metadata`` (mode or owner of a
+    directory), or, after an attempt to merge, ``unmerged``: both changed the same lines, or it is not text.
     """
 
     path: str
@@ -110,10 +110,10 @@ CommitKind = Literal["commit", "undo", "redo"]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit (or undo, or redo) did.
+    """One commit (or undo, or redo), with the paths that it changed.
 
     ``conflicts`` are those that ``on_conflict`` decided, ``skipped`` the FIFOs, sockets and devices that were left
-    out. ``id`` is what ``Workspace.undo`` takes; ``undoes`` and ``undone_by`` tie an undo to what it took back.
+    out. ``Workspace.undo`` takes its ``id``; ``undoes`` and ``undone_by`` link an undo and the commit that it undid.
     """
 
     id: int
@@ -131,10 +131,10 @@ class Commit:
 
     @property
     def undo_id(self) -> int:
-        """The number to give to ``Workspace.undo``."""
+        """The id to pass to ``Workspace.undo``."""
         return self.id
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every path it touched."""
+        """All paths that it added, changed or deleted."""
         return (*self.added, *self.changed, *self.deleted)

@@ -1,7 +1,7 @@
-"""From what a layer says to the steps that carry it into its parent: pure decisions, nothing is touched here.
+"""The plan of a commit: from the scan of a branch to the journal steps that apply it. Nothing is changed here.
 
-Two targets differ: a plain directory (a workspace, or the tree of a whole view), and another layer in overlayfs's
-format (a branch that was forked again), where a deletion is itself an entry.
+There are two kinds of targets: a plain directory (a workspace, or the tree of a whole view), and another layer in
+overlayfs's format (the parent of a nested branch), in which a deletion is itself an entry.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
-from forkwise.files.store.journal import Held, Meta, Run, Step, directory_facts
+from forkwise.files.store.journal import Held, JournalStep, Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
@@ -23,11 +23,11 @@ __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved
 
 @dataclass(slots=True)
 class Plan:
-    """The steps of a commit; ``staged`` are the entries to be copied aside first, under the slot's name, ``left`` the
-    paths that stay as the parent has them.
+    """The steps of a commit.
 
-    Of a layer folded into another: directories that must become ``opaque``, files of which it must be forgotten that
-    they began as the parent's (``foreign``), files that began as what those they replace did (``heirs``).
+    ``staged`` has the entries to copy into a slot first, by the name of the slot; ``left`` the paths that stay as the
+    parent has them. If a layer is folded into another: ``opaque`` directories must hide the layers below, ``foreign``
+    files must lose their overlay origin, and ``heirs`` inherit the origin of the files that they replace.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -38,35 +38,35 @@ class Plan:
     foreign: list[str] = field(default_factory=list)
     heirs: list[str] = field(default_factory=list)
 
-    def add(self, directory: str, step: Step) -> None:
+    def add(self, directory: str, step: JournalStep) -> None:
         if not self.runs or self.runs[-1].directory != directory:
             self.runs.append(Run(directory, []))
         self.runs[-1].steps.append(step)
 
 
 def find_conflicts(scan: Scan, forked: int) -> list[Conflict]:
-    """The paths that were changed in the parent since the filesystem's time ``forked``."""
+    """Find the changed paths that the parent changed too since ``forked``, a time by the filesystem's clock."""
     conflicts = []
     for entry in scan.entries:
         old = entry.old
         if old is None:
             if entry.copied and entry.new is not None and entry.above >= forked:
                 conflicts.append(Conflict(entry.path, "deleted", "changed by the branch, deleted in the parent since"))
-        elif scan.taken_back.ctime(old) >= forked or entry.appeared:
+        elif scan.rolled_back.ctime(old) >= forked or entry.appeared:
             did = "deleted" if entry.new is None else "changed"
             conflicts.append(Conflict(entry.path, "changed", f"{did} by the branch, changed in the parent since"))
     for touched in scan.touched:
-        if touched.is_changed and scan.taken_back.ctime(touched.old) >= forked:
-            detail = "its mode, owner or attributes are not the parent's, which changed since"
+        if touched.is_changed and scan.rolled_back.ctime(touched.old) >= forked:
+            detail = "mode, owner or attributes changed by the branch, and in the parent since"
             conflicts.append(Conflict(touched.path or ".", "metadata", detail))
     return conflicts
 
 
-def unresolved(birth: BranchInfo, scan: Scan) -> list[Conflict]:
-    """What a rebase could not merge and nobody has touched since."""
+def unresolved(info: BranchInfo, scan: Scan) -> list[Conflict]:
+    """Return the conflicts that a rebase could not merge and whose paths have not been changed since."""
     now = {e.path: e.new for e in scan.entries} | {t.path or ".": t.new for t in scan.touched if t.is_changed}
     return [
-        c for c in birth.unmerged if c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < birth.rebased)
+        c for c in info.unmerged if c.path in now and ((new := now[c.path]) is None or new.st_ctime_ns < info.rebased)
     ]
 
 
@@ -79,11 +79,11 @@ def plan_directory(
     dropped: Collection[str] = (),
     merged: Collection[str] = (),
 ) -> Plan:
-    """Steps into a plain directory.
+    """Plan the steps into a plain directory.
 
-    ``moves``: the branch's files may be renamed into place; otherwise they are copied aside first. ``dropped`` paths
-    stay as the parent has them, ``merged`` ones come from aside. A directory that takes the place of another moves in
-    one piece, unless the target cannot rename directories or something inside it is dropped or merged.
+    With ``moves`` the branch's files are renamed into the target; otherwise they are copied into a slot first.
+    ``dropped`` paths stay as the parent has them, ``merged`` ones come from a slot. A directory that replaces another
+    is moved as a whole, unless the target cannot rename directories or a path inside it is dropped or merged.
     """
     planner = _DirectoryPlanner(scan, moves, set(dropped), set(merged))
     special = planner.dropped | planner.merged
@@ -126,11 +126,11 @@ class _DirectoryPlanner:
         return str(self.slots)
 
     def whole(self, entry: Entry) -> None:
-        """One entry in one piece."""
+        """Add the step that moves one entry as a whole."""
         new, old = entry.new, entry.old
         if new is None:
             if old is not None:
-                step = Step("take", entry.name, self.slot(), 0, old.st_ino, held=_held(None, old))
+                step = JournalStep("take", entry.name, self.slot(), 0, old.st_ino, held=_held(None, old))
                 self.add(entry, step)
             return
         slot = ""
@@ -138,24 +138,24 @@ class _DirectoryPlanner:
             slot = self.slot()
             self.plan.staged[slot] = entry
         if old is None:
-            step = Step("put", entry.name, slot, new.st_ino, held=_held(new, None))
+            step = JournalStep("put", entry.name, slot, new.st_ino, held=_held(new, None))
         else:
-            step = Step("swap", entry.name, slot, new.st_ino, old.st_ino, held=_held(new, old))
+            step = JournalStep("swap", entry.name, slot, new.st_ino, old.st_ino, held=_held(new, old))
         self.add(entry, step)
 
-    def add(self, entry: Entry, step: Step) -> None:
-        """Add a step, with what is to be known later of the entry it takes away."""
+    def add(self, entry: Entry, step: JournalStep) -> None:
+        """Add a step, with the times of the entry that it removes from the target."""
         if entry.old is not None:
-            step.changed = 0, max(self.scan.taken_back.ctime(entry.old), self.changed.get(entry.path, 0))
+            step.changed = 0, max(self.scan.rolled_back.ctime(entry.old), self.changed.get(entry.path, 0))
             step.dated = entry.old.st_mtime_ns
         self.plan.add(entry.directory, step)
 
     def split(self, unit: Entry) -> None:
-        """A directory that goes or is replaced, entry by entry."""
+        """Add the steps that remove or replace a directory entry by entry."""
         beneath = unit.path + "/"
         inside = sorted((e for e in self.scan.entries if e.path.startswith(beneath)), key=lambda e: e.path)
-        moved: list[str] = []  # directories that are new as a whole: what is inside went with them
-        left: list[str] = []  # or stayed with them
+        moved: list[str] = []  # new directories, which were moved with everything inside
+        left: list[str] = []  # dropped directories, which stay with everything inside
         emptied: list[Entry] = []
         for entry in [unit, *inside]:
             if any(entry.path.startswith(m) for m in moved):
@@ -181,11 +181,11 @@ class _DirectoryPlanner:
                 left.append(entry.path + "/")
         kept = [d for d in self.dropped if d.startswith(beneath)]
         for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
-            self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or will be made again
+            self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or is created again
             if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
                 self.plan.left.add(entry.path)
                 continue
-            self.add(entry, Step("rmdir", entry.name, "", facts=directory_facts(entry.old)))
+            self.add(entry, JournalStep("rmdir", entry.name, "", facts=directory_facts(entry.old)))
             if entry.new is not None:
                 self.whole(Entry(entry.directory, entry.name, entry.new, None, False, True))
 
@@ -193,7 +193,7 @@ class _DirectoryPlanner:
         path = touched.path
         if (path or ".") in self.dropped:
             return
-        is_changed_there = self.scan.taken_back.ctime(touched.old) >= forked
+        is_changed_there = self.scan.rolled_back.ctime(touched.old) >= forked
         is_dated = touched.new.st_mtime_ns != touched.old.st_mtime_ns and not is_changed_there
         if touched.is_changed or is_dated or path in self.stepped:
             meta = Meta.change(path, touched.old, touched.new, touched.old_attributes, touched.new_attributes)
@@ -203,23 +203,25 @@ class _DirectoryPlanner:
 
 
 def _last_changes(scan: Scan) -> dict[str, int]:
-    """When anything was last changed in the directories that a commit takes away whole, by their paths."""
+    """Return the latest ctime inside each directory that a commit removes as a whole, by path."""
     changed: dict[str, int] = {}
     unit = ""
-    for entry in scan.entries:  # what is inside a unit is listed after it, before the next
+    for entry in scan.entries:  # the entries inside a unit are listed after it, before the next unit
         if entry.unit:
             unit = entry.path
         elif entry.old is not None:
-            changed[unit] = max(changed.get(unit, 0), scan.taken_back.ctime(entry.old))
+            changed[unit] = max(changed.get(unit, 0), scan.rolled_back.ctime(entry.old))
     return changed
 
 
 def plan_layer(
     child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = (), *, marks_origins: bool = True
 ) -> Plan:
-    """Steps that fold one layer into the layer below it: entries move as they are, whiteouts and all. ``moved`` are
-    files whose marks speak of another name. ``marks_origins`` says whether a layer tells directories that have
-    something below from those that have not; where it does not, its view shows no whiteout anywhere."""
+    """Plan the steps that fold one layer into the layer below it; entries move unchanged, including whiteouts.
+
+    ``moved`` are files whose overlay origin belongs to another name. ``marks_origins`` is True if the layer marks
+    directories that have a lower directory; if not, its view never shows a whiteout as an entry.
+    """
     plan = Plan(foreign=list(moved))
     roots = open_root(child), open_root(parent)
     try:
@@ -245,7 +247,7 @@ def _fold(
         plan.metas.append(
             Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
         )
-    # In a directory that is only the layer's own, overlayfs would show a whiteout by its name.
+    # In a directory without a lower directory, overlayfs would show a whiteout as a character device.
     has_nothing_below = marks_origins and path != "" and not any(map(is_origin, _marks(theirs, ".")))
     with os.scandir(ours) as found:
         for item in found:
@@ -257,7 +259,7 @@ def _fold(
             except FileNotFoundError:
                 if join(path, name) in dropped or (is_whiteout(new) and has_nothing_below):
                     continue
-                plan.add(path, Step("put", name, "", new.st_ino, held=_held(new, None)))
+                plan.add(path, JournalStep("put", name, "", new.st_ino, held=_held(new, None)))
                 continue
             if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
                 pending.append(join(path, name))
@@ -265,17 +267,17 @@ def _fold(
             if join(path, name) in dropped or (is_whiteout(new) and is_whiteout(old)):
                 continue
             if stat.S_ISDIR(old.st_mode) and any(d.startswith(join(path, name) + "/") for d in dropped):
-                continue  # a layer's directory goes whole or not at all, and something in it is to stay
+                continue  # a layer's directory is replaced as a whole or not at all, and a path in it is dropped
             if is_whiteout(new) and has_nothing_below:
                 slot = str(sum(len(run.steps) for run in plan.runs) + 1)
-                plan.add(path, Step("take", name, slot, leaves=old.st_ino, held=_held(None, old)))
+                plan.add(path, JournalStep("take", name, slot, leaves=old.st_ino, held=_held(None, old)))
                 continue
             if is_directory and not stat.S_ISDIR(old.st_mode):
-                # What stood here hid whatever the layers below have under this name, and so must the directory.
+                # The replaced entry hid the same name in the layers below, and the directory must hide it too.
                 plan.opaque.append(join(path, name))
             elif stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode):
                 (plan.heirs if _marks(theirs, name) else plan.foreign).append(join(path, name))
-            plan.add(path, Step("swap", name, "", new.st_ino, old.st_ino, held=_held(new, old)))
+            plan.add(path, JournalStep("swap", name, "", new.st_ino, old.st_ino, held=_held(new, old)))
 
 
 def _marks(fd: int, name: str) -> list[str]:
@@ -287,6 +289,6 @@ def _hides(fd: int, name: str) -> bool:
 
 
 def _held(new: os.stat_result | None, old: os.stat_result | None) -> Held | None:
-    """What a rename may cost a directory of its own metadata."""
+    """Return mode and mtime of the directories that a rename moves, because the rename may change them."""
     sides = [[stat.S_IMODE(e.st_mode), e.st_mtime_ns] if e and stat.S_ISDIR(e.st_mode) else None for e in (new, old)]
     return None if sides == [None, None] else (sides[0], sides[1])

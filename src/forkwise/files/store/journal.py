@@ -1,4 +1,8 @@
-"""Making sure that something is on the disk. When that is needed is the journal's docstring; here is only how."""
+"""The journal of a commit: its steps, each a rename that can be reverted, the metadata of directories, and syncs.
+
+A step moves an entry between the target and a slot, so its inode numbers tell after a crash whether it was applied.
+``transaction`` decides when to sync; this module only knows how.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from forkwise.linux.trees import NOT_THERE, open_directory, open_root
 
 __all__ = [
     "Held",
+    "JournalStep",
     "Meta",
     "Run",
     "Slots",
-    "Step",
     "StepCode",
     "apply_steps",
     "directory_facts",
@@ -35,8 +39,10 @@ __all__ = [
 
 @dataclass(slots=True)
 class Meta:
-    """A directory's own metadata before and after: mode, owner, mtime and, where they differ, attributes. ``changed``
-    is when somebody had last changed it, by the filesystem's clock, ``inode`` its number."""
+    """A directory's own metadata before and after: mode, owner, mtime and, if they differ, attributes.
+
+    ``changed`` is its ctime before the commit, ``inode`` its inode number.
+    """
 
     path: str
     before: list[int]
@@ -57,7 +63,7 @@ class Meta:
         *,
         keeps_time: bool = False,
     ) -> Meta:
-        """Metadata that goes from one to the other; ``keeps_time`` leaves the mtime to the filesystem."""
+        """Build the change from one directory's metadata to another's; ``keeps_time`` does not set the mtime."""
         after = directory_facts(new)
         if old is not None and new is not None and has_same_owner(new, old):
             after[1:3] = old.st_uid, old.st_gid
@@ -78,14 +84,17 @@ class Meta:
 
 
 def directory_facts(entry: os.stat_result | None) -> list[int]:
-    """A directory's metadata as the journal keeps it."""
+    """Return a directory's metadata as the journal stores it: mode, user, group, mtime."""
     assert entry is not None
     return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
 
 
 def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
-    """Whether what lies in a layer is owned as what it was made from. Who is not root cannot give things to others:
-    what is made from somebody else's is theirs in the layer, and nobody has changed that."""
+    """Return whether the owner of a layer's entry counts as unchanged from the parent's entry.
+
+    Only root can set another owner: a copy of another user's file belongs to this user in the layer, which is not a
+    change.
+    """
     if new.st_uid == old.st_uid:
         return new.st_gid == old.st_gid
     return new.st_uid == os.geteuid() != 0
@@ -93,22 +102,23 @@ def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
 
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
-_HALFWAY = "halfway"  # no slot has that name
+_HALFWAY = "halfway"  # no slot has this name
 
-#: Mode and mtime of a directory that enters a target, and of one that leaves it.
+#: Mode and mtime of the directory that enters the target, and of the one that leaves it.
 Held: TypeAlias = tuple[list[int] | None, list[int] | None]
 
 
 @dataclass(slots=True)
-class Step:
-    """One rename between the target and a slot. An empty ``slot`` is the same path in the layer, any other a name in
-    the side directory. ``enters`` and ``leaves`` are the inode numbers that come into and go out of the target, and
-    ``changed`` is when somebody had last changed the one and the other, by the filesystem's clock.
+class JournalStep:
+    """One rename between the target and a slot.
 
-    ``held`` are mode and mtime of a directory that enters and of one that leaves: a rename changes its ``..``, for
-    which some filesystems set its mtime and all of them want it to be writable. ``facts`` is the metadata of a
-    directory that goes empty. ``dated`` is the mtime of what leaves: with ``changed`` it tells, after a roll back, that
-    nobody but the renames has touched it.
+    An empty ``slot`` is the same path in the layer, any other a name in the side directory. ``enters`` and ``leaves``
+    are the inode numbers that the rename moves into and out of the target, ``changed`` their ctimes before it.
+
+    ``held`` has the mode and mtime of the directories that enter and leave: a rename changes a directory's ``..``, for
+    which all filesystems require write permission and some set its mtime. ``facts`` is the metadata of a directory that
+    is removed empty. ``dated`` is the mtime of the entry that leaves: together with ``changed`` it shows, after a
+    rollback, that only the renames have changed the entry.
     """
 
     code: StepCode
@@ -121,10 +131,12 @@ class Step:
     held: Held | None = None
     facts: list[int] | None = None
 
-    def inverse(self) -> Step:
+    def inverse(self) -> JournalStep:
         held = None if self.held is None else (self.held[1], self.held[0])
         changed = (self.changed[1], self.changed[0])
-        return Step(_INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, 0, held, self.facts)
+        return JournalStep(
+            _INVERSE[self.code], self.name, self.slot, self.leaves, self.enters, changed, 0, held, self.facts
+        )
 
     def dump(self) -> list[Any]:
         row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed, self.dated]
@@ -133,27 +145,27 @@ class Step:
 
 @dataclass(slots=True)
 class Run:
-    """Steps in one directory of the target, in their order."""
+    """Consecutive steps in one directory of the target."""
 
     directory: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[JournalStep] = field(default_factory=list)
 
     def dump(self) -> list[Any]:
         return [self.directory, [s.dump() for s in self.steps]]
 
     @classmethod
     def load(cls, row: list[Any]) -> Run:
-        return cls(row[0], [Step(*s) for s in row[1]])
+        return cls(row[0], [JournalStep(*s) for s in row[1]])
 
 
 def invert(runs: Iterable[Run], metas: Iterable[Meta]) -> tuple[list[Run], list[Meta]]:
-    """The steps that undo others."""
+    """Return the steps and metadata that undo others."""
     back = [Run(r.directory, [s.inverse() for s in reversed(r.steps)]) for r in reversed(list(runs))]
     return back, [m.inverse() for m in metas]
 
 
 class Slots:
-    """The directories steps work between, open: the target, the layer and the side directory."""
+    """Open descriptors of the directories between which steps rename: the target, the layer, the side directory."""
 
     def __init__(self, target: str, layer: str | None, side: str) -> None:
         self.target = open_root(target)
@@ -167,7 +179,7 @@ class Slots:
 
 
 def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
-    """Carry out all steps, then the directories' metadata. Raises OSError at the first that fails."""
+    """Apply all steps, then set the directories' metadata; raise OSError at the first failure."""
     for run in runs:
         with _RunDirectories(run, slots) as here:
             for step in run.steps:
@@ -176,7 +188,7 @@ def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> Non
 
 
 def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
-    """Take back whatever was carried out. Paths that somebody else replaced meanwhile are left, and returned."""
+    """Revert the steps that were applied; skip and return paths that another process replaced meanwhile."""
     left: list[str] = []
     metas = list(metas)
     for run in reversed(list(runs)):
@@ -185,8 +197,8 @@ def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> li
         except OSError as error:
             if error.errno not in NOT_THERE:
                 raise
-            if error.errno != errno.ENOENT:  # that is inside a directory that was itself never put
-                left.append(run.directory)  # somebody has put another filesystem or a symlink in its place
+            if error.errno != errno.ENOENT:  # ENOENT: inside a directory that was itself never put
+                left.append(run.directory)  # another process replaced it by a mount point or a symlink
             continue
         with here:
             left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
@@ -220,15 +232,15 @@ class _RunDirectories:
             if fd >= 0:
                 os.close(fd)
 
-    def do(self, step: Step) -> None:
-        """Take one step."""
+    def do(self, step: JournalStep) -> None:
+        """Apply one step."""
         if step.held is None:
             self._do(step)
             return
         with _Movable(step, self._slot(step), (self.target, step.name)):
             self._do(step)
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: JournalStep) -> None:
         name, code = step.name, step.code
         fd, slot = (self.slots.side, step.slot) if step.slot else (self.layer, name)
         if code == "swap":
@@ -242,8 +254,8 @@ class _RunDirectories:
         else:
             self._mkdir(step)
 
-    def undo(self, step: Step) -> bool:
-        """Take one step back if it was taken; False where somebody else has put something in its place."""
+    def undo(self, step: JournalStep) -> bool:
+        """Revert one step if it was applied; return False if another process replaced the entry."""
         fd, slot = self._slot(step)
         with _Movable(step.inverse(), (fd, slot), (self.target, step.name)):
             if step.code == "swap":
@@ -266,19 +278,19 @@ class _RunDirectories:
                 return self._undo_mkdir(step)
         return True
 
-    def _undo_mkdir(self, step: Step) -> bool:
+    def _undo_mkdir(self, step: JournalStep) -> bool:
         try:
             os.rmdir(step.name, dir_fd=self.target)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY):
                 raise
-            return error.errno == errno.ENOTDIR  # it was not made yet: there is what has to go first
+            return error.errno == errno.ENOTDIR  # it was not created yet: the entry that it replaces is still there
         return True
 
-    def _undo_swap(self, step: Step, fd: int, slot: str) -> bool:
+    def _undo_swap(self, step: JournalStep, fd: int, slot: str) -> bool:
         there, kept = _inode(self.target, step.name), _inode(fd, slot)
         if not (there and kept) and (halfway := _inode(self.slots.side, _HALFWAY)) in (step.enters, step.leaves):
-            # Killed between the renames of an exchange, there or back.
+            # The process was killed between the renames of an exchange, in either direction.
             if there == step.enters:
                 _move(self.target, step.name, fd, slot)
             elif kept == step.leaves:
@@ -304,22 +316,22 @@ class _RunDirectories:
             os.rename(slot, name, src_dir_fd=fd, dst_dir_fd=self.target)
             os.rename(_HALFWAY, slot, src_dir_fd=side, dst_dir_fd=fd)
 
-    def _slot(self, step: Step) -> tuple[int, str]:
+    def _slot(self, step: JournalStep) -> tuple[int, str]:
         return (self.slots.side, step.slot) if step.slot else (self.layer, step.name)
 
-    def _mkdir(self, step: Step) -> None:
+    def _mkdir(self, step: JournalStep) -> None:
         assert step.facts is not None
         os.mkdir(step.name, 0o700, dir_fd=self.target)
         _set_meta(self.target, step.name, step.facts, None)
 
 
 class _Movable:
-    """Lets directories be renamed whatever their mode, and gives them mode and mtime back wherever they are then."""
+    """Makes directories writable while they are renamed, then restores their mode and mtime at either location."""
 
-    def __init__(self, step: Step, slot: tuple[int, str], target: tuple[int, str]) -> None:
+    def __init__(self, step: JournalStep, slot: tuple[int, str], target: tuple[int, str]) -> None:
         self.held = step.held or ()
         self.inodes = (step.enters, step.leaves)
-        self.places = (slot, target)
+        self.locations = (slot, target)
 
     def __enter__(self) -> None:
         if self.held and os.geteuid() != 0:
@@ -338,7 +350,7 @@ class _Movable:
 
     def _found(self) -> Iterator[tuple[int, str, list[int]]]:
         for held, inode in zip(self.held, self.inodes, strict=True):
-            for fd, name in self.places:
+            for fd, name in self.locations:
                 if held is not None and _inode(fd, name) == inode:
                     yield fd, name, held
 
@@ -359,7 +371,7 @@ def _has(root: int, path: str) -> bool:
 
 
 def _allow_writing(fd: int) -> None:
-    """A read-only directory must take and give names for a moment; its mode is set again with the metadata."""
+    """Make a read-only directory writable for the renames; ``set_metas`` restores its mode."""
     if os.geteuid() == 0:
         return
     mode = os.fstat(fd).st_mode
@@ -371,7 +383,7 @@ def _move(source: int, old: str, target: int, new: str) -> None:
     try:
         renameat2(source, old, target, new, RENAME_NOREPLACE)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS):  # a filesystem that knows no flags
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):  # a filesystem that does not support the flags
             raise
         if _inode(target, new):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
@@ -379,7 +391,7 @@ def _move(source: int, old: str, target: int, new: str) -> None:
 
 
 def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]) -> None:
-    """Give directories beneath a root the metadata they had before, or have after."""
+    """Set the metadata of directories below a root to that before, or after, a commit."""
     for meta in metas:
         try:
             fd = open_directory(root, meta.path, os.O_PATH)
@@ -406,23 +418,23 @@ def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] 
     if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
         os.chmod(name, mode, dir_fd=fd)
     if mtime >= 0 and now.st_mtime_ns != mtime and (uid == os.geteuid() or os.geteuid() == 0):
-        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)  # nobody else may
+        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)  # only the owner and root may
 
 
 def _set_attributes(path: str, wanted: dict[str, str]) -> None:
     for attribute in os.listxattr(path, follow_symlinks=False):
-        # Only the user's own are ours to take away; a label of the security system may have been put there for us.
+        # Only user attributes are removed; the security system may have added its own label meanwhile.
         if attribute not in wanted and is_of_user(attribute):
             os.removexattr(path, attribute, follow_symlinks=False)
     for attribute, value in wanted.items():
         os.setxattr(path, attribute, bytes.fromhex(value), follow_symlinks=False)
 
 
-_SINGLY = 16  # so many files or directories are synced one by one; more, and their filesystem is synced at once
+_FSYNC_LIMIT = 16  # up to so many files or directories are synced one by one; beyond, the whole filesystem is
 
 
 def sync_directories(paths: Iterable[str]) -> None:
-    """Sync the names in some directories."""
+    """Call fsync on some directories, so that the names in them are on the disk."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -432,7 +444,7 @@ def sync_directories(paths: Iterable[str]) -> None:
 
 
 def sync_filesystem(path: str) -> None:
-    """Sync all of the filesystem that holds a directory."""
+    """Sync the whole filesystem that contains a directory."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         syncfs(fd)
@@ -441,9 +453,9 @@ def sync_filesystem(path: str) -> None:
 
 
 def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
-    """Sync everything that steps will bring into their target, with the names under which it lies in its slots."""
+    """Sync the content and the names of all slots that steps will move into their target."""
     entering = [(r.directory, s) for r in runs for s in r.steps if s.code in ("put", "swap")]
-    if len(entering) <= _SINGLY:
+    if len(entering) <= _FSYNC_LIMIT:
         root = open_root(layer or side)
         try:
             if all(_sync_slot(root, side, d, s.slot, s.name) for d, s in entering):
@@ -455,20 +467,20 @@ def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
 
 
 def sync_steps(runs: Sequence[Run], metas: Sequence[Meta], slots: Slots) -> None:
-    """Sync every directory that steps touched, once they and the directories' metadata are done."""
+    """Sync every directory that applied steps and metadata changed."""
     layers = {r.directory for r in runs for s in r.steps if not s.slot and s.code not in ("rmdir", "mkdir")}
     targets = {m.path for m in metas} | {r.directory for r in runs}
     touched = [(slots.side, ""), *((slots.layer, d) for d in layers), *((slots.target, d) for d in targets)]
     fd = open_directory(slots.target, "")
     try:
-        if len(touched) > _SINGLY or not all(_sync_directory(root, path) for root, path in touched):
+        if len(touched) > _FSYNC_LIMIT or not all(_sync_directory(root, path) for root, path in touched):
             syncfs(fd)
     finally:
         os.close(fd)
 
 
 def _sync_directory(root: int, path: str) -> bool:
-    """Sync one directory, if it is there; False where this user may not read it."""
+    """Sync one directory if it exists; return False if this user may not read it."""
     try:
         fd = open_directory(root, path)
     except OSError as error:
@@ -485,15 +497,15 @@ def _sync_directory(root: int, path: str) -> bool:
 
 
 def _sync_slot(root: int, side: str, directory: str, slot: str, name: str) -> bool:
-    """Sync one slot; False where it holds a directory, which may hold anything."""
+    """Sync one slot; return False if it is a directory, which may contain any number of files."""
     fd = open_directory(root, directory) if not slot else os.open(side, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        held = slot or name
-        mode = os.stat(held, dir_fd=fd, follow_symlinks=False).st_mode
+        entry = slot or name
+        mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             return False
         if stat.S_ISREG(mode):
-            file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+            file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
             try:
                 os.fsync(file)
             finally:

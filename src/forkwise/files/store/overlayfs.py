@@ -1,7 +1,8 @@
-"""What a branch was forked from, looked up without mounting anything: a workspace, or layers stacked on one.
+"""Overlayfs's on-disk format: whiteouts, opaque directories and origins, and lookup through stacked layers.
 
-The rules are overlayfs's own: the nearest layer that has a name decides, a whiteout hides it, an opaque directory
-hides all directories below it.
+``Lower`` reads the parent of a branch without mounting anything, by overlayfs's rules: the nearest layer that has a
+name wins, a whiteout hides it, an opaque directory hides all directories below. A *mark* is an extended attribute that
+overlayfs or fuse-overlayfs sets on an entry of a layer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-#: Entries of a layer by their paths, each with its marks and their values.
+#: Paths in a layer, each with its marks and their values in hexadecimal.
 Marks: TypeAlias = list[tuple[str, dict[str, str]]]
 
 _MARKS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
@@ -47,32 +48,32 @@ _ORIGIN = tuple(m + "origin" for m in _MARKS)
 
 
 def is_mark(attribute: str) -> bool:
-    """Whether an extended attribute belongs to the overlay and not to the user."""
+    """Return whether an extended attribute is a mark."""
     return attribute.startswith(_MARKS)
 
 
 def is_of_user(attribute: str) -> bool:
-    """Whether an extended attribute was given by a user: neither the overlay's nor the security system's."""
+    """Return whether an extended attribute was set by a user: neither a mark nor one of the security system."""
     return attribute.startswith(_OF_USER) and not attribute.startswith(_MARKS)
 
 
 def is_origin(attribute: str) -> bool:
-    """Whether an attribute says that a file began as the parent's."""
+    """Return whether an attribute is an origin, which marks a file that was copied up from the parent."""
     return attribute in _ORIGIN
 
 
 def is_whiteout(entry: os.stat_result) -> bool:
-    """Whether a layer's entry stands for a deletion."""
+    """Return whether a layer's entry is a whiteout, which represents a deletion."""
     return stat.S_ISCHR(entry.st_mode) and entry.st_rdev == 0
 
 
 def is_opaque(path: str, attributes: Sequence[str]) -> bool:
-    """Whether a layer's directory hides what is below it."""
+    """Return whether a layer's directory is opaque: it hides the directories below it."""
     return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
 
 
 def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
-    """Take the marks off entries given as (directory, name, marks)."""
+    """Remove marks from entries given as (directory, name, marks)."""
     with _Directories(layer) as directories:
         for directory, name, marks in marked:
             path = proc_path(directories.fd(directory), name)
@@ -81,7 +82,7 @@ def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None
 
 
 def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
-    """The values of marks, for going back."""
+    """Read the values of marks, so that ``write_marks`` can restore them."""
     found = []
     get = os.getxattr
     with _Directories(layer) as directories:
@@ -93,7 +94,7 @@ def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> 
 
 
 def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[str]]]:
-    """All marks that some entries have."""
+    """List all marks of some entries as (directory, name, marks)."""
     found = []
     with _Directories(layer) as directories:
         for path in paths:
@@ -104,7 +105,7 @@ def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[st
 
 
 def write_marks(layer: str, marks: Marks) -> None:
-    """Give entries the marks they had, and no others."""
+    """Set exactly these marks on entries; an entry that no longer exists is skipped."""
     with _Directories(layer) as directories:
         for path, wanted in marks:
             try:
@@ -119,7 +120,7 @@ def write_marks(layer: str, marks: Marks) -> None:
 
 
 def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
-    """Remove the files with which a fuse layer repeats what its attributes say."""
+    """Remove the files with which fuse-overlayfs repeats its attributes."""
     with _Directories(layer) as directories:
         for directory, name in files:
             fd = directories.fd(directory)
@@ -130,17 +131,17 @@ def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
 
 
 def mark_origins(layer: str, paths: Iterable[str]) -> None:
-    """Say again of files that they began as the parent's, after what unmark did has to be taken back."""
+    """Mark files as copied up from the parent, to revert ``unmark``."""
     _mark(layer, paths, _ORIGIN[0], b"")
 
 
 def mark_opaque(layer: str, paths: Iterable[str]) -> None:
-    """Make directories hide what the layers below have in their place."""
+    """Make directories opaque, so that they hide the layers below."""
     _mark(layer, paths, _OPAQUE[0], b"y")
 
 
 def unmark_origins(layer: str, paths: Iterable[str]) -> None:
-    """Forget that files began as the parent's."""
+    """Remove the origins of files."""
     with _Directories(layer) as directories:
         for path in paths:
             beneath = directories.beneath(path)
@@ -150,7 +151,7 @@ def unmark_origins(layer: str, paths: Iterable[str]) -> None:
 
 
 def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
-    """Let files have begun as what those they are about to replace in the layer below began as."""
+    """Copy origins to files from the files that they are about to replace in the layer below."""
     with _Directories(layer) as ours, _Directories(below) as theirs:
         for path in paths:
             mine, replaced = ours.beneath(path), theirs.beneath(path)
@@ -173,7 +174,7 @@ def _remove(path: str, mark: str) -> None:
     try:
         os.removexattr(path, mark, follow_symlinks=False)
     except PermissionError:
-        with _own_made_writable(path):
+        with _writable_file(path):
             os.removexattr(path, mark, follow_symlinks=False)
 
 
@@ -181,13 +182,13 @@ def _set(path: str, mark: str, value: bytes) -> None:
     try:
         os.setxattr(path, mark, value, follow_symlinks=False)
     except PermissionError:
-        with _own_made_writable(path):
+        with _writable_file(path):
             os.setxattr(path, mark, value, follow_symlinks=False)
 
 
 @contextmanager
-def _own_made_writable(path: str) -> Iterator[None]:
-    """Who may not write to what is theirs may not mark it either, unless they are root."""
+def _writable_file(path: str) -> Iterator[None]:
+    """Make a read-only file of this user's writable while the block runs: setting attributes requires it."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
@@ -201,7 +202,7 @@ def _own_made_writable(path: str) -> Iterator[None]:
 
 
 class _Directories:
-    """The directories of a layer, one open at a time: marks come grouped by directory."""
+    """The directories of a layer, one open at a time, because marks are grouped by directory."""
 
     def __init__(self, layer: str) -> None:
         self.root = open_root(layer)
@@ -216,7 +217,7 @@ class _Directories:
         return self.opened
 
     def beneath(self, path: str) -> str:
-        """Where the xattr family finds an entry."""
+        """Return a path to an entry for the xattr calls."""
         directory, _, name = path.rpartition("/")
         return proc_path(self.fd(directory), name)
 
@@ -237,8 +238,10 @@ _NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class LowerDirectory:
-    """One directory of the parent, open in every layer that adds to it, nearest first; in none where the parent has no
-    directory, or another filesystem's."""
+    """One directory of the parent, open in every layer that contributes to it, nearest first.
+
+    ``fds`` is empty if the parent has no such directory, or if another filesystem is mounted there.
+    """
 
     __slots__ = ("fds", "is_mounted")
 
@@ -247,7 +250,7 @@ class LowerDirectory:
         self.is_mounted = is_mounted
 
     def lookup(self, name: str) -> os.stat_result | None:
-        """What the parent has under a name."""
+        """Return the parent's entry with a name."""
         for fd in self.fds:
             try:
                 entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -257,7 +260,7 @@ class LowerDirectory:
         return None
 
     def names(self) -> set[str]:
-        """Every name the parent shows here."""
+        """Return all names in the parent's directory."""
         shown: set[str] = set()
         hidden: set[str] = set()
         for fd in self.fds:
@@ -268,7 +271,7 @@ class LowerDirectory:
         return shown
 
     def holder(self, name: str) -> int | None:
-        """The descriptor of the directory that really holds a name."""
+        """Return the descriptor of the layer's directory that contains a name."""
         for fd in self.fds:
             try:
                 entry = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -290,7 +293,7 @@ class LowerDirectory:
 
 
 class Lower:
-    """The parent of a branch; ``lowers`` are directories, nearest first, the last of them a plain one."""
+    """The parent of a branch; ``lowers`` are directories, nearest first, the last of them a plain directory."""
 
     def __init__(self, lowers: Sequence[str]) -> None:
         self._roots: list[int] = []
@@ -302,7 +305,7 @@ class Lower:
             raise
 
     def directory(self, path: str) -> LowerDirectory:
-        """Open one directory; where the parent has none there, it is empty."""
+        """Open one directory; it is empty if the parent has no such directory."""
         try:
             return LowerDirectory(self._open_merged(path))
         except OSError as error:
@@ -316,8 +319,8 @@ class Lower:
             return [] if fd is None else [fd]
         fds: list[int] = []
         for root, is_last in zip(self._roots, [False] * (len(self._roots) - 1) + [True], strict=True):
-            reach = _reach(root, path) if not is_last else "beneath"
-            if reach in ("beneath", "opaque"):
+            reach = _reach(root, path) if not is_last else "present"
+            if reach in ("present", "opaque"):
                 fd = _open(root, path)
                 if fd is not None:
                     fds.append(fd)
@@ -326,7 +329,7 @@ class Lower:
         return fds
 
     def walk(self, path: str) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Everything beneath a directory as (directory, name, entry), parents before children."""
+        """Yield everything below a directory as (directory, name, entry), parents before children."""
         pending = [path]
         while pending:
             here = pending.pop()
@@ -361,9 +364,11 @@ def _open(root: int, path: str) -> int | None:
 
 
 def _reach(root: int, path: str) -> str:
-    """How a layer bears on a directory: it is ``absent`` here, ``beneath`` it, ``opaque``, or ``hidden`` by a whiteout
-    or a file on the way."""
-    outcome = "beneath"
+    """Return how a layer affects a directory.
+
+    It is ``absent`` from the layer, ``present``, ``opaque``, or ``hidden`` by a whiteout or a file on the way.
+    """
+    outcome = "present"
     here = ""
     for name in path.split("/") if path else ():
         fd = open_directory(root, here)
@@ -375,7 +380,7 @@ def _reach(root: int, path: str) -> str:
             if is_opaque(beneath, os.listxattr(beneath, follow_symlinks=False)):
                 outcome = "opaque"
         except FileNotFoundError:
-            # Above the gap an opaque directory hides whatever the layers below hold.
+            # An opaque directory above the missing one hides the layers below.
             return "hidden" if outcome == "opaque" else "absent"
         finally:
             os.close(fd)

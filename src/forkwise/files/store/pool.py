@@ -1,8 +1,8 @@
-"""Spares: homes made ready before they are asked for, so that who makes many branches does not wait for each.
+"""The pool of branch homes that are prepared in the background, so that creating many branches is fast.
 
-What costs most in making a branch is making its directories, its first file, and what the kernel makes for its view.
-From the second branch of a workspace on, a process keeps a few in stock, made in the background while nobody is being
-served. They go with the process, or when no branch was asked for in a while.
+Most of the cost of a branch is creating its directories, its first file, and the kernel's part of its view. From the
+second branch of a workspace on, a process keeps a few homes ready. They are removed with the process, or after a while
+without a new branch.
 """
 
 from __future__ import annotations
@@ -24,171 +24,179 @@ from forkwise.linux.trees import open_root, remove_tree
 
 __all__ = ["BranchPool", "PooledHome", "pool_paused"]
 
-_STOCK = 16
-_PAUSE = 0.0003  # seconds for whoever has just got a branch to look into it undisturbed
-_PATIENCE = 3  # pauses
-_LONGEST = 0.1  # seconds that it is put off while somebody is in a hurry
-_IDLE = 60.0  # seconds after which a stock that nobody draws from is given up: its mounts hold their filesystem
-_MOUNTS = 64  # more than so many are not kept ready: each is a descriptor, and a branch has it until it is looked at
-_TICK = 900_000  # nanoseconds: the clock of no kernel ticks faster
+_CAPACITY = 16
+_PAUSE_S = 0.0003  # leaves the processor to the caller that has just got a branch
+_MAX_PAUSES = 3
+_MAX_DELAY_S = 0.1  # for which ``pool_paused`` delays filling
+_IDLE_S = 60.0  # after so long without a new branch the pool is dropped: its mounts keep their filesystem busy
+_MAX_MOUNTS = 64  # mounts kept ready: each is a descriptor, and a branch keeps it until its view is first used
+_TICK_NS = 900_000  # no kernel's coarse clock ticks faster
 _TOUCHES = 50
 _serial = count()
 
 
-_hurried: list[None] = []  # one for each who is
+_pauses: list[None] = []  # one for each ``pool_paused`` block that runs
 
 
 @contextmanager
 def pool_paused() -> Iterator[None]:
-    """Let no stock be filled while the block lasts, or not for long: it takes processors and the disk."""
-    _hurried.append(None)
+    """Delay the filling of pools while the block runs, for a short time at most: it uses processors and the disk."""
+    _pauses.append(None)
     try:
         yield
     finally:
-        _hurried.pop()
+        _pauses.pop()
 
 
 class PooledHome:
-    """A home in stock: the head it was made for, what the parent's directory was when it was dressed like it, the time
-    it has as long as nothing is added to it, and its view as far as that is up."""
+    """A prepared home.
 
-    __slots__ = ("ahead", "generation", "home", "looks", "untouched")
+    ``generation`` is the head that it was prepared for, ``parent_identity`` the state of the parent's directory whose
+    metadata it has, ``untouched`` its mtime as long as nothing is added to it, ``premounted`` its view if that is
+    mounted already.
+    """
 
-    def __init__(self, home: str, generation: int, looks: tuple[int, int, int], untouched: int) -> None:
+    __slots__ = ("generation", "home", "parent_identity", "premounted", "untouched")
+
+    def __init__(self, home: str, generation: int, parent_identity: tuple[int, int, int], untouched: int) -> None:
         self.home = home
         self.generation = generation
-        self.looks = looks
+        self.parent_identity = parent_identity
         self.untouched = untouched
-        self.ahead: DetachedMount | None = None
+        self.premounted: DetachedMount | None = None
 
     def fit(self, view: View, lower: str, head: int) -> None:
-        """Make it, now, a branch of what the parent is at the commit ``head``; FileNotFoundError where it is gone."""
+        """Turn the home into a branch of the parent at commit ``head``; raise FileNotFoundError if it was removed."""
         if self.generation != head:
             BranchInfo.create_unstamped(self.home, view.name, head)
         BranchInfo.stamp(self.home)
-        looks = _looks(lower)
-        if looks == self.looks:
+        identity = _identify(lower)
+        if identity == self.parent_identity:
             return
-        if looks[:2] != self.looks[:2] and self.ahead is not None:
-            self.ahead.close()  # it is of a directory that is no longer the parent's
-            self.ahead = None
-        view.dress(self.home, lower, self.ahead)
+        if identity[:2] != self.parent_identity[:2] and self.premounted is not None:
+            self.premounted.close()  # the parent's directory was replaced by another
+            self.premounted = None
+        view.copy_metadata(self.home, lower, self.premounted)
 
 
 class BranchPool:
-    """The stock of one workspace and layered view."""
+    """The pool of one workspace and layered view."""
 
-    def __init__(self, place: StateDir, view: View, lower: str) -> None:
-        self._place = place
+    def __init__(self, state_dir: StateDir, view: View, lower: str) -> None:
+        self._state_dir = state_dir
         self._view = view
         self._lower = lower
         self._ready: list[PooledHome] = []
         self._owner = os.getpid()
-        self._asked = 0
-        self._asked_at = 0.0
+        self._requests = 0
+        self._requested_at = 0.0
         self._is_filling = False
-        self._is_watched = False
-        self._is_fine: bool | None = None
-        weakref.finalize(self, _clear, place.home(""), self._ready, self._owner)
+        self._has_timer = False
+        self._is_clock_fine: bool | None = None
+        weakref.finalize(self, _clear, state_dir.home(""), self._ready, self._owner)
 
     def take(self) -> PooledHome | None:
-        """One of them; None where none is ready. Somebody's gc may have taken it. ``refill`` comes after."""
+        """Take a home; None if none is ready. Call ``refill`` afterwards. Another process's gc may have removed it."""
         if self._owner != os.getpid():
-            return None  # a process forked since has them too
-        self._asked += 1
-        self._asked_at = time.monotonic()
+            return None  # the homes belong to the process from which this one was forked
+        self._requests += 1
+        self._requested_at = time.monotonic()
         try:
             return self._ready.pop()
         except IndexError:
             return None
 
     def refill(self) -> None:
-        """See to it that there are some again, soon: as many as were asked for so far, within reason."""
-        wanted = min(self._asked, _STOCK)
-        if wanted > 1 and len(self._ready) <= wanted * 3 // 4 and not self._is_filling and self._is_fine is not False:
+        """Refill the pool in the background, with as many homes as were taken so far, up to its capacity."""
+        wanted = min(self._requests, _CAPACITY)
+        is_low = wanted > 1 and len(self._ready) <= wanted * 3 // 4
+        if is_low and not self._is_filling and self._is_clock_fine is not False:
             self._is_filling = True
             run_later(self._fill)
 
     def _fill(self) -> None:
         try:
-            while len(self._ready) < min(self._asked, _STOCK) and self._is_fine is not False:
-                self._wait_for_quiet()
-                self._make_one()
+            while len(self._ready) < min(self._requests, _CAPACITY) and self._is_clock_fine is not False:
+                self._wait_until_quiet()
+                self._prepare_home()
         finally:
             self._is_filling = False
-        if self._ready and not self._is_watched:
-            self._is_watched = True
-            _watch(weakref.ref(self))
+        if self._ready and not self._has_timer:
+            self._has_timer = True
+            _start_timer(weakref.ref(self))
 
-    def _wait_for_quiet(self) -> None:
-        begun = time.monotonic()
-        while _hurried and time.monotonic() - begun < _LONGEST:
-            time.sleep(_PAUSE)
-        for _ in range(_PATIENCE):
-            if time.monotonic() - self._asked_at >= _PAUSE:
+    def _wait_until_quiet(self) -> None:
+        started = time.monotonic()
+        while _pauses and time.monotonic() - started < _MAX_DELAY_S:
+            time.sleep(_PAUSE_S)
+        for _ in range(_MAX_PAUSES):
+            if time.monotonic() - self._requested_at >= _PAUSE_S:
                 break
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_S)
 
-    def _make_one(self) -> None:
-        home = self._place.home(f".spare-{self._owner}-{next(_serial)}")
-        generation = self._place.head
+    def _prepare_home(self) -> None:
+        home = self._state_dir.home(f".spare-{self._owner}-{next(_serial)}")
+        generation = self._state_dir.head
         os.mkdir(home, 0o700)
-        spare = PooledHome(home, generation, _looks(self._lower), 0)
+        pooled = PooledHome(home, generation, _identify(self._lower), 0)
         try:
             self._view.make(home, [self._lower])
-            Record.make_room(home)
+            Record.prepare_directory(home)
             BranchInfo.create_unstamped(home, self._view.name, generation)
-            if self._is_fine is None:
-                self._is_fine = _has_fine_clock(home)
-            if self._is_fine:
-                if DetachedMount.count() < _MOUNTS:
-                    spare.ahead = self._view.bring_up_ahead(home, self._lower)
-                spare.untouched = os.stat(home).st_mtime_ns
-                self._ready.append(spare)
+            if self._is_clock_fine is None:
+                self._is_clock_fine = _has_fine_clock(home)
+            if self._is_clock_fine:
+                if DetachedMount.count() < _MAX_MOUNTS:
+                    pooled.premounted = self._view.premount(home, self._lower)
+                pooled.untouched = os.stat(home).st_mtime_ns
+                self._ready.append(pooled)
                 return
         except BaseException:
-            _remove(self._place.home(""), [spare])
+            _remove(self._state_dir.home(""), [pooled])
             raise
-        _remove(self._place.home(""), [spare])
+        _remove(self._state_dir.home(""), [pooled])
 
-    def give_up(self) -> None:
-        """Let the stock go, if nobody has asked for a branch in a while."""
-        if time.monotonic() - self._asked_at < _IDLE:
-            _watch(weakref.ref(self))
+    def drop_if_idle(self) -> None:
+        """Remove the homes if no branch was created in a while."""
+        if time.monotonic() - self._requested_at < _IDLE_S:
+            _start_timer(weakref.ref(self))
             return
-        self._is_watched = False
-        self._asked = 0
-        gone = self._ready[:]
-        del self._ready[: len(gone)]
-        _remove(self._place.home(""), gone)
+        self._has_timer = False
+        self._requests = 0
+        dropped = self._ready[:]
+        del self._ready[: len(dropped)]
+        _remove(self._state_dir.home(""), dropped)
 
 
-def _watch(stock: weakref.ref[BranchPool]) -> None:
-    timer = threading.Timer(_IDLE, _look_after, [stock])
+def _start_timer(pool: weakref.ref[BranchPool]) -> None:
+    timer = threading.Timer(_IDLE_S, _check_idle, [pool])
     timer.daemon = True
     timer.start()
 
 
-def _look_after(stock: weakref.ref[BranchPool]) -> None:
-    found = stock()
+def _check_idle(pool: weakref.ref[BranchPool]) -> None:
+    found = pool()
     if found is not None:
-        run_later(found.give_up)
+        run_later(found.drop_if_idle)
 
 
-def _looks(directory: str) -> tuple[int, int, int]:
-    """What is another as soon as anything of a directory is."""
+def _identify(directory: str) -> tuple[int, int, int]:
+    """Return numbers that change as soon as a directory is changed or replaced."""
     found = os.stat(directory)
     return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def _has_fine_clock(home: str) -> bool:
-    """Whether each change of a file that was looked at since the last has a time of its own: only then the time of a
-    file tells the moment of a birth. A clock that ticks gives two the same, or such as are a whole tick apart."""
+    """Return whether timestamps are multigrain: each change of a file that was read since the last has its own time.
+
+    Only then the mtime of a file can be the time of a fork. A coarse clock gives two changes the same time, or times
+    that are a whole tick apart.
+    """
     before = os.stat(home).st_mtime_ns
     for _ in range(_TOUCHES):
         os.utime(home)
         after = os.stat(home).st_mtime_ns
-        if after - before < _TICK:
+        if after - before < _TICK_NS:
             return after > before
         before = after
     return False
@@ -199,14 +207,14 @@ def _clear(branches: str, ready: list[PooledHome], owner: int) -> None:
         _remove(branches, ready)
 
 
-def _remove(branches: str, spares: list[PooledHome]) -> None:
-    for spare in spares:
-        if spare.ahead is not None:
-            spare.ahead.close()
-    with suppress(OSError):  # somebody's gc has taken it
+def _remove(branches: str, homes: list[PooledHome]) -> None:
+    for pooled in homes:
+        if pooled.premounted is not None:
+            pooled.premounted.close()
+    with suppress(OSError):  # another process's gc has removed it
         parent = open_root(branches)
         try:
-            for spare in spares:
-                remove_tree(parent, os.path.basename(spare.home))
+            for pooled in homes:
+                remove_tree(parent, os.path.basename(pooled.home))
         finally:
             os.close(parent)

@@ -1,8 +1,8 @@
-"""What a roll back put back: its ctime is then the roll back's, and says nothing of anybody who changed it since.
+"""``record.json``: the record of one commit on disk, and the records of commits that were rolled back.
 
-A path counts as changed by somebody else when its ctime is not below the moment of a fork or a commit. The steps of a
-commit that was taken back have set that ctime twice. So the record of such a commit is kept, with the moment at which
-all was back, and tells for every entry it touched which ctime that had before.
+A path counts as changed by another writer if its ctime is not before the time of a fork or a commit. A rollback changes
+ctimes too: the commit's steps have renamed every entry twice. So the record of a rolled-back commit is kept with the
+time at which the rollback was complete, and ``RolledBack`` looks up the ctime that an entry had before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from forkwise.files.store.overlayfs import Marks
 from forkwise.files.store.state import StateDir, tick
 
 __all__ = [
-    "ROOM",
+    "RECORD_DIRECTORY",
     "Record",
     "RolledBack",
     "Times",
-    "is_taken_back",
+    "is_rolled_back",
     "keep_rolled_back",
     "mark_rolled_back",
 ]
@@ -33,24 +33,23 @@ __all__ = [
 
 _FORMAT = 1
 _FILE = "record.json"
-_BESIDE = "record.new"
+_NEW_FILE = "record.new"
 
-#: Where in a branch's home the directory for the record of its commit may lie ready.
-ROOM = "commit"
+#: The directory in a branch's home that may be prepared for the record of its commit.
+RECORD_DIRECTORY = "commit"
 
-#: Entries by their inode number, or, where they are made anew when they come back, by their metadata.
+#: ctime and mtime of entries by inode number, or by metadata for directories that a rollback creates anew.
 Times: TypeAlias = dict[int | tuple[int, ...], tuple[int, int]]
 
 
 @dataclass(slots=True)
 class Record:
-    """One commit into a place.
+    """One commit into a workspace or a branch.
 
-    ``layer`` and ``side`` say where its slots lie once it is finished, relative to the place; those at its ``side`` lie
-    beside the record itself. ``home`` is the name of
-    the branch that is being committed, ``stage`` the directory inside the target that stands for ``side`` while the
-    target's filesystem is not the state's. ``marks`` are those of the overlay on entries of the layer that lose or
-    change some on the way out.
+    ``layer`` and ``side`` are the directories of its slots once it is finished, relative to the state directory; slots
+    in ``side`` are next to the record itself. ``home`` is the name of the committed branch. ``stage`` is the directory
+    inside the target that replaces ``side`` during a commit to another filesystem. ``marks`` are the overlay marks of
+    entries in the layer that lose or change some by the commit.
     """
 
     number: int
@@ -73,7 +72,7 @@ class Record:
     conflicts: list[Conflict] = field(default_factory=list)
 
     def commit(self, undone_by: int | None = None) -> Commit:
-        """What a caller gets to see."""
+        """Return the commit as a public value."""
         return Commit(
             id=self.number,
             kind=self.kind,
@@ -90,29 +89,29 @@ class Record:
         )
 
     def times(self) -> Times:
-        """Of all that its steps touch in the target: ctime and mtime as they were."""
+        """Return the earlier ctime and mtime of all entries in the target that its steps change."""
         times: Times = {m.inode: (m.changed, m.before[3]) for m in self.metas}
         for step in (s for run in self.runs for s in run.steps if s.dated):
             times[step.leaves or tuple(step.facts or ())] = step.changed[1], step.dated
         return times
 
     @staticmethod
-    def make_room(home: str) -> None:
-        """Make, ahead, the directory for the record of a branch's commit, with the file that it will be written to."""
-        directory = f"{home}/{ROOM}"
+    def prepare_directory(home: str) -> None:
+        """Create in advance the directory and the file for the record of a branch's commit."""
+        directory = f"{home}/{RECORD_DIRECTORY}"
         os.mkdir(directory, 0o700)
-        os.close(os.open(f"{directory}/{_BESIDE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(f"{directory}/{_NEW_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def save(self, directory: str, *, sync: bool) -> None:
-        """Write it, whole, under its final name."""
+        """Write the record atomically."""
         data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
         data["format"] = _FORMAT
         data["runs"] = [r.dump() for r in self.runs]
         data["metas"] = [m.dump() for m in self.metas]
         data["conflicts"] = [[c.path, c.kind, c.detail] for c in self.conflicts]
         content = json.dumps(data, separators=(",", ":")).encode()
-        # The name appears only when the content is complete: a record that can be seen can be read.
-        fd = os.open(f"{directory}/{_BESIDE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # The final name appears only when the content is complete, so that a visible record is a complete one.
+        fd = os.open(f"{directory}/{_NEW_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(content)
             while view:
@@ -121,11 +120,11 @@ class Record:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(f"{directory}/{_BESIDE}", f"{directory}/{_FILE}")
+        os.rename(f"{directory}/{_NEW_FILE}", f"{directory}/{_FILE}")
 
     @staticmethod
     def finish(directory: str) -> None:
-        """Make this the moment at which all its steps were done, by the filesystem's clock: the time of its file."""
+        """Store the current time by the filesystem's clock, as the mtime of the file, as the end of all steps."""
         fd = os.open(f"{directory}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             tick(fd)
@@ -134,12 +133,12 @@ class Record:
 
     @staticmethod
     def finished(directory: str) -> int:
-        """That moment."""
+        """Return the time that ``finish`` stored."""
         return os.stat(f"{directory}/{_FILE}").st_mtime_ns
 
     @classmethod
     def load(cls, directory: str) -> Record | None:
-        """Read it; None where there is none."""
+        """Read the record of a directory; None if there is none."""
         try:
             with open(f"{directory}/{_FILE}", "rb") as file:
                 data = json.load(file)
@@ -156,54 +155,59 @@ _MARK = "taken-back"
 
 
 class RolledBack:
-    """The ctimes that entries of a target would have, had no commit ever been taken back."""
+    """The ctimes that entries of a target would have if no commit had ever been rolled back."""
 
     def __init__(self, known: Iterable[tuple[int, Times]] = ()) -> None:
-        # Newest first: a moment, and of what was put back by then ctime and mtime as they were.
+        # Newest first: the time of a rollback, and the earlier ctime and mtime of the entries that it restored.
         self._known = sorted(known, key=lambda k: k[0], reverse=True)
 
     @classmethod
-    def load(cls, place: StateDir) -> RolledBack:
-        """Read what is known of a place; nearly always that is nothing."""
+    def load(cls, state_dir: StateDir) -> RolledBack:
+        """Read the rolled-back commits of a state directory; nearly always there are none."""
         try:
-            names = [n for n in os.listdir(f"{place.path}/history") if "-" in n]
+            names = [n for n in os.listdir(f"{state_dir.path}/history") if "-" in n]
         except FileNotFoundError:
             return cls()
         known = []
         for name in names:
-            record = Record.load(f"{place.path}/history/{name}")
+            record = Record.load(f"{state_dir.path}/history/{name}")
             if record is not None:
                 known.append((int(name.partition("-")[2], 16), record.times()))
         return cls(known)
 
     def ctime(self, entry: os.stat_result) -> int:
-        """When somebody last changed an entry."""
+        """Return when an entry was last changed other than by a rollback."""
         ctime = entry.st_ctime_ns
         for moment, times in self._known:
-            had = times.get(entry.st_ino) or times.get(tuple(directory_facts(entry)))
-            if had is not None and ctime <= moment and had[1] == entry.st_mtime_ns:
-                ctime = min(ctime, had[0])
+            earlier = times.get(entry.st_ino) or times.get(tuple(directory_facts(entry)))
+            if earlier is not None and ctime <= moment and earlier[1] == entry.st_mtime_ns:
+                ctime = min(ctime, earlier[0])
         return ctime
 
 
-def is_taken_back(history: str) -> bool:
-    """Whether all steps of a commit were taken back, and it is only to be forgotten."""
+def is_rolled_back(history: str) -> bool:
+    """Return whether all steps of a commit were reverted, so that only its directory has to be removed."""
     return os.path.lexists(f"{history}/{_MARK}")
 
 
 def mark_rolled_back(history: str) -> int:
-    """Say that they were; gives the moment, by the filesystem's own clock. Asks a full disk for a name, no more."""
-    beside = f"{history}/{_MARK}.new"
+    """Mark a commit as rolled back, and return the time by the filesystem's clock.
+
+    The mark is a symlink: on a full disk that needs no more than a name in a directory.
+    """
+    new = f"{history}/{_MARK}.new"
     with suppress(FileNotFoundError):
-        os.unlink(beside)
-    os.symlink(".", beside)
-    os.rename(beside, f"{history}/{_MARK}")
+        os.unlink(new)
+    os.symlink(".", new)
+    os.rename(new, f"{history}/{_MARK}")
     return os.lstat(f"{history}/{_MARK}").st_mtime_ns
 
 
 def keep_rolled_back(history: str) -> None:
-    """Keep the record of a commit that was taken back, after the last change, under a name that tells when that was;
-    what else lies beside the record may go."""
+    """Keep the record of a rolled-back commit, and nothing else of it, in a directory named after the current time.
+
+    Call it after the last change of the rollback.
+    """
     kept = f"{history}-{mark_rolled_back(history):x}"
     os.mkdir(kept, 0o700)
     os.rename(f"{history}/record.json", f"{kept}/record.json")

@@ -1,7 +1,7 @@
-"""The reader for whole trees (btrfs, reflink and copy views): what differs from the tree as it was made.
+"""Scans: what a branch changed, read from a layer in overlayfs's format or from a whole tree.
 
-A tree has no whiteouts. What changed is told by the filesystem's clock, what is gone by the names that were there when
-the tree was made. It costs a look at every entry of the tree, which is why these views come last.
+The cost of reading a layer depends on the layer. A whole tree (btrfs, reflink and copy views) has no whiteouts: its
+changes show by ctimes, its deletions by the names that it had when it was created, and every entry needs a stat.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 
 _BLOCK = 1 << 20
-_HANDLE = 21  # bytes before the handle in an origin: version, magic, length, flags, type, and the filesystem's UUID
+_HANDLE = 21  # bytes before the file handle in an origin: version, magic, length, flags, type, filesystem UUID
 
 
 class Entry:
-    """One path that differs: what the branch has there (``new``), what the parent has (``old``), None for nothing.
+    """One path that differs: the branch's entry (``new``) and the parent's (``old``), None if there is none.
 
-    ``copied`` is True where the branch's file began as the parent's. ``unit`` is True for what a commit moves in one
-    piece; the entries inside a directory that moves are listed with ``unit`` False. ``above`` is when the parent's
-    directory last lost or gained a name, as far as that matters; ``appeared`` is True where that directory is not the
-    one the branch was forked from, so that the parent's entry is news, however old it is.
+    ``copied`` is True if the branch's file was copied from the parent's. ``unit`` is True for an entry that a commit
+    moves as a whole; the entries inside a moved directory are listed with ``unit`` False. ``above`` is the ctime of the
+    parent's directory, as far as that matters; ``appeared`` is True if that directory is not the one that the branch
+    was forked from, so that the parent's entry counts as changed, however old it is.
     """
 
     __slots__ = ("above", "appeared", "copied", "directory", "name", "new", "old", "path", "unit")
@@ -75,7 +75,7 @@ class Entry:
         return "added" if self.old is None else "changed"
 
     def change(self) -> Change:
-        """The same as a public value."""
+        """Return the entry as a public value."""
         shown = self.new or self.old
         assert shown is not None
         return Change(self.path, self.kind, entry_type(shown.st_mode), shown.st_size, stat.S_IMODE(shown.st_mode))
@@ -109,11 +109,14 @@ class Touched:
 
 @dataclass(slots=True)
 class Scan:
-    """All a layer says. ``marked`` are paths in it that carry the overlay's own attributes, which must not leave it;
-    ``mixed`` are units that hold something a commit leaves out (``specials``). ``mark_files`` are a fuse layer's own
-    files, ``mounted`` directories with changes where the parent has another filesystem mounted, ``moved`` files that
-    began as the parent's under another name, ``appeared`` directories that the parent did not have at the fork.
-    ``taken_back`` knows which of the parent's ctimes are nobody's change."""
+    """Everything that a branch changed.
+
+    ``marked`` are paths with overlay marks, which must not leave the layer. ``mixed`` are units that contain something
+    that a commit leaves out (``specials``). ``mark_files`` are the files of fuse-overlayfs itself, ``mounted`` changed
+    directories on which another filesystem is mounted in the parent, ``moved`` files that were copied from the parent
+    under another name, ``appeared`` directories that the parent did not have at the fork. ``rolled_back`` corrects
+    ctimes in the parent that a rollback has set.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     touched: list[Touched] = field(default_factory=list)
@@ -124,10 +127,10 @@ class Scan:
     mounted: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     appeared: list[str] = field(default_factory=list)
-    taken_back: RolledBack = field(default_factory=RolledBack)
+    rolled_back: RolledBack = field(default_factory=RolledBack)
 
     def delta(self) -> Delta:
-        """What a person is shown."""
+        """Return the changes as a public value."""
         changes = [e.change() for e in self.entries]
         changes += [
             Change(t.path or ".", "changed", "directory", t.new.st_size, stat.S_IMODE(t.new.st_mode))
@@ -138,26 +141,26 @@ class Scan:
 
 
 def scan_layer(
-    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), taken_back: RolledBack | None = None
+    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), rolled_back: RolledBack | None = None
 ) -> Scan:
-    """Read a layer in overlayfs's format against the parent it lies on. Costs what the layer holds, not the tree.
+    """Scan a layer in overlayfs's format against its parent; the cost depends on the layer, not on the tree.
 
-    ``mark_files`` are names that the view uses for marks of its own.
+    ``mark_files`` are names of files that the view uses as marks.
     """
     with Lower(lowers) as lower:
         root = open_root(layer)
         try:
             reader = _LayerReader(root, lower, mark_files)
-            reader.scan.taken_back = taken_back or RolledBack()
+            reader.scan.rolled_back = rolled_back or RolledBack()
             reader.read()
-            reader.tell_moved()
+            reader.find_moved()
             return reader.scan
         finally:
             os.close(root)
 
 
 class Reader:
-    """What the readers of layers and of whole trees share: listing what moves or goes in one piece."""
+    """The common part of the readers of layers and of whole trees: it lists what moves or goes as a whole."""
 
     def __init__(self, root: int, lower: Lower, mark_files: Collection[str] = ()) -> None:
         self.root = root
@@ -182,11 +185,11 @@ class Reader:
                 os.close(fd)
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
-        """Read one directory that both sides have."""
-        raise AssertionError("every reader has its own")
+        """Read one directory that both sides have; every reader overrides it."""
+        raise AssertionError("not implemented by this reader")
 
     def touch(self, path: str, fd: int, parent: LowerDirectory) -> None:
-        """Note the directory itself."""
+        """Add the directory itself to the scan."""
         if parent.fds:
             old_fd = parent.fds[0]
             self.scan.touched.append(
@@ -194,22 +197,22 @@ class Reader:
             )
 
     def mark(self, path: str, name: str, new: os.stat_result, marks: list[str]) -> None:
-        """Note what the overlay says of an entry, once for all the names it has."""
+        """Add an entry's marks to the scan, once for all hard links of the entry."""
         if marks and new.st_ino not in self.marked:
             self.marked.add(new.st_ino)
             self.scan.marked.append((path, name, marks))
 
     def add(self, entry: Entry) -> None:
-        """Note an entry, and all that the parent loses by it."""
+        """Add an entry to the scan, with everything that the parent loses by it."""
         self.scan.entries.append(entry)
         old, new = entry.old, entry.new
         if old is None or not S_ISDIR(old.st_mode) or (new is not None and S_ISDIR(new.st_mode)):
             return
-        for directory, name, gone in self.lower.walk(entry.path):
-            self.scan.entries.append(Entry(directory, name, None, gone, True, False))
+        for directory, name, deleted in self.lower.walk(entry.path):
+            self.scan.entries.append(Entry(directory, name, None, deleted, True, False))
 
     def add_unit(self, entry: Entry) -> None:
-        """Note a directory that is the branch's own, and what is inside it against what it takes the place of."""
+        """Add a directory of the branch's own, and compare its content with that of the directory it replaces."""
         self.add(entry)
         unit = entry.path
         pending = [unit]
@@ -218,14 +221,14 @@ class Reader:
             fd = open_directory(self.root, path)
             try:
                 with self.lower.directory(path) as parent:
-                    kept = self._list_inside(unit, path, fd, parent, pending)
-                    for name in sorted(parent.names() - kept):
+                    present = self._list_inside(unit, path, fd, parent, pending)
+                    for name in sorted(parent.names() - present):
                         self.add(Entry(path, name, None, parent.lookup(name), True, False))
             finally:
                 os.close(fd)
 
     def _list_inside(self, unit: str, path: str, fd: int, parent: LowerDirectory, pending: list[str]) -> set[str]:
-        kept = set()
+        present = set()
         prefix = proc_path(fd, "")
         with os.scandir(fd) as found:
             for item in found:
@@ -239,14 +242,14 @@ class Reader:
                     if not is_whiteout(new):
                         self.scan.specials.append(join(path, name))
                     continue
-                kept.add(name)
+                present.add(name)
                 if not stat.S_ISLNK(new.st_mode):
                     marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
                     self.mark(path, name, new, marks)
                 self.add(Entry(path, name, new, parent.lookup(name), False, False))
                 if stat.S_ISDIR(new.st_mode):
                     pending.append(join(path, name))
-        return kept
+        return present
 
 
 class _LayerReader(Reader):
@@ -258,7 +261,7 @@ class _LayerReader(Reader):
         self.touch(path, fd, parent)
         lookup = parent.lookup
         prefix = proc_path(fd, "")
-        above = max((self.scan.taken_back.ctime(os.fstat(f)) for f in parent.fds), default=sys.maxsize)
+        above = max((self.scan.rolled_back.ctime(os.fstat(f)) for f in parent.fds), default=sys.maxsize)
         appeared = bool(path) and bool(parent.fds) and not self._is_same_directory(fd, parent)
         if appeared:
             self.scan.appeared.append(path)
@@ -288,25 +291,26 @@ class _LayerReader(Reader):
                     self.scan.specials.append(join(path, name))
 
     def _is_same_directory(self, fd: int, parent: LowerDirectory) -> bool:
-        """Whether the parent's directory is the one that was there when the branch first wrote into it."""
+        """Return whether the parent's directory is the same as when the branch first wrote into it."""
         marks = [a for a in os.listxattr(fd) if is_origin(a)]
         if self.mark_files:
             return True  # fuse-overlayfs does not mark directories
         origins = [os.getxattr(fd, a)[_HANDLE:] for a in marks]
         return any(not o or o in {file_handle(f, ".") for f in parent.fds} for o in origins)
 
-    def tell_moved(self) -> None:
-        """Tell files that were moved or linked to a name the parent never had from those it has lost.
+    def find_moved(self) -> None:
+        """Distinguish files that the branch moved or linked to a new name from files that the parent has deleted.
 
-        Both have an origin and no file in the parent; but the origin of what was moved is still there, elsewhere.
+        Both have an origin and no file in the parent under their name; but the origin of a moved file still exists in
+        the parent under another name.
         """
         lost = [e for e in self.scan.entries if e.copied and e.old is None and e.unit and e.new is not None]
         files = [e for e in lost if e.new is not None and stat.S_ISREG(e.new.st_mode)]
         if not files:
             return
-        held = [(e.directory, e.name) for e in self.scan.entries if e.old is not None and stat.S_ISREG(e.old.st_mode)]
+        known = [(e.directory, e.name) for e in self.scan.entries if e.old is not None and stat.S_ISREG(e.old.st_mode)]
         handles = set()
-        for directory, name in held + self.linked:
+        for directory, name in known + self.linked:
             with self.lower.directory(directory) as parent:
                 holder = parent.holder(name)
                 handles.add(None if holder is None else file_handle(holder, name))
@@ -320,7 +324,7 @@ class _LayerReader(Reader):
                 os.close(fd)
 
     def _note_marks(self, path: str, name: str, new: os.stat_result, beneath: str) -> bool:
-        """Whether the overlay says that a file began as the parent's."""
+        """Add a file's marks to the scan; return whether one says that the file was copied up from the parent."""
         attributes = os.listxattr(beneath, follow_symlinks=False)
         if not attributes:
             return False
@@ -342,12 +346,12 @@ class _LayerReader(Reader):
 
 
 def user_attributes(fd: int | str) -> dict[str, bytes]:
-    """The extended attributes a user gave an open directory or file, without those the overlay put there."""
+    """Return the extended attributes of an open directory or file that a user set, without overlay marks."""
     return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
 
 
 def _origin_of(path: str) -> bytes:
-    """The handle of the file that one was copied up from; empty where it is not known."""
+    """Return the handle of the file that a file was copied up from; empty if it is unknown."""
     found = [
         os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)
     ]
@@ -355,7 +359,7 @@ def _origin_of(path: str) -> bytes:
 
 
 def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
-    """Whether an origin is that of this very path: fuse-overlayfs names it, and the mark goes where the file goes."""
+    """Return whether an origin is of this path: fuse-overlayfs stores a path, and the mark moves with the file."""
     if not mark.startswith("user.fuseoverlayfs."):
         return True
     return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(join(directory, name))
@@ -371,7 +375,7 @@ def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_resul
 
 
 def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
-    """Whether a file was copied up (by opening it for writing, say) and then left as it was."""
+    """Return whether a file was copied up (for example by opening it for writing) and not changed."""
     if (
         new.st_size != old.st_size
         or new.st_mtime_ns != old.st_mtime_ns
@@ -395,13 +399,16 @@ def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, 
         return not theirs.read(1)
 
 
-def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_back: RolledBack) -> Scan:
-    """Read a whole tree against its parent; ``made`` is the filesystem's time at which the tree was complete,
-    ``taken_back`` knows what in it was committed to and taken back."""
+def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, rolled_back: RolledBack) -> Scan:
+    """Scan a whole tree against its parent.
+
+    ``made`` is the time by the filesystem's clock at which the tree was complete; ``rolled_back`` corrects ctimes in
+    the tree that the rollback of a commit into it has set.
+    """
     with Lower(lowers[:1]) as lower:
         root = open_root(tree)
         try:
-            reader = _TreeReader(root, lower, base, made, taken_back)
+            reader = _TreeReader(root, lower, base, made, rolled_back)
             reader.read()
             return reader.scan
         finally:
@@ -409,12 +416,12 @@ def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, taken_bac
 
 
 class _TreeReader(Reader):
-    def __init__(self, root: int, lower: Lower, base: Base, made: int, taken_back: RolledBack) -> None:
+    def __init__(self, root: int, lower: Lower, base: Base, made: int, rolled_back: RolledBack) -> None:
         super().__init__(root, lower)
         self.base = base
         self.made = made
         self.is_touched = False
-        self.own = taken_back
+        self.own = rolled_back
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
         known = self.base.directory(path)
@@ -468,12 +475,12 @@ class _TreeReader(Reader):
             self.add_unit(Entry(path, name, new, old, existed, True))
 
     def _is_another(self, path: str, parent: LowerDirectory) -> bool:
-        """Whether the parent's directory is not the one that the tree's was made from."""
+        """Return whether the parent's directory is not the one that the tree's directory was copied from."""
         origin = self.base.origin(path) if path and parent.fds else 0
         return origin != 0 and os.fstat(parent.fds[0]).st_ino != origin
 
     def _is_changed(self, path: str) -> bool:
-        """Whether the branch changed a directory that the parent no longer has, or anything inside it."""
+        """Return whether the branch changed a directory that the parent no longer has, or anything inside it."""
         inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own)
         inside.pending = [path]
         inside.read()

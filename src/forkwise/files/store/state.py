@@ -1,12 +1,14 @@
-"""Where forkwise keeps what it knows of a workspace: beside it on the same filesystem, never inside it.
+"""The state directory of a workspace: its layout, its lock, and the filesystem's clock.
+
+It is on the workspace's filesystem if possible, and never inside the workspace.
 
 <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
-<state>/head/<n>        a name that is the number of the last commit; <n>+ while another is under way
-<state>/history/<n>/    one commit: its record, the old content of what it changed, and the home of what was committed
+<state>/head/<n>        an empty directory named after the last commit; <n>+ while a commit is in progress
+<state>/history/<n>/    one commit: its record, the old content of what it changed, and the home of the branch
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
-<state>/branches/<b>/   one branch; inside it the same head, history and branches, for what forks from it
-<state>/rewind          a symlink that says what a rewind over several commits is for, while one is under way
-<state>/trash/          what is gone already and is being deleted
+<state>/branches/<b>/   one branch; it contains head, history and branches too, for branches forked from it
+<state>/rewind          a symlink that names the goal of a rewind over several commits, while one is in progress
+<state>/trash/          entries that were removed and are being deleted
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from forkwise.linux.trees import mount_id
 __all__ = ["Lock", "StateDir", "is_ordinary", "locate", "locked", "same_mount", "tick"]
 
 _ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
-_TICKS = 6000  # of half a millisecond: the coarsest clock waited for is one of two seconds
-_BEGUN = "+"
+_TICKS = 6000  # of half a millisecond: enough for a clock with a resolution of two seconds
+_IN_PROGRESS = "+"
 _TRIES = 1000
 
 
 class Lock:
-    """The workspace's lock, held. It carries the filesystem's clock, because its file lies on that filesystem."""
+    """The acquired lock of a workspace; its file also serves to read the filesystem's clock."""
 
     __slots__ = ("_fd",)
 
@@ -46,22 +48,21 @@ class Lock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Said aloud: a child forked meanwhile holds a copy of the descriptor, and would hold the lock with it.
+        # Explicitly: closing does not unlock as long as a forked child has a copy of the descriptor.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         fds.close(self._fd)
 
     def now(self) -> int:
-        """A moment by the filesystem's clock, in nanoseconds.
+        """Return the current time by the filesystem's clock, in nanoseconds.
 
-        Every change made before has a ctime below it, every change made from now on has one at or above it. Where the
-        kernel's timestamps are multigrain the second touch is enough for that; elsewhere the clock's next tick is
-        waited for.
+        Every earlier change has a ctime below it, every later change one at or above it. With multigrain timestamps
+        (Linux 6.13) the second touch of the lock file guarantees that; otherwise this waits for the clock's next tick.
         """
         return tick(self._fd)
 
 
 def tick(fd: int) -> int:
-    """Make the time of a file, its change time and its modification time, a moment as ``Lock.now`` gives it."""
+    """Set ctime and mtime of a file to the current time, as ``Lock.now`` defines it, and return that time."""
     os.utime(fd)
     first = os.fstat(fd).st_ctime_ns
     for _ in range(_TICKS):
@@ -70,15 +71,15 @@ def tick(fd: int) -> int:
         if now > first:
             return now
         time.sleep(0.0005)
-    raise MountError(f"the clock of the filesystem that holds {os.readlink(f'/proc/self/fd/{fd}')} stands still")
+    raise MountError(f"the clock of the filesystem of {os.readlink(f'/proc/self/fd/{fd}')} does not advance")
 
 
 def locked(state: str, *, shared: bool = False) -> Lock:
-    """Take the workspace's lock, across threads and processes alike; it goes with the process that holds it."""
+    """Acquire the workspace's lock against threads and processes; the kernel releases it if the process dies."""
     try:
         fd = fds.track(lambda: os.open(f"{state}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except FileNotFoundError:
-        raise MountError(f"the state directory {state} is gone; open the workspace again") from None
+        raise MountError(f"the state directory {state} was deleted; open the workspace again") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except BaseException:
@@ -88,63 +89,65 @@ def locked(state: str, *, shared: bool = False) -> Lock:
 
 
 class StateDir:
-    """What commits go into, a workspace or a branch: its head, its history and the branches made from it."""
+    """The state of a workspace or a branch: its head, its history, and the branches forked from it."""
 
-    __slots__ = ("_rested", "path", "state")
+    __slots__ = ("_last_settled", "path", "state")
 
     def __init__(self, path: str, state: str) -> None:
         self.path = path
         self.state = state
-        self._rested = 0  # where it was last seen to rest
+        self._last_settled = 0
 
     @property
     def head(self) -> int:
         """The number of the last commit; 0 before the first."""
-        return self._look()[0]
+        return self._read_head()[0]
 
     def settled_head(self) -> int | None:
-        """The number of the last commit while none is under way; None where one is, or its process was killed.
+        """Return the number of the last commit; None if a commit is in progress, or its process was killed.
 
-        A quick question, for who holds the lock. After a loss of power only ``is_interrupted`` knows.
+        A fast check for a caller that holds the lock. After a power failure only ``is_interrupted`` is reliable.
         """
-        if not os.path.lexists(f"{self.path}/head/{self._rested}"):
-            number, is_begun = self._look()
-            if is_begun:
+        if not os.path.lexists(f"{self.path}/head/{self._last_settled}"):
+            number, is_in_progress = self._read_head()
+            if is_in_progress:
                 return None
-            self._rested = number
-        return self._rested
+            self._last_settled = number
+        return self._last_settled
 
     def begin(self) -> None:
-        """Say that a commit is under way, before anything of it is there."""
+        """Mark a commit as in progress, before it creates anything."""
         number = self.head
-        os.rename(f"{self.path}/head/{number}", f"{self.path}/head/{number}{_BEGUN}")
+        os.rename(f"{self.path}/head/{number}", f"{self.path}/head/{number}{_IN_PROGRESS}")
 
-    def advance(self, number: int, *, rests: bool) -> None:
-        """Make a commit the last one. This rename is the moment at which a commit has happened; unless it ``rests``,
-        something is still to be done about it."""
-        end = "" if rests else _BEGUN
-        os.rename(f"{self.path}/head/{number - 1}{_BEGUN}", f"{self.path}/head/{number}{end}")
+    def advance(self, number: int, *, settled: bool) -> None:
+        """Make a commit the last one: this rename is the moment at which the commit takes effect.
 
-    def rest(self) -> None:
-        """Say that nothing is under way any more, if it was said that something is."""
-        number, is_begun = self._look()
-        if is_begun:
-            os.rename(f"{self.path}/head/{number}{_BEGUN}", f"{self.path}/head/{number}")
+        If it is not ``settled``, cleaning up remains to be done, and ``settle`` follows.
+        """
+        end = "" if settled else _IN_PROGRESS
+        os.rename(f"{self.path}/head/{number - 1}{_IN_PROGRESS}", f"{self.path}/head/{number}{end}")
 
-    def _look(self) -> tuple[int, bool]:
-        """The number of the last commit, and whether another is under way."""
+    def settle(self) -> None:
+        """Remove the mark of a commit in progress, if there is one."""
+        number, is_in_progress = self._read_head()
+        if is_in_progress:
+            os.rename(f"{self.path}/head/{number}{_IN_PROGRESS}", f"{self.path}/head/{number}")
+
+    def _read_head(self) -> tuple[int, bool]:
+        """Return the number of the last commit, and whether another is in progress."""
         for _ in range(_TRIES):
             try:
                 names = os.listdir(f"{self.path}/head")
             except FileNotFoundError:
                 return 0, False
             if names:
-                return max((int(n.removesuffix(_BEGUN)), n.endswith(_BEGUN)) for n in names)
-            time.sleep(0)  # who reads without the lock may miss a name that is just being renamed
+                return max((int(n.removesuffix(_IN_PROGRESS)), n.endswith(_IN_PROGRESS)) for n in names)
+            time.sleep(0)  # a reader without the lock may miss a name that is being renamed
         raise MountError(f"the state in {self.path} is damaged: its head is empty")
 
     def make(self) -> None:
-        """Make the directories of one that branches are made from, whoever else is about to."""
+        """Create the directories that a parent of branches needs; another process may do the same."""
         for name in ("history", "branches"):
             os.makedirs(f"{self.path}/{name}", mode=0o700, exist_ok=True)
         if os.path.isdir(f"{self.path}/head"):
@@ -156,19 +159,19 @@ class StateDir:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            os.rmdir(f"{beside}/0")  # somebody else was quicker
+            os.rmdir(f"{beside}/0")  # another process was faster
             os.rmdir(beside)
 
     def history(self, number: int) -> str:
-        """Where a commit is recorded."""
+        """Return the directory of a commit."""
         return f"{self.path}/history/{number}"
 
     def home(self, name: str) -> str:
-        """Where a branch of this place lives."""
+        """Return the home directory of a branch."""
         return f"{self.path}/branches/{name}"
 
     def names(self) -> list[str]:
-        """The branches made from this place; those still being made or already going are not among them."""
+        """List the branches forked from here, without those that are being created or removed."""
         try:
             return sorted(n for n in os.listdir(f"{self.path}/branches") if not n.startswith("."))
         except FileNotFoundError:
@@ -176,18 +179,18 @@ class StateDir:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a commit was begun and not brought to its end: one is under way, or its process was killed."""
-        number, is_begun = self._look()
-        # After a loss of power that may have been begun of which the head does not know.
-        return is_begun or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
+        """Whether a commit was started and not finished: it is in progress, or its process was killed."""
+        number, is_in_progress = self._read_head()
+        # After a power failure the mark in the head may be missing although a commit had started.
+        return is_in_progress or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
 
 
 def locate(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
-    """Find (and make) the state directory of a workspace.
+    """Find, or create, the state directory of a workspace.
 
-    In this order: where ``state`` or $FORKWISE_STATE says; the user's state directory, if it is on the workspace's
-    filesystem; a hidden directory beside the workspace or beside one of its parents; the user's state directory even
-    though it is on another filesystem.
+    In this order: the directory in ``state`` or $FORKWISE_STATE; the user's state directory, if it is on the
+    workspace's filesystem; a hidden directory next to the workspace or next to one of its parents; the user's state
+    directory even though it is on another filesystem.
     """
     workspace = os.path.realpath(path)
     if not os.path.isdir(workspace):
@@ -202,12 +205,13 @@ def locate(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = 
     made = [r for r in roots if os.path.isdir(f"{r}/{key}")]
     problems = []
     for root in made or roots:
-        problem = _unfit(root, workspace) or _make(root, f"{root}/{key}")
+        problem = _find_problem(root, workspace) or _make(root, f"{root}/{key}")
         if problem is None:
             return Site(workspace, os.path.realpath(f"{root}/{key}"))
         problems.append(f"{root}: {problem}")
     raise MountError(
-        f"no place for the state of {workspace} ({'; '.join(problems)}); name a directory outside it in FORKWISE_STATE",
+        f"no directory is usable for the state of {workspace} ({'; '.join(problems)}); "
+        "set FORKWISE_STATE to a directory outside it",
         reason="; ".join(problems),
         remedy="set FORKWISE_STATE to a writable directory outside the workspace, best on the same filesystem",
     )
@@ -237,18 +241,18 @@ def _existing(path: str) -> str:
     return path
 
 
-def _unfit(root: str, workspace: str) -> str | None:
+def _find_problem(root: str, workspace: str) -> str | None:
     inside = os.path.realpath(root) + "/"
     if inside.startswith(workspace.rstrip("/") + "/"):
-        return "it lies inside the workspace"
+        return "it is inside the workspace"
     try:
-        held = os.stat(root)
+        found = os.stat(root)
     except FileNotFoundError:
         return None
     except OSError as error:
         return error.strerror
-    if held.st_uid != os.geteuid() and held.st_mode & 0o022:
-        return "somebody else owns it and others may write to it"
+    if found.st_uid != os.geteuid() and found.st_mode & 0o022:
+        return "it belongs to another user, and others may write to it"
     return None
 
 
@@ -263,12 +267,12 @@ def _make(root: str, state: str) -> str | None:
 
 
 def is_ordinary(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is on one of the filesystems nearly everything is on, and so on none that branches by itself."""
+    """Return whether a path is on a common filesystem, and so not on BranchFS or DaxFS."""
     return filesystem_magic(os.fspath(path)) in _ORDINARY
 
 
 def same_mount(first: str, second: str) -> bool:
-    """Whether a file can be renamed from one directory to the other: same device, same mount."""
+    """Return whether a file can be renamed from one directory to the other: same device, same mount."""
     try:
         one, two = os.stat(first), os.stat(second)
         if one.st_dev != two.st_dev:
@@ -280,7 +284,7 @@ def same_mount(first: str, second: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_same_mount(first: str, second: str, *_identities: int) -> bool:
-    """Remembered for as long as both paths lead to the same directories."""
+    """Compare the mounts of two paths; cached as long as both paths lead to the same directories."""
     return _mount_of(first) == _mount_of(second)
 
 

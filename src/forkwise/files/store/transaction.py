@@ -1,6 +1,7 @@
-"""A commit in the making: its slots filled, its steps carried out or taken back, and its one moment of truth.
+"""The transaction of a commit: fill its slots, apply its steps or roll them back, and make it take effect.
 
-The journal knows single steps; here they are bound to a place, whose history grows by one, and to a target directory.
+The journal knows single steps; a transaction applies them to a target directory and adds one commit to the history of a
+state directory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from forkwise.files.store.journal import (
     sync_steps,
 )
 from forkwise.files.store.overlayfs import write_marks
-from forkwise.files.store.record import Record, is_taken_back, keep_rolled_back, mark_rolled_back
+from forkwise.files.store.record import Record, is_rolled_back, keep_rolled_back, mark_rolled_back
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.trees import copy_entry, open_directory, open_root, remove_tree
@@ -37,31 +38,37 @@ _STAGE = ".forkwise-stage-"
 
 
 class Transaction:
-    """The next commit of a place into its target directory. Made and used under the place's exclusive lock.
+    """The next commit into a target directory; created and used under the exclusive lock.
 
-    As a context manager it takes back all it did when the block raises, and makes an OSError a CommitError. ``side`` is
-    where its side slots lie while the steps run: in the state, or, where that is another filesystem than the target's
-    (``stage``), in a directory inside the target, because only there a rename can reach them. ``room`` is where a
-    directory for its record may lie ready.
+    As a context manager it rolls everything back if the block raises, and turns an OSError into a CommitError. ``side``
+    is the directory of its slots while the steps run: in the state directory, or, if that is on another filesystem
+    than the target, in a directory inside the target (``stage``), because a rename cannot cross filesystems.
+    ``prepared_directory`` is a directory for the record that may exist already.
     """
 
     def __init__(
-        self, place: StateDir, target: str, branch: str, *, side: str | None = None, room: str | None = None
+        self,
+        state_dir: StateDir,
+        target: str,
+        branch: str,
+        *,
+        side: str | None = None,
+        prepared_directory: str | None = None,
     ) -> None:
-        self.place = place
+        self.state_dir = state_dir
         self.target = target
         self.branch = branch
-        self.number = place.head + 1
-        self.history = place.history(self.number)
+        self.number = state_dir.head + 1
+        self.history = state_dir.history(self.number)
         self.side = side or self.history
-        self.room = room
+        self.prepared_directory = prepared_directory
         self.stage: str | None = None
 
     def __enter__(self) -> Transaction:
         try:
-            self.place.begin()
+            self.state_dir.begin()
             self._make_history()
-            if not same_mount(self.place.path, self.target):
+            if not same_mount(self.state_dir.path, self.target):
                 self._make_stage()
         except OSError as error:
             self.__exit__(OSError, error, None)
@@ -70,22 +77,22 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             return
-        left = recover(self.place, self.target)
+        left = recover(self.state_dir, self.target)
         if isinstance(error, OSError):
             at_path = f" at {error.filename!r}" if error.filename else ""
-            kept = f" (except what somebody else changed meanwhile: {', '.join(left)})" if left else ""
+            changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
             raise CommitError(
-                f"{self.branch} was not committed, everything is as before{kept}: {error.strerror}{at_path}",
+                f"{self.branch} was not committed, everything is as before{changed}: {error.strerror}{at_path}",
                 branch=self.branch,
                 paths=left,
             ) from error
 
     def _make_history(self) -> None:
-        if self.room is not None:
+        if self.prepared_directory is not None:
             try:
-                os.rename(self.room, self.history)
+                os.rename(self.prepared_directory, self.history)
             except FileNotFoundError:
-                pass  # it was used up by a commit that was taken back, or never made
+                pass  # a commit that was rolled back has used it, or it was never created
             else:
                 return
         os.makedirs(self.history, mode=0o700)
@@ -94,12 +101,12 @@ class Transaction:
         self.stage = f"{_STAGE}{secrets.token_hex(4)}"
         self.side = f"{self.target}/{self.stage}"
         self.root = Meta.change("", found := os.stat(self.target), found)
-        # Written first: whoever finds it removes the stage, and sets back the time that making and removing it set.
-        os.symlink(f"{self.stage}:{found.st_mtime_ns}", f"{self.place.path}/stage")
+        # Written first: recovery removes the stage that it names, and restores the target's mtime.
+        os.symlink(f"{self.stage}:{found.st_mtime_ns}", f"{self.state_dir.path}/stage")
         os.mkdir(self.side, 0o700)
 
     def fill(self, plan: Plan, layer: str, merged: dict[str, bytes]) -> None:
-        """Copy aside what cannot be moved, and tell the steps under which inode numbers it lies there."""
+        """Copy entries that cannot be moved into slots, and store the inode numbers of the copies in the steps."""
         if not plan.staged:
             return
         source, side = open_root(layer), open_root(self.side)
@@ -120,9 +127,9 @@ class Transaction:
             os.close(source)
             os.close(side)
 
-    def fetch(self, kept: str, slots: Iterable[str]) -> dict[str, int]:
-        """For an undo from another filesystem: bring kept content beside the target; gives its inode numbers there."""
-        source, side = open_root(kept), open_root(self.side)
+    def fetch(self, saved: str, slots: Iterable[str]) -> dict[str, int]:
+        """Copy saved content into slots, for an undo across filesystems; return the inode numbers of the copies."""
+        source, side = open_root(saved), open_root(self.side)
         try:
             inodes = {}
             for slot in slots:
@@ -134,27 +141,29 @@ class Transaction:
             os.close(side)
 
     def run(self, record: Record, layer: str | None, strip: Callable[[], None] | None = None) -> None:
-        """Carry the record out. ``strip`` takes off the layer's marks, which a roll back restores."""
-        self._carry_out(record, layer, strip)
+        """Apply the record's steps; ``strip`` removes the layer's overlay marks, which a rollback restores."""
+        self._apply(record, layer, strip)
         try:
             if record.durable:
-                sync_directories([f"{self.place.path}/head"])
+                sync_directories([f"{self.state_dir.path}/head"])
             if self.stage:
-                _remove_stage(self.place, self.target, record, "after")
-                self.place.rest()
+                _remove_stage(self.state_dir, self.target, record, "after")
+                self.state_dir.settle()
         except OSError as error:
-            # It has happened, and nothing may say otherwise; what is left to do is done by whoever comes next.
-            warnings.warn(f"{self.branch} was committed, but then: {error}", ForkwiseWarning, stacklevel=6)
+            # The commit has taken effect, so this must not raise; the next operation on the workspace cleans up.
+            warnings.warn(
+                f"{self.branch} was committed, but cleaning up failed: {error}", ForkwiseWarning, stacklevel=6
+            )
 
-    def _carry_out(self, record: Record, layer: str | None, strip: Callable[[], None] | None) -> None:
+    def _apply(self, record: Record, layer: str | None, strip: Callable[[], None] | None) -> None:
         sync = record.durable
         if self.stage and _root_meta(record.metas) is None:
-            record.metas.append(self.root)  # making and removing the stage must not show in the target's own mtime
+            record.metas.append(self.root)  # creating and removing the stage must not change the target's own mtime
         if sync:
             sync_content(record.runs, layer, self.side)
         record.save(self.history, sync=sync)
         if sync:
-            sync_directories([self.history, f"{self.place.path}/history", self.place.path])
+            sync_directories([self.history, f"{self.state_dir.path}/history", self.state_dir.path])
         if strip:
             strip()
         slots = Slots(self.target, layer, self.side)
@@ -165,71 +174,71 @@ class Transaction:
         finally:
             slots.close()
         if self.stage:
-            self._keep_slots(sync)
+            self._save_slots(sync)
         if record.home:
-            os.rename(self.place.home(record.home), f"{self.history}/home")
+            os.rename(self.state_dir.home(record.home), f"{self.history}/home")
         record.finish(self.history)
         if sync:
-            sync_directories([self.history, f"{self.place.path}/branches"])
-        self.place.advance(self.number, rests=self.stage is None)
+            sync_directories([self.history, f"{self.state_dir.path}/branches"])
+        self.state_dir.advance(self.number, settled=self.stage is None)
 
-    def _keep_slots(self, sync: bool) -> None:
-        """Keep what came out of the target with the record, for undo."""
-        source, kept = open_root(self.side), open_root(self.history)
+    def _save_slots(self, sync: bool) -> None:
+        """Copy the target's old content from the stage to the record's directory, for undo."""
+        source, saved = open_root(self.side), open_root(self.history)
         try:
             for name in os.listdir(self.side):
-                copy_entry(source, name, kept, name, sync=sync)
+                copy_entry(source, name, saved, name, sync=sync)
             if sync:
                 sync_directories([self.history])
         finally:
             os.close(source)
-            os.close(kept)
+            os.close(saved)
 
 
-def recover(place: StateDir, target: str) -> list[str]:
-    """Take back a commit that was begun and not finished. Called under the exclusive lock.
+def recover(state_dir: StateDir, target: str) -> list[str]:
+    """Roll back a commit that was started and not finished; call it under the exclusive lock.
 
-    Gives the paths that somebody else replaced since, which are left as they are.
+    Return the paths that another process replaced since, which are left as they are.
     """
-    with as_commit_error("a commit that was interrupted could not be taken back yet, the next to come tries again"):
-        number = place.head + 1
-        history = place.history(number)
+    with as_commit_error("an interrupted commit could not be rolled back yet; the next operation tries again"):
+        number = state_dir.head + 1
+        history = state_dir.history(number)
         if not os.path.isdir(history):
-            _remove_stage(place, target, Record.load(place.history(number - 1)), "after")
-            place.rest()
+            _remove_stage(state_dir, target, Record.load(state_dir.history(number - 1)), "after")
+            state_dir.settle()
             return []
         record = Record.load(history)
         left = []
-        if record and not is_taken_back(history):
-            left = _take_back(place, target, history, record)
-            mark_rolled_back(history)  # from here on its slots may go
-        _remove_stage(place, target, record, "before")
+        if record and not is_rolled_back(history):
+            left = _roll_back(state_dir, target, history, record)
+            mark_rolled_back(history)  # from here on its slots may be deleted
+        _remove_stage(state_dir, target, record, "before")
         if record:
             keep_rolled_back(history)
-        discard(place, history)
-        place.rest()
+        discard(state_dir, history)
+        state_dir.settle()
         return left
 
 
 @contextmanager
-def as_commit_error(what: str) -> Iterator[None]:
-    """Let no OSError out that is not a CommitError."""
+def as_commit_error(message: str) -> Iterator[None]:
+    """Turn an OSError of the block into a CommitError that begins with ``message``."""
     try:
         yield
     except OSError as error:
-        raise CommitError(f"{what}: {error}") from error
+        raise CommitError(f"{message}: {error}") from error
 
 
-def _take_back(place: StateDir, target: str, history: str, record: Record) -> list[str]:
+def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -> list[str]:
     if record.home:
         if os.path.isdir(f"{history}/home"):
-            os.rename(f"{history}/home", place.home(record.home))
-        layer: str | None = f"{place.home(record.home)}/layer"
+            os.rename(f"{history}/home", state_dir.home(record.home))
+        layer: str | None = f"{state_dir.home(record.home)}/layer"
     else:
-        layer = f"{place.path}/{record.layer}"
+        layer = f"{state_dir.path}/{record.layer}"
         if not os.path.isdir(layer):
-            layer = None  # of a whole view: its commit went without
-    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{place.path}/{record.side}")
+            layer = None  # the commit of a whole view has no layer
+    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{state_dir.path}/{record.side}")
     try:
         left = revert_steps(record.runs, record.metas, slots)
         if record.durable:
@@ -247,14 +256,14 @@ def _rewrite(side: int, slot: str, content: bytes) -> None:
 
 
 def _root_meta(metas: Iterable[Meta]) -> Meta | None:
-    """What becomes of the target directory itself."""
+    """Return the change of the target directory itself."""
     return next((m for m in metas if not m.path), None)
 
 
-def _remove_stage(place: StateDir, target: str, record: Record | None, side: Literal["before", "after"]) -> None:
-    """Remove the stage, if there is one, and give the target the time it then has to have."""
+def _remove_stage(state_dir: StateDir, target: str, record: Record | None, side: Literal["before", "after"]) -> None:
+    """Remove the stage, if there is one, and restore the target's mtime."""
     try:
-        stage, _, mtime = os.readlink(f"{place.path}/stage").rpartition(":")
+        stage, _, mtime = os.readlink(f"{state_dir.path}/stage").rpartition(":")
     except FileNotFoundError:
         return
     root = open_root(target)
@@ -267,4 +276,4 @@ def _remove_stage(place: StateDir, target: str, record: Record | None, side: Lit
             os.utime(".", ns=(os.stat(".", dir_fd=root).st_atime_ns, int(mtime)), dir_fd=root)
     finally:
         os.close(root)
-    os.unlink(f"{place.path}/stage")
+    os.unlink(f"{state_dir.path}/stage")

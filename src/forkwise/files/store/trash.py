@@ -1,6 +1,6 @@
-"""Trash: what is gone by one rename and deleted afterwards, in the background, so that dropping a branch is quick.
+"""The trash: one rename removes a directory, a background thread deletes it, so that dropping a branch is fast.
 
-Whatever a killed process left in the trash is deleted by the next one that empties it.
+Entries that a killed process left in the trash are deleted by the next process that empties it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from forkwise.linux.trees import open_root, remove_tree
 
 __all__ = ["deferred", "discard", "empty", "run_later", "wait_until_empty"]
 
-_PATIENCE = 10.0  # seconds a process that ends gives to deletions still under way; the rest is found by gc
+_EXIT_TIMEOUT_S = 10.0  # for deletions in progress when the process exits; gc deletes the rest
 
 
-def discard(place: StateDir, path: str) -> None:
-    """Take a directory of a place out of sight at once, and delete it later."""
-    gone = f"{place.state}/trash/{secrets.token_hex(8)}"
-    os.rename(path, gone)
-    run_later(lambda: _delete(gone))
+def discard(state_dir: StateDir, path: str) -> None:
+    """Move a directory to the trash now, and delete it in the background."""
+    trashed = f"{state_dir.state}/trash/{secrets.token_hex(8)}"
+    os.rename(path, trashed)
+    run_later(lambda: _delete(trashed))
 
 
 def empty(state: str) -> list[str]:
-    """Delete all that lies in the trash now; gives what could not be (something is mounted there)."""
+    """Delete everything in the trash; return the paths that remain because they are mount points."""
     left = []
     with os.scandir(f"{state}/trash") as entries:
         names = [e.name for e in entries]
@@ -39,7 +39,7 @@ def empty(state: str) -> list[str]:
 
 
 def run_later(job: Callable[[], object]) -> None:
-    """Run a job in this process's one background thread."""
+    """Run a job in this process's background thread."""
     if _caller.held is None:
         _Background.get().jobs.put(job)
     else:
@@ -48,7 +48,7 @@ def run_later(job: Callable[[], object]) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Start what is put off inside the block when it is left, so that it takes no processor from who is in a hurry."""
+    """Start the jobs of ``run_later`` only when the block ends, so that they take no processor from its code."""
     jobs: list[Callable[[], object]] = []
     before = _caller.held
     _caller.held = jobs
@@ -61,7 +61,7 @@ def deferred() -> Iterator[None]:
 
 
 def wait_until_empty() -> None:
-    """Block until all that was put off so far has been done."""
+    """Block until all jobs so far are done."""
     _Background.get().jobs.join()
 
 
@@ -77,7 +77,7 @@ def _delete(path: str) -> list[str]:
 
 
 class _Caller(threading.local):
-    """What the calling thread holds back; None while it does not."""
+    """The jobs that the calling thread defers; None while it defers none."""
 
     held: list[Callable[[], object]] | None = None
 
@@ -86,7 +86,7 @@ _caller = _Caller()
 
 
 class _Background:
-    """One daemon thread a process; a forked child starts its own when it first needs one."""
+    """The daemon thread of a process; a forked child starts its own when it first needs one."""
 
     _current: _Background | None = None
 
@@ -108,7 +108,7 @@ class _Background:
             try:
                 job()
             except OSError:
-                pass  # the trash keeps what could not be deleted, and gc reports it
+                pass  # what could not be deleted stays in the trash, and gc reports it
             finally:
                 self.jobs.task_done()
 
@@ -117,4 +117,4 @@ class _Background:
             return
         done = threading.Event()
         self.jobs.put(done.set)
-        done.wait(_PATIENCE)
+        done.wait(_EXIT_TIMEOUT_S)

@@ -1,8 +1,7 @@
-"""Detached: an overlay that is mounted already, where nobody sees it, until somebody wants to look.
+"""The ``View`` protocol: the ways in which a branch appears as an ordinary directory, and overlays mounted in advance.
 
-Most of what a mount costs is what the kernel makes in the work directory. That can be done ahead, also while the
-workspace still changes: of what lies below, such a mount has seen the topmost directory and nothing in it. It hangs on
-a descriptor, goes with the process at the latest, and no child of that gets it.
+The lifecycle of a view: ``make`` (or a pooled home, see ``pool``), ``show``, any number of ``freeze`` and ``thaw``,
+``hide`` before a commit, ``release`` before the home is removed. The implementations are in ``files/views``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a workspace and its state directory lie; both exist and both are absolute real paths."""
+    """The paths of a workspace and its state directory; both exist, and both are absolute real paths."""
 
     workspace: str
     state: str
@@ -37,94 +36,103 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a view cannot be had, and what would enable it."""
+    """Why a view is not available, and what would enable it."""
 
     reason: str
     remedy: str
 
 
 class Base(ABC):
-    """What a whole view's tree held when it was made, so that later deletions and replaced directories show."""
+    """The content of a whole view's tree when it was created, to detect deletions and replaced directories later."""
 
     @abstractmethod
     def directory(self, path: str) -> tuple[int, frozenset[str]] | None:
-        """The inode number and the names of a directory ('' is the root), or None where there was no directory."""
+        """Return the inode number and the names of a directory ('' is the root); None if there was no directory."""
 
     @abstractmethod
     def origin(self, path: str) -> int:
-        """The inode number of the parent's directory that one was made from; 0 where that is not known, or no inode
-        number of that filesystem lasts."""
+        """Return the inode number of the parent's directory that a directory was copied from.
+
+        Return 0 if it is unknown, or if that filesystem does not keep inode numbers.
+        """
 
 
 class View(ABC):
-    """One way of seeing a branch as an ordinary directory.
+    """One way to show a branch as an ordinary directory.
 
     ``home`` is the branch's own directory. ``lowers`` is what the branch was forked from, nearest first: the layers of
-    the branches above it, then the workspace. For a whole view the first of them is already a complete tree.
+    its ancestors, then the workspace. For a whole view the first of them is already a complete tree.
     """
 
     name: ClassVar[str]
     whole: ClassVar[bool]
-    #: Names of the files with which a layered view marks its layer, beside whiteouts and attributes.
+    #: Names of the files with which a layered view marks its layer, in addition to whiteouts and attributes.
     mark_files: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def refusal(self, site: Site) -> Refusal | None:
-        """Why this user cannot have this view at this site; None where they can."""
+        """Return why this user cannot use this view at this site; None if it is available."""
 
-    def refusal_if_asked(self, site: Site) -> Refusal | None:
-        """The same for somebody who asked for this very view, and takes it also where only a sandbox can show it."""
+    def refusal_if_requested(self, site: Site) -> Refusal | None:
+        """Return the refusal if the user requested this view by name, even if only a sandbox can mount it."""
         return self.refusal(site)
 
     @abstractmethod
     def make(self, home: str, lowers: Sequence[str]) -> None:
-        """Put into the new directory ``home`` what a branch needs before anybody looks at it."""
+        """Create in the new directory ``home`` what the branch needs before ``show``."""
 
-    def dress(self, home: str, lower: str, ahead: DetachedMount | None = None) -> None:  # noqa: B027 - a whole tree has them
-        """For a layered view: give what ``make`` put there the looks of the parent's own directory."""
+    def copy_metadata(self, home: str, lower: str, premounted: DetachedMount | None = None) -> None:  # noqa: B027 - a whole tree has them
+        """Copy the metadata of the parent's root directory to the layer that ``make`` created; for layered views."""
 
-    def bring_up_ahead(self, home: str, lower: str) -> DetachedMount | None:
-        """Do of ``show`` what can be done before anybody looks; None where that is nothing."""
+    def premount(self, home: str, lower: str) -> DetachedMount | None:
+        """Mount the view in advance, detached, if that is possible."""
         return None
 
     @abstractmethod
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
-        """Where the branch is seen, brought up if it is not; ``writable`` is False for a frozen branch. ``ahead`` is
-        what ``bring_up_ahead`` gave, for a branch that is writable."""
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, premounted: DetachedMount | None = None) -> str:
+        """Return the path at which the branch is visible; mount the view if it is not.
+
+        ``writable`` is False for a frozen branch. ``premounted`` is the result of ``premount``, for a writable branch.
+        """
 
     @abstractmethod
-    def seen(self, home: str) -> str | None:
-        """Where the branch is seen if its view is up; a quick question that changes nothing."""
+    def visible_path(self, home: str) -> str | None:
+        """Return the path at which the branch is visible, quickly; None if its view is not mounted."""
 
     @abstractmethod
     def hide(self, home: str) -> bool:
-        """Take the view down. True where no process can write to the layer any more, so that it may be moved."""
+        """Unmount the view; return True if no process can write to the layer any more, so that it may be moved."""
 
     @abstractmethod
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
-        """Make the view read-only for whoever sees it; raises BranchError where files are open for writing."""
+        """Make the view read-only for all processes; raise BranchError if files are open for writing."""
 
     def thaw(self, home: str, lowers: Sequence[str]) -> None:
-        """Take back ``freeze``, now or at the next look."""
+        """Revert ``freeze``, now or at the next ``show``."""
         self.hide(home)
 
     @abstractmethod
     def release(self, home: str) -> None:
-        """Let go of everything but plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
+        """Release everything except plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
 
     def flush(self, home: str) -> None:  # noqa: B027 - most views have nothing to do
-        """See to it that all that was written through the view so far lies in the layer."""
+        """Make sure that everything written through the view so far is in the layer."""
 
     def base(self, home: str) -> Base | None:
-        """For a whole view: what its tree held when it was made."""
+        """Return the content of the tree when it was created; for whole views."""
         return None
 
 
-_guard = threading.Lock()  # held by whoever forks: what is mounted is listed below, or not mounted yet
+_guard = threading.Lock()  # held during a fork, so that every detached mount is registered in _all
 
 
 class DetachedMount:
-    """An overlay that hangs on a descriptor. ``layer`` is where its writes would land."""
+    """An overlay mounted on a descriptor only, visible to no path until ``attach``; ``layer`` is its upper directory.
+
+    Most of the cost of a mount is what the kernel creates in the work directory. That can be done in advance, even
+    while the workspace still changes: such a mount has looked up the root of the lower directory and nothing in it. It
+    is unmounted at the latest when the process exits, and no child process inherits it.
+    """
 
     __slots__ = ("__weakref__", "_fd", "_stamp", "layer")
 
@@ -142,54 +150,57 @@ class DetachedMount:
 
     @staticmethod
     def count() -> int:
-        """How many there are."""
+        """Return the number of detached mounts."""
         return len(_all)
 
     @property
     def root(self) -> str:
-        """A path to what would be seen, for who may change that before anybody sees it; see ``changed``."""
+        """A path to the root of the detached mount, for changes before ``attach``; call ``changed`` after them."""
         return f"/proc/self/fd/{self._fd}"
 
     def changed(self) -> None:
-        """Take what the layer's own directory is now for what it has to be."""
+        """Accept the current state of the layer's root directory as unchanged."""
         self._stamp = _stamp(self.layer)
 
     def attach(self, layer: str, view: str) -> bool:
-        """Put it in its place, where all see it. False where that cannot be: since it was mounted somebody has written
-        to the layer without it, or it belongs to the process that this one was forked from."""
+        """Attach the mount at ``view``, visible to all processes; return False if that is not possible.
+
+        It is not if a process has written to the layer directly since the mount was made, or if the mount belongs to
+        the process from which this one was forked.
+        """
         if self._fd < 0 or _stamp(layer) != self._stamp:
             return False
         try:
             move_mount(self._fd, view)
         except OSError:
-            return False  # whoever mounts it the long way is told why
+            return False  # the ordinary mount that follows reports the reason
         finally:
             self.close()
         return True
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor, which unmounts a mount that was not attached."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             _all.discard(self)
             os.close(fd)
 
     def __del__(self) -> None:
-        with suppress(OSError, AttributeError):  # the interpreter is going
+        with suppress(OSError, AttributeError):  # the interpreter is shutting down
             self.close()
 
 
 def _stamp(directory: str) -> tuple[int, int]:
-    """What is another as soon as a name was put into an empty directory, or its metadata were changed."""
+    """Return numbers that change as soon as a name is added to an empty directory, or its metadata changes."""
     found = os.stat(directory)
     return found.st_ino, found.st_ctime_ns
 
 
-def _forget() -> None:
+def _close_all_after_fork() -> None:
     for detached in list(_all):
         detached.close()
     _guard.release()
 
 
 _all: weakref.WeakSet[DetachedMount] = weakref.WeakSet()
-os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_forget)
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_all_after_fork)

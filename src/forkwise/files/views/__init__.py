@@ -1,4 +1,7 @@
-"""The views of a branch, best first, and how one is chosen: by trying, and never silently a weaker one than asked."""
+"""The views of a branch, best first, and the choice among them.
+
+``choose`` tries each in turn, unless the user requested one by name: then no other is used.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _VIEWS = {
 
 @cache
 def view_named(name: str) -> View:
-    """One view by its name."""
+    """Return a view by its name."""
     if name not in _VIEWS:
         raise MountError(
             f"there is no view {name!r}; there are {', '.join(_VIEWS)}",
@@ -36,22 +39,20 @@ def view_named(name: str) -> View:
 
 
 def catalogue() -> list[View]:
-    """All views, best first."""
+    """Return all views, best first."""
     return [view_named(name) for name in _VIEWS]
 
 
 def choose(site: Site, name: str | None = None) -> View:
-    """The view asked for, or the best that can be had; MountError says why not and what would help."""
+    """Return the named view, or the best available one; raise MountError with the reasons and remedies if none is."""
     refusals = []
     for wanted in (name,) if name else _VIEWS:
         view = view_named(wanted)
-        refusal = view.refusal_if_asked(site) if name else view.refusal(site)
+        refusal = view.refusal_if_requested(site) if name else view.refusal(site)
         if refusal is None:
             return view
         refusals.append((view.name, refusal))
     reason = "; ".join(f"{n}: {r.reason}" for n, r in refusals)
     remedy = "; ".join(f"{n}: {r.remedy}" for n, r in refusals)
-    asked = f"the {name} view" if name else "a view"
-    raise MountError(
-        f"{asked} of {site.workspace} cannot be had ({reason}). {remedy}", view=name, reason=reason, remedy=remedy
-    )
+    message = f"the {name} view of {site.workspace} is not available" if name else f"no view of {site.workspace} works"
+    raise MountError(f"{message} ({reason}). {remedy}", view=name, reason=reason, remedy=remedy)

@@ -1,7 +1,7 @@
-"""BranchFS: the driver for a workspace that is itself a BranchFS mount, whose branches that filesystem makes itself.
+"""The driver for a workspace that is itself a BranchFS mount, whose branches the filesystem creates itself.
 
-No View: BranchFS creates, commits and aborts through a control file in every branch. Newer builds take ioctls there,
-older ones answer ENOTTY and take the same as text.
+It is not a View: BranchFS creates, commits and aborts through a control file in every branch. Newer builds accept
+ioctls there; older ones return ENOTTY and accept the same commands as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, BranchStaleError, CommitError, MountError
-from forkwise.linux.mountinfo import Mount, holding, mounts
+from forkwise.linux.mountinfo import MountEntry, find_entry, mounts
 
 __all__ = ["ABORT", "COMMIT", "CREATE", "BranchFS", "find_mount", "is_branchfs", "mount_branchfs", "unmount_branchfs"]
 
@@ -30,44 +30,44 @@ ABORT = _MAGIC << 8 | 2  # _IO('b', 2)
 
 _CONTROL = ".branchfs_ctl"
 _NAME = re.compile(r"[^\s/@\0][^\s/\0]*")
-_PATIENCE = 30.0  # seconds a new mount may take to appear
+_MOUNT_TIMEOUT_S = 30.0
 
 
 class BranchFS:
     """One BranchFS mount.
 
-    Its builds are known to lose what is written to the mount's own directory, to drop empty directories on commit, and
-    to let a loser be written after a sibling's commit: whoever drives it has to guard against that.
+    Its builds are known to lose writes to the mount's own directory, to drop empty directories on commit, and to allow
+    writes to a loser after a sibling's commit: the caller has to guard against that.
     """
 
     def __init__(self, mount: str) -> None:
         self.mount = mount
 
     def path(self, name: str) -> str:
-        """Where a branch is seen."""
+        """Return the path at which a branch is visible."""
         return f"{self.mount}/@{name}"
 
     def create(self, name: str, parent: str | None = None) -> str:
-        """Make a branch of ``parent``, or of what the mount shows; gives the name the filesystem knows it by."""
+        """Create a branch of ``parent``, or of the mount's current content, and return the name that BranchFS uses."""
         if not _NAME.fullmatch(name) or len(os.fsencode(name)) >= _NAME_SIZE:
             raise BranchError(
                 f"{name!r} cannot name a BranchFS branch: it is empty, too long, or has spaces, '/' or a leading '@'",
                 branch=name,
             )
-        given = bytearray(_NAME_SIZE)
+        reply = bytearray(_NAME_SIZE)
         try:
             with self._control(parent) as control:
-                if _ioctl(control, CREATE, given):
-                    return os.fsdecode(bytes(given).split(b"\0")[0])
+                if _ioctl(control, CREATE, reply):
+                    return os.fsdecode(bytes(reply).split(b"\0")[0])
                 os.write(control, os.fsencode(f"create:{name}"))
                 return name
         except OSError as error:
             raise _explain(
-                error, BranchError, f"a branch of {parent or 'the mount'} could not be made", name
+                error, BranchError, f"a branch of {parent or 'the mount'} could not be created", name
             ) from error
 
     def commit(self, name: str) -> None:
-        """Merge a branch into its parent; the branch is gone then."""
+        """Merge a branch into its parent, and drop it."""
         try:
             with self._control(name) as control:
                 if not _ioctl(control, COMMIT):
@@ -76,7 +76,7 @@ class BranchFS:
             raise _explain(error, CommitError, f"{self.path(name)} could not be committed", name) from error
 
     def abort(self, name: str) -> None:
-        """Drop a branch with all that was written to it."""
+        """Drop a branch with everything written to it."""
         try:
             with self._control(name) as control:
                 if not _ioctl(control, ABORT):
@@ -97,45 +97,45 @@ class BranchFS:
         try:
             yield control
         finally:
-            with suppress(OSError):  # the file has gone with its branch, which is no failure of what was done
+            with suppress(OSError):  # the file disappears with its branch, which is not an error
                 os.close(control)
 
 
-def is_branchfs(mount: Mount) -> bool:
-    """Whether a mount is one of BranchFS, seen from its top."""
+def is_branchfs(mount: MountEntry) -> bool:
+    """Return whether a mount is the root of a BranchFS."""
     return mount.root == "/" and (
         mount.fstype == "fuse.branchfs" or (mount.fstype == "fuse" and mount.source == "branchfs")
     )
 
 
 def find_mount(path: str) -> str | None:
-    """The BranchFS mount a path lies on; None where it lies on something else."""
-    found = holding(os.path.realpath(path), mounts())
+    """Return the mount point of the BranchFS that contains a path; None if it is on another filesystem."""
+    found = find_entry(os.path.realpath(path), mounts())
     return found.point if found is not None and is_branchfs(found) else None
 
 
 def mount_branchfs(binary: str, base: str, mountpoint: str, storage: str | None = None) -> BranchFS:
-    """Mount a base directory with a BranchFS binary, which starts its server if there is none."""
-    where = [] if storage is None else ["--storage", storage]
-    _run([binary, "mount", "--base", base, *where, mountpoint], f"{base} could not be mounted at {mountpoint}")
-    if not _appears(mountpoint, _PATIENCE):
+    """Mount a base directory with a BranchFS binary, which starts its server if none runs."""
+    options = [] if storage is None else ["--storage", storage]
+    _run([binary, "mount", "--base", base, *options, mountpoint], f"{base} could not be mounted at {mountpoint}")
+    if not _wait_for_mount(mountpoint, _MOUNT_TIMEOUT_S):
         raise MountError(f"{binary} reported success, but nothing is mounted at {mountpoint}", view="branchfs")
     return BranchFS(os.path.realpath(mountpoint))
 
 
 def unmount_branchfs(binary: str, mountpoint: str, storage: str | None = None) -> None:
-    """Unmount what ``mount_branchfs`` mounted; its server ends with the last mount."""
-    where = [] if storage is None else ["--storage", storage]
-    _run([binary, "unmount", *where, mountpoint], f"{mountpoint} could not be unmounted")
+    """Unmount what ``mount_branchfs`` mounted; the server exits with its last mount."""
+    options = [] if storage is None else ["--storage", storage]
+    _run([binary, "unmount", *options, mountpoint], f"{mountpoint} could not be unmounted")
 
 
-def _ioctl(control: int, request: int, answer: bytearray | None = None) -> bool:
-    """Ask by ioctl; False where this build has none and has to be told in words."""
+def _ioctl(control: int, request: int, reply: bytearray | None = None) -> bool:
+    """Send a request by ioctl; return False if this build accepts only text."""
     try:
-        if answer is None:
+        if reply is None:
             fcntl.ioctl(control, request)
         else:
-            fcntl.ioctl(control, request, answer)
+            fcntl.ioctl(control, request, reply)
     except OSError as error:
         if error.errno != errno.ENOTTY:
             raise
@@ -143,39 +143,38 @@ def _ioctl(control: int, request: int, answer: bytearray | None = None) -> bool:
     return True
 
 
-def _explain(error: OSError, failure: type[BranchError], what: str, name: str) -> BranchError:
+def _explain(error: OSError, failure: type[BranchError], message: str, name: str) -> BranchError:
     if error.errno == errno.ESTALE:
-        return BranchStaleError(
-            f"{what}: a sibling was committed first, so what it was forked from is gone. Fork again.", branch=name
-        )
+        return BranchStaleError(f"{message}: a sibling was committed first. Fork again.", branch=name)
     if error.errno == errno.EIO:
         return failure(
-            f"{what}: BranchFS answers EIO. It may have children; commit or abort those first. "
-            "Else see the log of its server.",
+            f"{message}: BranchFS returned EIO. The branch may have children; commit or abort those first. "
+            "Otherwise see the log of its server.",
             branch=name,
         )
-    return failure(f"{what}: {error.strerror}", branch=name)
+    return failure(f"{message}: {error.strerror}", branch=name)
 
 
-def _run(command: list[str], what: str) -> None:
-    # Not a pipe: the server this may start keeps it open, and reading would never end.
-    with tempfile.TemporaryFile() as said:
+def _run(command: list[str], message: str) -> None:
+    # A file, not a pipe: the server that this may start keeps a pipe open, and reading it would never end.
+    with tempfile.TemporaryFile() as stderr:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, check=False
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, check=False
             )
-            said.seek(0)
-            reason = os.fsdecode(said.read()).strip()
+            stderr.seek(0)
+            reason = os.fsdecode(stderr.read()).strip()
             failed = done.returncode != 0
         except OSError as error:
             failed, reason = True, f"{command[0]}: {error.strerror}"
     if failed:
-        raise MountError(f"{what}: {reason}", view="branchfs", reason=reason, remedy="check the binary and its storage")
+        remedy = "check the binary and its storage"
+        raise MountError(f"{message}: {reason}", view="branchfs", reason=reason, remedy=remedy)
 
 
-def _appears(mountpoint: str, seconds: float) -> bool:
-    """Wait for a mount, woken by the kernel at every change of the mount table."""
-    until = time.monotonic() + seconds
+def _wait_for_mount(mountpoint: str, timeout_s: float) -> bool:
+    """Wait for a mount, woken by the kernel at every change of the mount table; return False after the timeout."""
+    until = time.monotonic() + timeout_s
     table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     try:
         changes = select.poll()

@@ -1,7 +1,7 @@
-"""The btrfs view: a branch is a snapshot of the workspace's subvolume, made at once however large that is.
+"""The btrfs view: a branch is a snapshot of the workspace's subvolume, created in constant time.
 
-A second, read-only snapshot in ``home/base`` tells later what the branch began with: the inode numbers of snapshots
-are equal. The calls to btrfs are ioctls, so that neither its tools nor root are needed.
+A second, read-only snapshot in ``home/base`` keeps the original content of the branch; snapshots share their inode
+numbers. Btrfs is called by ioctl, so that neither its tools nor root are needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUBVOL_GETFLAGS = 0x80089419
 _SUBVOL_SETFLAGS = 0x4008941A
 _FS_INFO = 0x8400941F
 _READ_ONLY = 1 << 1
-_SUBVOLUME_INODE = 256  # what the top of every subvolume has
+_SUBVOLUME_INODE = 256  # the inode number of the root of every subvolume
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
@@ -43,21 +43,21 @@ class BtrfsView(WholeView):
             return refused
         found = filesystem_id(site.workspace)
         if found is None:
-            return Refusal(f"{site.workspace} is not on btrfs", "keep it on btrfs, or take another view")
+            return Refusal(f"{site.workspace} is not on btrfs", "move it to btrfs, or use another view")
         if not is_subvolume(site.workspace):
             return Refusal(
                 f"{site.workspace} is a directory, not a btrfs subvolume",
-                "make it one (btrfs subvolume create, then cp -a --reflink), or take the reflink view",
+                "make it one (btrfs subvolume create, then cp -a --reflink), or use the reflink view",
             )
         if filesystem_id(site.state) != found:
             return Refusal(
-                f"{site.state} is not on the btrfs filesystem of {site.workspace}, and a snapshot cannot leave that",
+                f"{site.state} is not on the btrfs filesystem of {site.workspace}, and a snapshot cannot leave it",
                 "choose a state directory on the same btrfs filesystem",
             )
         if os.geteuid() not in (0, os.stat(site.workspace).st_uid):
             return Refusal(
-                f"{site.workspace} belongs to somebody else, and only its owner may snapshot it",
-                "run as its owner or as root, or take the reflink view",
+                f"{site.workspace} belongs to another user, and only its owner may snapshot it",
+                "run as its owner or as root, or use the reflink view",
             )
         return None
 
@@ -72,7 +72,7 @@ class BtrfsView(WholeView):
                 f"{lowers[0]} could not be snapshotted into {home}: {error.strerror}",
                 view=self.name,
                 reason=error.strerror or "",
-                remedy="both must lie on one btrfs filesystem with space left, and this user must own the subvolume",
+                remedy="both must be on one btrfs filesystem with free space, and this user must own the subvolume",
             ) from error
 
     def release(self, home: str) -> None:
@@ -90,7 +90,7 @@ class BtrfsView(WholeView):
 
 
 class SnapshotBase(Base):
-    """What a snapshot held when it was made, read from its read-only twin."""
+    """The original content of a snapshot, read from the read-only snapshot."""
 
     def __init__(self, home: str) -> None:
         self.home = home
@@ -110,11 +110,11 @@ class SnapshotBase(Base):
 
     def origin(self, path: str) -> int:
         found = self.directory(path)
-        return 0 if found is None else found[0]  # a snapshot's numbers are those of what it was made from
+        return 0 if found is None else found[0]  # a snapshot has the inode numbers of its source
 
 
 def filesystem_id(path: str) -> bytes | None:
-    """Which btrfs filesystem a directory lies on; None where it is not on btrfs."""
+    """Return the id of the btrfs filesystem of a directory; None if it is not on btrfs."""
     with _directory(path) as fd:
         info = bytearray(1024)
         try:
@@ -125,7 +125,7 @@ def filesystem_id(path: str) -> bytes | None:
 
 
 def is_subvolume(path: str) -> bool:
-    """Whether a directory is the top of a btrfs subvolume."""
+    """Return whether a directory is the root of a btrfs subvolume."""
     return os.stat(path).st_ino == _SUBVOLUME_INODE and filesystem_id(path) is not None
 
 
@@ -139,7 +139,8 @@ def _directory(path: str) -> Iterator[int]:
 
 
 def _snapshot(source: int, directory: int, name: str, *, flags: int) -> None:
-    # struct btrfs_ioctl_vol_args_v2: fd, transid, flags, unused[4], name[4040]; bytes are too long for an ioctl here.
+    # struct btrfs_ioctl_vol_args_v2: fd, transid, flags, unused[4], name[4040]. fcntl.ioctl limits bytes to 1024, so
+    # it gets a bytearray.
     arguments = struct.pack("=qQQ32x4040s", source, 0, flags, os.fsencode(name))
     fcntl.ioctl(directory, _SNAP_CREATE_V2, bytearray(arguments))
 
@@ -163,8 +164,8 @@ def _delete_subvolume(home: str, name: str) -> None:
                 # struct btrfs_ioctl_vol_args: fd, name[4088]
                 fcntl.ioctl(above, _SNAP_DESTROY, bytearray(struct.pack("=q4088s", 0, os.fsencode(name))))
             except OSError:
-                # Not without root or the mount option user_subvol_rm_allowed, nor with subvolumes in it; but an empty
-                # subvolume goes like any directory.
+                # It needs root or the mount option user_subvol_rm_allowed, and no nested subvolume; but an empty
+                # subvolume can be removed like any directory.
                 remove_tree(above, name)
         except OSError as error:
             raise BranchError(

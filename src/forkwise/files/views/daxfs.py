@@ -1,7 +1,7 @@
-"""DaxFS: the driver for a workspace that is itself a DaxFS mount. A branch of it is a mount of its own.
+"""The driver for a workspace that is itself a DaxFS mount; each of its branches is a separate mount.
 
-No View: the filesystem creates, commits and aborts by mount options. The calls of the new mount interface are here
-because nothing else needs them: only they can hand over a dma-buf.
+It is not a View: DaxFS creates, commits and aborts branches by mount options. The calls of the new mount interface are
+here because only DaxFS needs to pass a dma-buf by them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from forkwise.errors import AbortError, BranchError, BranchStaleError, CommitError, MountError
-from forkwise.linux.mountinfo import Mount, holding, kept_flags, mounts
+from forkwise.linux.mountinfo import MountEntry, find_entry, mounts, remount_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_REMOUNT, mount, umount2
 
 __all__ = ["MOST_BRANCHES", "DaxFS", "backing_options", "branch_count", "branch_options", "find_mount", "mount_new"]
@@ -24,7 +24,7 @@ MOST_BRANCHES = 256
 
 _GET_DMABUF = 0x4401  # _IO('D', 1)
 _NAME = re.compile(r"[^\s,/=]+")
-_LONGEST_NAME = 31  # bytes
+_MAX_NAME = 31  # bytes
 
 # The same numbers on every architecture.
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
@@ -38,29 +38,28 @@ _syscall.restype = ctypes.c_long
 
 
 class DaxFS:
-    """One DaxFS mount; its branches are mounted beneath the directory ``places``.
+    """One DaxFS mount; its branches are mounted below ``mount_directory``.
 
-    The main branch is read-only, and a commit merges a branch with all its parents into it.
+    The main branch is read-only, and a commit merges a branch with all its ancestors into it.
     """
 
-    def __init__(self, mount: str, places: str) -> None:
+    def __init__(self, mount: str, mount_directory: str) -> None:
         self.mount = mount
-        self.places = places
+        self.mount_directory = mount_directory
 
     def path(self, name: str) -> str:
-        """Where a branch is seen."""
-        return f"{self.places}/{name}"
+        """Return the path at which a branch is visible."""
+        return f"{self.mount_directory}/{name}"
 
     def create(self, name: str, parent: str | None = None) -> str:
-        """Make a branch of ``parent`` (or of main) and mount it; gives its name."""
-        among = mounts()
-        above = holding(self.mount, among)
+        """Create a branch of ``parent`` (or of main), mount it, and return its name."""
+        entries = mounts()
+        above = find_entry(self.mount, entries)
         if above is None or above.fstype != "daxfs":
             raise MountError(f"{self.mount} is not a DaxFS mount", view="daxfs", remedy="mount it first")
-        if branch_count(above, among) >= MOST_BRANCHES:
+        if branch_count(above, entries) >= MOST_BRANCHES:
             raise BranchError(
-                f"{self.mount} already has {MOST_BRANCHES} branches, which is all DaxFS can hold. "
-                "Commit or abort some first.",
+                f"{self.mount} already has {MOST_BRANCHES} branches, the maximum of DaxFS. Commit or abort some first.",
                 branch=name,
             )
         options = branch_options(name, parent or "main")
@@ -75,21 +74,21 @@ class DaxFS:
                     mount_new("daxfs", self.path(name), [("dmabuf", buffer), *options])
         except OSError as error:
             os.rmdir(self.path(name))
-            raise _explain(error, BranchError, f"a branch {name} of {self.mount} could not be made", name) from error
+            raise _explain(error, BranchError, f"a branch {name} of {self.mount} could not be created", name) from error
         return name
 
     def commit(self, name: str) -> None:
-        """Merge a branch and its parents into main; all other branches turn stale, and its mount goes."""
+        """Merge a branch and its ancestors into main and unmount it; all other branches become stale."""
         self._remount(name, "commit", CommitError)
 
     def abort(self, name: str) -> None:
-        """Drop a branch and what it was forked from, back to main; its mount goes."""
+        """Drop a branch and its ancestors up to main, and unmount it."""
         self._remount(name, "abort", AbortError)
 
     def _remount(self, name: str, flag: str, failure: type[BranchError]) -> None:
         path = self.path(name)
         try:
-            mount("none", path, None, MS_REMOUNT | kept_flags(path), flag)
+            mount("none", path, None, MS_REMOUNT | remount_flags(path), flag)
         except OSError as error:
             raise _explain(error, failure, f"{path}: {flag} failed", name) from error
         umount2(path, MNT_DETACH)
@@ -97,29 +96,29 @@ class DaxFS:
 
 
 def find_mount(path: str) -> str | None:
-    """The DaxFS mount a path lies on; None where it lies on something else."""
-    found = holding(os.path.realpath(path), mounts())
+    """Return the mount point of the DaxFS that contains a path; None if it is on another filesystem."""
+    found = find_entry(os.path.realpath(path), mounts())
     return found.point if found is not None and found.fstype == "daxfs" else None
 
 
 def branch_options(branch: str, parent: str) -> list[tuple[str, str | int | None]]:
-    """The mount options that make a branch.
+    """Return the mount options that create a branch.
 
     >>> branch_options("try", "main")
     [('branch', 'try'), ('parent', 'main')]
     """
     for name in (branch, parent):
-        if not _NAME.fullmatch(name) or len(os.fsencode(name)) > _LONGEST_NAME:
+        if not _NAME.fullmatch(name) or len(os.fsencode(name)) > _MAX_NAME:
             raise BranchError(
-                f"{name!r} cannot name a DaxFS branch: it is empty, longer than {_LONGEST_NAME} bytes, or has spaces, "
+                f"{name!r} cannot name a DaxFS branch: it is empty, longer than {_MAX_NAME} bytes, or has spaces, "
                 "commas, '/' or '='",
                 branch=name,
             )
     return [("branch", branch), ("parent", parent)]
 
 
-def backing_options(mount: Mount) -> list[tuple[str, str | int | None]]:
-    """The options of a mount that say which memory it is on, for another mount of the same."""
+def backing_options(mount: MountEntry) -> list[tuple[str, str | int | None]]:
+    """Return the options of a mount that name its memory, for another mount of the same memory."""
     found: list[tuple[str, str | int | None]] = []
     for option in mount.options:
         key, _, value = option.partition("=")
@@ -128,12 +127,12 @@ def backing_options(mount: Mount) -> list[tuple[str, str | int | None]]:
     return found
 
 
-def branch_count(mount: Mount, among: Iterable[Mount]) -> int:
-    """How many branches on the memory of ``mount`` are mounted; the main one counts, it takes a place as well."""
+def branch_count(mount: MountEntry, entries: Iterable[MountEntry]) -> int:
+    """Count the mounted branches on the memory of ``mount``, including main."""
     backing = backing_options(mount)
     names = {
         option
-        for other in among
+        for other in entries
         if other.fstype == "daxfs" and backing_options(other) == backing
         for option in other.options
         if option.startswith("branch=")
@@ -141,8 +140,8 @@ def branch_count(mount: Mount, among: Iterable[Mount]) -> int:
     return len(names | {"branch=/main"})
 
 
-def mount_new(fstype: str, where: str, options: Sequence[tuple[str, str | int | None]]) -> None:
-    """Mount a new filesystem. An option's value is a string, a descriptor to be handed over, or None for a flag."""
+def mount_new(fstype: str, target: str, options: Sequence[tuple[str, str | int | None]]) -> None:
+    """Mount a new filesystem; the value of an option is a string, a descriptor, or None for a flag."""
     with ExitStack() as stack:
         context = _call(_FSOPEN, fstype.encode(), _CLOEXEC)
         stack.callback(os.close, context)
@@ -154,9 +153,9 @@ def mount_new(fstype: str, where: str, options: Sequence[tuple[str, str | int | 
             else:
                 _call(_FSCONFIG, context, _SET_STRING, key.encode(), os.fsencode(value), 0)
         _call(_FSCONFIG, context, _CMD_CREATE, None, None, 0)
-        mounted = _call(_FSMOUNT, context, _CLOEXEC, 0)
-        stack.callback(os.close, mounted)
-        _call(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, os.fsencode(where), _MOVE_MOUNT_F_EMPTY_PATH)
+        mount_fd = _call(_FSMOUNT, context, _CLOEXEC, 0)
+        stack.callback(os.close, mount_fd)
+        _call(_MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
@@ -168,7 +167,7 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
 
 
 def _dmabuf(mount: str) -> int | None:
-    """A descriptor of the dma-buf a mount is on; None where it is on a range of physical memory."""
+    """Return a descriptor of the dma-buf that backs a mount; None if a range of physical memory backs it."""
     directory = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return fcntl.ioctl(directory, _GET_DMABUF)
@@ -178,15 +177,18 @@ def _dmabuf(mount: str) -> int | None:
         os.close(directory)
 
 
-def _explain(error: OSError, failure: type[BranchError], what: str, name: str) -> BranchError:
+def _explain(error: OSError, failure: type[BranchError], message: str, name: str) -> BranchError:
     if error.errno == errno.ESTALE:
-        return BranchStaleError(f"{what}: a sibling was committed first. Fork again.", branch=name)
+        return BranchStaleError(f"{message}: a sibling was committed first. Fork again.", branch=name)
     if error.errno == errno.EBUSY:
-        return failure(f"{what}: files of it are open. Close them, then try again.", branch=name)
+        return failure(f"{message}: files of it are open. Close them, then try again.", branch=name)
     if error.errno == errno.ENOSPC:
         return failure(
-            f"{what}: no room is left, or there are {MOST_BRANCHES} branches. Commit or abort some first.", branch=name
+            f"{message}: no space is left, or there are {MOST_BRANCHES} branches. Commit or abort some first.",
+            branch=name,
         )
     if error.errno == errno.EIO:
-        return failure(f"{what}: DaxFS answers EIO. It may have children; commit or abort those first.", branch=name)
-    return failure(f"{what}: {error.strerror}", branch=name)
+        return failure(
+            f"{message}: DaxFS returned EIO. The branch may have children; commit or abort those first.", branch=name
+        )
+    return failure(f"{message}: {error.strerror}", branch=name)

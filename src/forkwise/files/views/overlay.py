@@ -1,7 +1,7 @@
-"""The overlay view: the kernel's own overlayfs, mounted when somebody looks and never synced on the way.
+"""The overlay view: the kernel's own overlayfs, mounted on first use.
 
-It is mounted ``volatile``, because a branch is speculative and durability belongs to the commit, and with ``userxattr``
-for root as well, so that a layer means the same whoever looks at it.
+It is mounted ``volatile``, without syncs, because a branch is speculative and the commit makes it durable; and with
+``userxattr`` for root as well, so that a layer has the same format for every user.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ from forkwise.linux.process_id import ProcessId
 from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, umount2
 from forkwise.linux.trees import open_root, remove_tree
 
-__all__ = ["OPTIONS", "OverlayView", "dress_like", "forgive_volatile", "note_private", "private_owners"]
+__all__ = [
+    "OPTIONS",
+    "OverlayView",
+    "clear_volatile_mark",
+    "copy_directory_metadata",
+    "private_owners",
+    "record_private_mount",
+]
 
 OPTIONS = "userxattr,volatile,index=off"
-_AWKWARD = re.compile(r"[,:\\\s\"]")  # what the kernel reads as a separator inside an option
-_LONGEST = 3500  # bytes of options: the kernel takes one page
-_LONGEST_WORD = 250  # bytes of one of them, where they are told one by one
+_SEPARATORS = re.compile(r"[,:\\\s\"]")  # characters that the kernel reads as separators inside an option
+_MAX_OPTIONS = 3500  # bytes: mount(2) takes one page
+_MAX_OPTION = 250  # bytes: fsconfig(2) takes at most 255
 
 
 class OverlayView(View):
-    """Kernel overlayfs: for whoever may mount, and for anybody inside a namespace of their own."""
+    """Kernel overlayfs: for users who may mount, and for everyone inside a private user and mount namespace."""
 
     name = "overlay"
     whole = False
@@ -55,7 +62,7 @@ class OverlayView(View):
             os.close(parent)
         return None
 
-    def refusal_if_asked(self, site: Site) -> Refusal | None:
+    def refusal_if_requested(self, site: Site) -> Refusal | None:
         refusal = self.refusal(site)
         if refusal is not None and os.geteuid() != 0 and not namespace.is_entered() and namespace.available():
             return None
@@ -64,18 +71,20 @@ class OverlayView(View):
     def make(self, home: str, lowers: Sequence[str]) -> None:
         os.mkdir(f"{home}/layer", 0o700)
         os.mkdir(f"{home}/view", 0o700)
-        self.dress(home, lowers[0])
+        self.copy_metadata(home, lowers[0])
 
-    def dress(self, home: str, lower: str, ahead: DetachedMount | None = None) -> None:
-        if ahead is None:
-            dress_like(f"{home}/layer", lower)
+    def copy_metadata(self, home: str, lower: str, premounted: DetachedMount | None = None) -> None:
+        if premounted is None:
+            copy_directory_metadata(f"{home}/layer", lower)
         else:
-            dress_like(ahead.root, lower)  # not underneath it
-            ahead.changed()
+            copy_directory_metadata(
+                premounted.root, lower
+            )  # through the mount: changing its layer directly is undefined
+            premounted.changed()
 
-    def bring_up_ahead(self, home: str, lower: str) -> DetachedMount | None:
+    def premount(self, home: str, lower: str) -> DetachedMount | None:
         layer, work = f"{home}/layer", f"{home}/view"
-        if _AWKWARD.search(lower + home) or max(len(os.fsencode(p)) for p in (lower, layer)) > _LONGEST_WORD:
+        if _SEPARATORS.search(lower + home) or max(len(os.fsencode(p)) for p in (lower, layer)) > _MAX_OPTION:
             return None
         given = dict(option.partition("=")[::2] for option in OPTIONS.split(","))
         options = {"source": "forkwise", "lowerdir": lower, "upperdir": layer, "workdir": work, **given}
@@ -86,16 +95,16 @@ class OverlayView(View):
             os.close(workdir_fd)
             return mounted
         except OSError:
-            return None  # it needs no more than to be mounted when somebody looks
+            return None  # ``show`` mounts it instead
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, premounted: DetachedMount | None = None) -> str:
         view = f"{home}/view"
         if _is_mounted(home):
             if writable and os.statvfs(view).f_flag & os.ST_RDONLY:
                 mount("none", view, None, MS_REMOUNT)
             return view
         try:
-            if ahead is None or not ahead.attach(f"{home}/layer", view):
+            if premounted is None or not premounted.attach(f"{home}/layer", view):
                 _mount(home, lowers, writable)
         except OSError as error:
             raise MountError(
@@ -107,10 +116,10 @@ class OverlayView(View):
                 else "run forkwise doctor",
             ) from error
         if namespace.is_entered():
-            note_private(home, ProcessId.current())
+            record_private_mount(home, ProcessId.current())
         return view
 
-    def seen(self, home: str) -> str | None:
+    def visible_path(self, home: str) -> str | None:
         return f"{home}/view" if _is_mounted(home) else None
 
     def hide(self, home: str) -> bool:
@@ -140,35 +149,35 @@ class OverlayView(View):
     def release(self, home: str) -> None:
         if not _is_mounted(home):
             return
-        # Taking down the last of a mount costs what its caches hold. This descriptor puts that off.
+        # Dropping the last reference to a mount frees its caches, which takes time. This descriptor defers that.
         fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
         umount2(f"{home}/view", MNT_DETACH)
         trash.run_later(lambda: os.close(fd))
 
 
-def dress_like(layer: str, parent: str) -> None:
-    """Give a new layer's own directory, which is the root of what is seen, the looks of the parent's."""
+def copy_directory_metadata(layer: str, parent: str) -> None:
+    """Copy the parent's metadata to a new layer's root directory, which is the root of the view."""
     above = os.stat(parent)
     wanted = [a for a in os.listxattr(parent) if is_of_user(a)]
     for attribute in wanted:
         os.setxattr(layer, attribute, os.getxattr(parent, attribute))
     for attribute in os.listxattr(layer):
         if is_of_user(attribute) and attribute not in wanted:
-            os.removexattr(layer, attribute)  # the parent had it when the layer was made
+            os.removexattr(layer, attribute)  # the parent had it when the layer was created
     if os.geteuid() == 0 and (above.st_uid or above.st_gid):
         os.chown(layer, above.st_uid, above.st_gid)
     os.chmod(layer, stat.S_IMODE(above.st_mode))
     os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
 
 
-def note_private(home: str, owner: ProcessId) -> None:
-    """Note that a process has the branch mounted where others do not see it."""
+def record_private_mount(home: str, owner: ProcessId) -> None:
+    """Record that a process has the branch mounted in a private mount namespace."""
     with open(f"{home}/private", "a") as file:
         file.write(json.dumps(owner.dump()) + "\n")
 
 
 def private_owners(home: str) -> list[ProcessId]:
-    """The processes that have the branch mounted out of sight, and still run."""
+    """Return the running processes that have the branch mounted in a private mount namespace."""
     try:
         with open(f"{home}/private") as file:
             owners = [ProcessId.load(json.loads(line)) for line in file]
@@ -182,7 +191,7 @@ def _is_mounted(home: str) -> bool:
 
 
 def _stop_writing(view: str) -> None:
-    """Make a mount read-only; BlockingIOError where files are open for writing."""
+    """Make a mount read-only; raise BlockingIOError if files are open for writing."""
     if os.statvfs(view).f_flag & os.ST_RDONLY:
         return
     try:
@@ -197,18 +206,18 @@ def _mount(home: str, lowers: Sequence[str], writable: bool) -> None:
     try:
         _mount_once(home, lowers, writable)
     except OSError as error:
-        if error.errno != errno.EINVAL or not forgive_volatile(home):
+        if error.errno != errno.EINVAL or not clear_volatile_mark(home):
             raise
         _mount_once(home, lowers, writable)
 
 
 def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
-    # The kernel's work directory is also what the view is mounted on: nobody has to see it while the view is up.
+    # The mount point doubles as overlayfs's work directory, which needs no path while the view is mounted.
     paths = [*lowers, f"{home}/layer", f"{home}/view"]
     fds: list[int] = []
     workdir_fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
     try:
-        if sum(map(len, paths)) > _LONGEST // 4 or _AWKWARD.search("".join(paths)):
+        if sum(map(len, paths)) > _MAX_OPTIONS // 4 or _SEPARATORS.search("".join(paths)):
             fds = [os.open(p, os.O_PATH | os.O_CLOEXEC) for p in paths]
             paths = [f"/proc/self/fd/{fd}" for fd in fds]
         lower = ":".join(paths[:-2])
@@ -220,14 +229,15 @@ def _mount_once(home: str, lowers: Sequence[str], writable: bool) -> None:
             os.close(fd)
 
 
-def forgive_volatile(home: str) -> bool:
-    """A layer once mounted volatile refuses the next mount until told that its content is still good.
+def clear_volatile_mark(home: str) -> bool:
+    """Remove the mark with which the kernel refuses to mount a layer again that was mounted volatile.
 
-    It is, as long as the machine has not gone down since; a branch that outlived that is not committed unasked.
+    The layer's content is valid as long as the machine has not crashed since; a branch that is older than the boot is
+    not committed without an explicit request.
     """
     if not os.path.isdir(f"{home}/view/work"):
         return False
-    os.chmod(f"{home}/view/work", 0o700)  # the kernel makes it with no permissions at all
+    os.chmod(f"{home}/view/work", 0o700)  # the kernel creates it with mode 000
     if not os.path.isdir(f"{home}/view/work/incompat"):
         return False
     work = open_root(f"{home}/view/work")

@@ -1,6 +1,6 @@
-"""The reflink view: a branch is a clone of every file that shares its blocks until one of the two is written.
+"""The reflink view: a branch is a clone of every file, which shares the file's blocks until one of the two is written.
 
-Apart from the copy view because it is only offered where sharing works, so that nobody gets a full copy unasked.
+It is separate from the copy view so that it is offered only if sharing works, and never falls back to a full copy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ReflinkView(CopiedView):
         if not _same_filesystem(site.workspace, site.state):
             return Refusal(
                 f"{site.workspace} and {site.state} are on different filesystems, which cannot share blocks",
-                "choose a state directory on the workspace's filesystem, or take the copy view",
+                "choose a state directory on the workspace's filesystem, or use the copy view",
             )
         try:
             _clone_within(site.state)
         except OSError as error:
             return Refusal(
                 f"the filesystem of {site.state} cannot clone files ({error.strerror})",
-                "keep the workspace on XFS (made with reflink=1), btrfs or bcachefs, or take the copy view",
+                "move the workspace to XFS (made with reflink=1), btrfs or bcachefs, or use the copy view",
             )
         return None
 
@@ -46,7 +46,7 @@ class ReflinkView(CopiedView):
 def _same_filesystem(one: str, other: str) -> bool:
     if os.stat(one).st_dev == os.stat(other).st_dev:
         return True
-    # The subvolumes of one btrfs have numbers of their own and share blocks nevertheless.
+    # The subvolumes of one btrfs filesystem have different device numbers, but can share blocks.
     found = filesystem_id(one)
     return found is not None and found == filesystem_id(other)
 

@@ -1,4 +1,7 @@
-"""The copy view: a branch is a full copy of the workspace. Slow and large, and it works everywhere."""
+"""Whole views, whose branches are complete trees: their common part, and the copy view.
+
+A branch of the copy view is a full copy of the workspace: slow and large, but it works everywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import ClassVar
 
 from forkwise.errors import BranchError, ForkwiseWarning, MountError
 from forkwise.files.store.view import Base, DetachedMount, Refusal, Site, View
-from forkwise.linux.mountinfo import is_mount_point, kept_flags
+from forkwise.linux.mountinfo import is_mount_point, remount_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_BIND, MS_RDONLY, MS_REMOUNT, filesystem_magic, mount, umount2
 from forkwise.linux.trees import CopiedTree, copy_tree
 
@@ -25,27 +28,27 @@ __all__ = [
 ]
 
 
-_LASTING = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)  # ext, XFS, btrfs, tmpfs: a directory's number is for life
+_STABLE_INODES = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)  # ext, XFS, btrfs, tmpfs: never renumber a directory
 
 
 class WholeView(View):
-    """A branch whose layer is a complete tree, seen where it lies."""
+    """A branch whose layer is a complete tree, visible without a mount."""
 
     whole: ClassVar[bool] = True
 
-    def show(self, home: str, lowers: Sequence[str], *, writable: bool, ahead: DetachedMount | None = None) -> str:
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, premounted: DetachedMount | None = None) -> str:
         if writable:
             self._unprotect(home)
         else:
             self._protect(home)
         return layer_of(home)
 
-    def seen(self, home: str) -> str | None:
+    def visible_path(self, home: str) -> str | None:
         return layer_of(home) if os.path.isdir(layer_of(home)) else None
 
     def hide(self, home: str) -> bool:
         self._unprotect(home)
-        # The tree was never mounted, so nothing tells whether a process still has one of its files open for writing.
+        # The tree is not a mount, so there is no way to know whether a process has one of its files open for writing.
         return False
 
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
@@ -53,9 +56,9 @@ class WholeView(View):
         writers = _writers(layer_of(home))
         if writers:
             self._unprotect(home)
-            shown = ", ".join(map(str, writers))
+            pids = ", ".join(map(str, writers))
             raise BranchError(
-                f"the branch in {home} cannot be made read-only: processes {shown} have files of it open for writing. "
+                f"the branch in {home} cannot be made read-only: processes {pids} have files of it open for writing. "
                 "Let them finish or end them, then fork again.",
                 branch=os.path.basename(home),
             )
@@ -67,21 +70,22 @@ class WholeView(View):
         self._unprotect(home)
 
     def _protect(self, home: str) -> None:
-        """Make the tree read-only by mounting it on itself.
+        """Make the tree read-only by bind-mounting it on itself.
 
-        Without the right to mount this does nothing: a frozen branch is then read-only by agreement. Its children do
-        not depend on it, they are complete trees. A process that stood in the tree before keeps its way to write.
+        Without permission to mount this does nothing: a frozen branch is then read-only by convention. Its children do
+        not depend on it, because they are complete trees. A process whose working directory was in the tree before can
+        still write.
         """
         layer = layer_of(home)
         if is_mount_point(layer):
             return
-        kept = kept_flags(layer)
+        flags = remount_flags(layer)
         try:
             mount(layer, layer, None, MS_BIND)
         except PermissionError:
             return
         try:
-            mount(layer, layer, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
+            mount(layer, layer, None, MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
         except OSError as error:
             umount2(layer, MNT_DETACH)
             raise MountError(
@@ -98,7 +102,7 @@ class WholeView(View):
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise MountError(
-                        f"the read-only mount of the branch in {home} could not be taken down: {error.strerror}. "
+                        f"the read-only mount of the branch in {home} could not be unmounted: {error.strerror}. "
                         "Only a user who may mount can do that; run this as the user who froze the branch.",
                         view=self.name,
                         reason=error.strerror or "",
@@ -107,7 +111,7 @@ class WholeView(View):
 
 
 class CopiedView(WholeView):
-    """A whole view whose tree is copied file by file, with a record of what it held."""
+    """A whole view whose tree is copied file by file, with a record of its original content."""
 
     reflink_only: ClassVar[bool]
 
@@ -122,15 +126,15 @@ class CopiedView(WholeView):
                 os.close(target)
         except OSError as error:
             raise MountError(
-                f"a {self.name} branch of {lowers[0]} could not be made: {error.filename or '.'}: {error.strerror}",
+                f"a {self.name} branch of {lowers[0]} could not be created: {error.filename or '.'}: {error.strerror}",
                 view=self.name,
                 reason=error.strerror or "",
-                remedy="free space or permissions for that path"
-                + (", or take the copy view" if self.reflink_only else ""),
+                remedy="free space, or fix the permissions of that path"
+                + (", or use the copy view" if self.reflink_only else ""),
             ) from error
         finally:
             os.close(source)
-        RecordedBase.write(home, tree, keeps_origins=filesystem_magic(lowers[0]) in _LASTING)
+        RecordedBase.write(home, tree, keeps_origins=filesystem_magic(lowers[0]) in _STABLE_INODES)
         if tree.skipped:
             warnings.warn(
                 f"{len(tree.skipped)} sockets, FIFOs, devices or mounted files of {lowers[0]} are not in the branch: "
@@ -144,7 +148,7 @@ class CopiedView(WholeView):
 
 
 class RecordedBase(Base):
-    """What a copied tree held when it was made, read from ``home/base.json`` when first asked."""
+    """The original content of a copied tree, read from ``home/base.json`` on first use."""
 
     def __init__(self, home: str) -> None:
         self.home = home
@@ -153,7 +157,7 @@ class RecordedBase(Base):
     def write(home: str, tree: CopiedTree, *, keeps_origins: bool = True) -> None:
         origins = tree.origins if keeps_origins else {}
         listed = {p: [inode, sorted(names), origins.get(p, 0)] for p, (inode, names) in tree.directories.items()}
-        # ASCII, because the names need not be valid UTF-8: what is not becomes an escape and comes back as it was.
+        # ASCII, because names need not be valid UTF-8: JSON escapes their surrogates, which survive a round trip.
         with open(_record_of(home), "x", encoding="ascii") as file:
             json.dump(listed, file, ensure_ascii=True)
 
@@ -177,7 +181,7 @@ def layer_of(home: str) -> str:
 
 
 def state_refusal(site: Site) -> Refusal | None:
-    """Why nothing can be made in the state directory, whichever the view."""
+    """Return why nothing can be created in the state directory; None if it is writable."""
     if os.access(site.state, os.W_OK | os.X_OK):
         return None
     return Refusal(
@@ -191,20 +195,20 @@ def _record_of(home: str) -> str:
 
 
 def _writers(layer: str) -> list[int]:
-    """The processes, of those this user may look at, that have a file beneath ``layer`` open for writing."""
-    beneath = os.path.realpath(layer) + "/"
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _writes(pid, beneath)]
+    """Return the processes, among those visible to this user, that have a file below ``layer`` open for writing."""
+    prefix = os.path.realpath(layer) + "/"
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _has_open_for_writing(pid, prefix)]
 
 
-def _writes(pid: str, beneath: str) -> bool:
+def _has_open_for_writing(pid: str, prefix: str) -> bool:
     try:
         with os.scandir(f"/proc/{pid}/fd") as listing:
             for entry in listing:
-                # The link's own permissions tell how the file was opened.
-                if os.readlink(entry.path).startswith(beneath) and entry.stat(follow_symlinks=False).st_mode & 0o200:
+                # The mode of the link in /proc is the mode in which the file was opened.
+                if os.readlink(entry.path).startswith(prefix) and entry.stat(follow_symlinks=False).st_mode & 0o200:
                     return True
     except OSError:
-        return False  # it has ended, or belongs to somebody else
+        return False  # the process has exited, or belongs to another user
     return False
 
 
