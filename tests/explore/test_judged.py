@@ -134,7 +134,7 @@ def test_without_a_command_it_is_found(project: Workspace) -> None:
 
 def test_without_a_command_that_is_plain_nothing_passes(workspace: Workspace) -> None:
     failed = only(lambda _: True, workspace, Tests())
-    assert failed.reason == "tests: no test command was given, and none is plain from the project"
+    assert failed.reason == "tests: no test command was given, and none was detected in the project"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_no_tests_are_no_pass(script: str, project: Workspace) -> None:
 def test_tests_that_take_too_long(project: Workspace) -> None:
     code = "import os, time\nopen('caught', 'w')\ndef add(a, b):\n    time.sleep(1000)\n"
     failed = only(writes(code), project, Tests(PYTEST, timeout=1.5))
-    assert failed.reason == "tests: the tests did not come to their end: wall timeout"
+    assert failed.reason == "tests: the tests did not finish: wall timeout"
 
 
 def test_a_command_that_does_not_exist(project: Workspace) -> None:

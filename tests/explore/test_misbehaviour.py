@@ -187,7 +187,7 @@ def test_one_that_returns_nonsense(value: Any, reason: str, workspace: Workspace
     failed = beside(lambda _: value, workspace)
     assert failed.reason is not None
     assert failed.reason.startswith(reason)
-    assert failed.reason.endswith("; a candidate returns True or False, or one of them and a score")
+    assert failed.reason.endswith("; a candidate returns True or False, or (True or False, score)")
     assert isinstance(failed.exception, TypeError)
     assert failed.return_value is value
 
@@ -359,7 +359,7 @@ def test_a_timeout_is_each_candidates_own(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan])
 def test_a_timeout_that_is_none(timeout: float) -> None:
-    with pytest.raises(ValueError, match="a timeout is a number of seconds above 0"):
+    with pytest.raises(ValueError, match="timeout must be above 0 seconds"):
         Speculate([good], timeout=timeout)
 
 
@@ -412,7 +412,7 @@ def test_a_score_that_is_none(word: str, workspace: Workspace) -> None:
 )
 def test_a_score_that_is_no_plain_file(script: str, workspace: Workspace) -> None:
     failed = beside(["sh", "-c", script], workspace, timeout=20)
-    assert failed.reason == "its score is no plain file of at most 200 bytes"
+    assert failed.reason == "its score is not a regular file of at most 200 bytes"
 
 
 @pytest.mark.parametrize("script", ["true", ": > $FORKWISE_SCORE", "rm -r ${FORKWISE_SCORE%/*}/*"])
@@ -569,7 +569,7 @@ def test_one_that_is_asked_and_raises(who: str, error: BaseException, workspace:
             told: list[str | None] = []
             outcome = Reflexion(lambda p, n, said: bool(told.append(said)) or n == 1, critique=bad)(workspace)
             assert outcome.committed
-            assert "there is no critique: " in str(told[1])
+            assert "the critique failed: " in str(told[1])
         case "expand":
             with pytest.warns(UserWarning, match="could not be expanded: "):
                 outcome = TreeOfThoughts([good], expand=bad, max_depth=3)(workspace)

@@ -262,7 +262,7 @@ def test_who_is_over_explores_no_more(workspace: Workspace) -> None:
     assert outcome.all_results[0].reason == "timed out after 1 s"
     assert (workspace.path / "trail").read_text() == "after\n"
     assert isinstance(told[0], ForkResolvedError)
-    assert str(told[0]) == "the attempt that this was to be a part of is over"
+    assert str(told[0]) == "cannot start a fork inside this attempt: the attempt is over"
 
 
 # Deep trees

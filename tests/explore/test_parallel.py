@@ -111,7 +111,7 @@ def test_the_default_is_sane() -> None:
 
 @pytest.mark.parametrize("asked", [0, -1])
 def test_none_at_all_is_refused_at_once(asked: int) -> None:
-    with pytest.raises(ValueError, match="at least one attempt has to run at a time"):
+    with pytest.raises(ValueError, match="max_parallel must be at least 1"):
         Speculate([["true"]], max_parallel=asked)
 
 

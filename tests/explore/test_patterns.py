@@ -197,4 +197,4 @@ def test_when_all_fail_nothing_is_changed(way: Way, workspace: Workspace) -> Non
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks()
         assert fork.state == "aborted"
-        assert fork.resolution == {"how": "abort", "reason": "nobody won"}
+        assert fork.resolution == {"how": "abort", "reason": "no attempt won"}

@@ -26,7 +26,7 @@ def test_a_recipe_survives_being_written_down() -> None:
         fan_out=(3, 9),
     )
     assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
-    with pytest.raises(LedgerError, match="made by a program"):
+    with pytest.raises(LedgerError, match="started by a program"):
         Recipe.from_json({"kind": "beam"})
 
 
@@ -36,10 +36,10 @@ def test_what_candidates_are_allowed_the_tests_are_not(tmp_path: Path, monkeypat
     there.mkdir()
     allowance = Allowance(network="host", writable=(str(there), str(missing)), passed=("*_API_KEY",))
     recipe = Recipe(kind="run", commands=(("true",),), confinement="strict", tests="make test", allowance=allowance)
-    tests = recipe.test()
+    tests = recipe.build_tests()
     assert tests is not None
     assert (tests.confinement.network, tests.confinement.writable, dict(tests.confinement.given)) == ("none", (), {})
-    allowed = allowance.on(recipe.confined())
+    allowed = allowance.apply_to(recipe.build_confinement())
     assert (allowed.network, allowed.writable, dict(allowed.given)) == ("host", (str(there),), {"SOME_API_KEY": "k3y"})
     assert "k3y" not in json.dumps(recipe.as_json())
 
@@ -47,7 +47,7 @@ def test_what_candidates_are_allowed_the_tests_are_not(tmp_path: Path, monkeypat
 def test_what_is_given_goes_before_what_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAME", "passed")
     confinement = Confinement.strict(given={"NAME": "given"})
-    assert Allowance(passed=("NAME",)).on(confinement).given == {"NAME": "given"}
+    assert Allowance(passed=("NAME",)).apply_to(confinement).given == {"NAME": "given"}
 
 
 class Looking:
@@ -73,7 +73,7 @@ def test_a_witness_sees_the_winner_before_it_is_gone(workspace: Workspace, commi
         keep=not commits,
     )
     looking = Looking()
-    outcome = asyncio.run(recipe.pattern(workspace).run(workspace, witness=looking))
+    outcome = asyncio.run(recipe.pattern(workspace).run(workspace, observer=looking))
     fork, diff = looking.seen
     assert fork == outcome.fork
     assert diff.endswith(" one\n+two\n+three\n")
@@ -83,7 +83,7 @@ def test_a_witness_sees_the_winner_before_it_is_gone(workspace: Workspace, commi
 
 def test_nobody_wins_and_nobody_is_shown(workspace: Workspace) -> None:
     looking = Looking()
-    asyncio.run(Recipe(kind="run", commands=(("false",),)).pattern(workspace).run(workspace, witness=looking))
+    asyncio.run(Recipe(kind="run", commands=(("false",),)).pattern(workspace).run(workspace, observer=looking))
     assert len(looking.seen) == 1
 
 

@@ -141,7 +141,7 @@ def test_a_fork_that_a_program_made_is_for_that_program(scene: Scene) -> None:
     pattern = Speculate(list(recipe["commands"]), first_wins=False)
     with open_ledger(scene.workspace) as ledger:
         ledger._append(fork, None, "begun", spec={})  # as if a program had
-    with pytest.raises(LedgerError, match="made by a program"):
+    with pytest.raises(LedgerError, match="started by a program"):
         resumed(scene)
     assert pattern(scene.workspace, resume=fork).committed
     assert scene.ran == [0]

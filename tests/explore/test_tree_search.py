@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkwise.explore.tree_search import Mcts, Node
+from forkwise.explore.tree_search import Mcts, SearchNode
 
 
-def place(node: Node) -> tuple[int, ...]:
+def place(node: SearchNode) -> tuple[int, ...]:
     """The actions that lead to a node."""
     return () if node.parent is None else (*place(node.parent), node.action)
 
@@ -64,7 +64,7 @@ def test_without_a_wish_to_explore_only_the_best_is_followed() -> None:
     assert deepest.depth == 5
 
 
-def _all(node: Node) -> list[Node]:
+def _all(node: SearchNode) -> list[SearchNode]:
     return [node, *(below for child in node.children.values() for below in _all(child))]
 
 
@@ -79,7 +79,7 @@ def test_any_search(actions: int, max_depth: int, exploration: float, at_once: i
     """However many are asked for before any is told, in whatever order and with whatever result: no node is asked for
     twice, none is too deep, none grows upon what failed or is not told, and the search ends when all has been tried."""
     tree = Mcts(actions, exploration=exploration, max_depth=max_depth)
-    out: list[Node] = []
+    out: list[SearchNode] = []
     told: dict[tuple[int, ...], float | None] = {(): 0.0}
     asked: set[tuple[int, ...]] = set()
     while True:
@@ -99,4 +99,4 @@ def test_any_search(actions: int, max_depth: int, exploration: float, at_once: i
     open_ones = [where for where, score in told.items() if score is not None and len(where) < max_depth]
     assert asked == {(*where, action) for where in open_ones for action in range(actions)}
     assert tree.root.visits == len(asked)
-    assert tree.root.gained == pytest.approx(sum(score for score in told.values() if score is not None))
+    assert tree.root.total_score == pytest.approx(sum(score for score in told.values() if score is not None))

@@ -1,1 +1,1 @@
-"""The patterns: policies over a fork that say who runs next and who wins."""
+"""The patterns: policies over a fork that decide which candidates run next and which attempt wins."""

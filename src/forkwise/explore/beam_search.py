@@ -1,4 +1,4 @@
-"""BeamSearch: level after level, with the best few of each level, whichever of the last they come from, kept alive."""
+"""BeamSearch: search level by level, and expand the best few attempts of each level."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, best, expanded, several
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt, find_best
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate
@@ -15,10 +15,10 @@ __all__ = ["BeamSearch"]
 
 
 class BeamSearch(Pattern):
-    """Run strategies side by side, keep the ``beam_width`` best, expand each of them, keep the best of all those, and
-    so on for ``max_depth`` levels; the best of the last level that had a success wins.
+    """Run strategies side by side, and expand the ``beam_width`` best of each level into the next.
 
-    ``expand`` is called with the directory of one that was kept and its depth, and gives what to try on top of it.
+    ``expand`` is called with the directory of an attempt in the beam and its depth, and returns the candidates to run
+    on top of it. After ``max_depth`` levels, the best attempt of the last level with a success wins.
     """
 
     kind: ClassVar[str] = "beam"
@@ -35,33 +35,33 @@ class BeamSearch(Pattern):
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         if beam_width < 1 or max_depth < 1:
-            raise ValueError(f"a beam is at least one wide and one deep, not {beam_width} and {max_depth}")
-        self._strategies = several(strategies)
+            raise ValueError(f"beam_width and max_depth must be at least 1, not {beam_width} and {max_depth}")
+        self._strategies = build_candidates(strategies)
         self._expand = expand
         self._beam_width = beam_width
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
-        beam = self._kept(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
-        found = best(beam)
+        beam = self._select_beam(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
+        found = find_best(beam)
         for depth in range(1, self._max_depth):
-            beam = self._kept(await self._next(search, beam, depth))
-            found = best(beam) or found
+            beam = self._select_beam(await self._run_level(search, beam, depth))
+            found = find_best(beam) or found
         return found
 
-    async def _next(self, search: Search, beam: list[Attempt], depth: int) -> list[Attempt]:
-        """All that grows from a level, tried side by side."""
-        tried = []
+    async def _run_level(self, search: Search, beam: list[Attempt], depth: int) -> list[Attempt]:
+        """Expand all attempts of the beam and run the results side by side."""
+        attempts = []
         index = 0
         for attempt in beam:
-            for candidate in await expanded(self._expand, attempt, depth):
+            for candidate in await expand_attempt(self._expand, attempt, depth):
                 fork = await search.inside(attempt)
-                tried.append(fork.add(candidate, index))
+                attempts.append(fork.add(candidate, index))
                 index += 1
-        for attempt in tried:
+        for attempt in attempts:
             await attempt.fork.run([attempt])
-        return tried
+        return attempts
 
-    def _kept(self, attempts: list[Attempt]) -> list[Attempt]:
+    def _select_beam(self, attempts: list[Attempt]) -> list[Attempt]:
         good = [a for a in attempts if a.success]
         return sorted(good, key=lambda a: a.scores, reverse=True)[: self._beam_width]

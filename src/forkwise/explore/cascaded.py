@@ -1,4 +1,4 @@
-"""Cascaded: waves of attempts that widen only when all of a wave fail, each told what the waves before learned."""
+"""Cascaded: waves of attempts; a wider wave follows only if all of a wave fail, and gets their feedback."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Cascaded"]
 
 
 class Cascaded(Pattern):
-    """Try with one attempt, then with more, as ``fan_out`` says; in each wave the first success wins.
+    """Run waves of ``fan_out`` attempts until one succeeds; the first success wins.
 
-    A task is called with its directory and the list of what earlier attempts taught (empty in the first wave), and
-    returns ``(success, what was learned)``, or True or False. A command finds all of it in ``$FORKWISE_FEEDBACK``.
+    A task is called with its directory and the list of feedback from earlier attempts (empty in the first wave), and
+    returns ``(success, feedback)``, or True or False. A command reads the feedback in the file ``$FORKWISE_FEEDBACK``.
     """
 
     kind: ClassVar[str] = "cascade"
@@ -32,7 +32,7 @@ class Cascaded(Pattern):
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         if not fan_out or min(fan_out) < 1:
-            raise ValueError(f"every wave has at least one attempt, unlike those of {tuple(fan_out)}")
+            raise ValueError(f"fan_out must have at least one wave, each of at least 1 attempt, not {tuple(fan_out)}")
         Candidate.of(task)
         self._task = task
         self._fan_out = tuple(fan_out)
@@ -55,5 +55,5 @@ class Cascaded(Pattern):
     def _add(self, search: Search, index: int, learned: list[str]) -> Attempt:
         if callable(self._task):
             return search.fork.add(Candidate.of(self._task, list(learned)), index)
-        told = "\n\n".join(f"Attempt {number}: {text}" for number, text in enumerate(learned))
-        return search.fork.add(Candidate.of(self._task), index, feedback=told)
+        feedback = "\n\n".join(f"Attempt {number}: {text}" for number, text in enumerate(learned))
+        return search.fork.add(Candidate.of(self._task), index, feedback=feedback)

@@ -1,6 +1,7 @@
-"""Pattern: what all ways of exploring have in common. Each is a policy over a fork: it says who runs next and who wins.
+"""Pattern: the base class of all patterns, with their options, their search and their outcome.
 
-A pattern holds no state of a run, so one can be called any number of times.
+A pattern is a policy over a fork: it decides which candidates run next and which attempt wins. It holds no state of a
+run, so it can be called any number of times.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ __all__ = [
     "Observer",
     "Options",
     "Pattern",
-    "Place",
     "Search",
     "SpeculationOutcome",
     "SpeculationResult",
     "Subjects",
-    "best",
-    "copies",
-    "expanded",
+    "WorkspaceLike",
+    "build_candidates",
+    "build_copies",
+    "expand_attempt",
+    "find_best",
     "preserve_cwd",
-    "several",
 ]
 
 
 @contextmanager
 def preserve_cwd(state: str) -> Iterator[None]:
-    """Have the program stand where it stood, if it would else stand in a branch beneath ``state`` or nowhere."""
-    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Restore the working directory if the block left it inside a branch of ``state`` or in a deleted directory."""
+    cwd_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield
     finally:
         if _is_lost(state):
-            with suppress(OSError):  # where it stood is gone, too
-                os.fchdir(here)
-        os.close(here)
+            with suppress(OSError):  # the original directory was removed, too
+                os.fchdir(cwd_fd)
+        os.close(cwd_fd)
 
 
 def _is_lost(state: str) -> bool:
@@ -66,10 +67,10 @@ def _is_lost(state: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationResult:
-    """One candidate's outcome.
+    """The result of one candidate.
 
-    ``branch_path`` is the directory it worked in, which is gone once the pattern is over. ``reason`` says why it
-    failed, ``exception`` what it raised. ``attempt`` is its name in the ledger, where its output is.
+    ``branch_path`` was its working directory, which no longer exists once the pattern is over. ``reason`` says why it
+    failed; ``exception`` is the exception that it raised. ``attempt`` is its id in the ledger, which has its output.
     """
 
     branch_index: int
@@ -85,14 +86,14 @@ class SpeculationResult:
 
     @classmethod
     def of(cls, attempt: Attempt) -> SpeculationResult:
-        """The result of an attempt."""
+        """Build the result of an attempt."""
         return cls(
             attempt.index,
             attempt.success,
             attempt.score,
             attempt.value,
             attempt.error,
-            attempt.seen_at,
+            attempt.directory,
             attempt.reason,
             attempt.tests,
             attempt.wall,
@@ -102,7 +103,7 @@ class SpeculationResult:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOutcome:
-    """What came of a pattern: who won and whether that was committed. ``fork`` is its name in the ledger."""
+    """The outcome of a pattern: the winner and whether it was committed. ``fork`` is the fork's id in the ledger."""
 
     winner: SpeculationResult | None = None
     all_results: list[SpeculationResult] = field(default_factory=list)
@@ -114,29 +115,31 @@ class SpeculationOutcome:
     def of(
         cls, winner: Attempt | None, attempts: Iterable[Attempt], commit: Commit | None, fork: str
     ) -> SpeculationOutcome:
-        """The outcome of attempts, in the order in which they were made."""
+        """Build the outcome of ``attempts``, in the order in which they were added."""
         results = {a.id: SpeculationResult.of(a) for a in attempts}
         won = None if winner is None else results.get(winner.id) or SpeculationResult.of(winner)
         return cls(won, list(results.values()), commit is not None, commit, fork)
 
 
 class Observer(Protocol):
-    """Somebody who looks on at an exploration, and decides nothing."""
+    """Callbacks for the progress of a pattern."""
 
     def fork_started(self, fork: str) -> None:
-        """Called once, on the event loop, with the name of the first fork."""
+        """Handle the start of the outermost fork; called once, on the event loop, with its id."""
 
     def winner_found(self, branch: Branch) -> None:
-        """Called in a thread with the winner's branch, as it is about to be committed or to be held for a pick."""
+        """Handle the winner's branch before it is committed or kept for a pick; called in a thread."""
 
 
 class Search:
-    """The forks of one exploration, as an async context manager. ``how`` and ``detail`` say, for the ledger, how the
-    winner was found."""
+    """The forks of one run of a pattern, as an async context manager.
 
-    def __init__(self, fork: Fork, witness: Observer | None = None) -> None:
+    ``how`` and ``detail`` are recorded in the ledger and say how the winner was found.
+    """
+
+    def __init__(self, fork: Fork, observer: Observer | None = None) -> None:
         self.fork = fork
-        self._witness = witness
+        self._observer = observer
         self.how = "best score"
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
@@ -153,17 +156,17 @@ class Search:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All that was tried, the outer before the inner."""
+        """All attempts, those of the outermost fork first."""
         return [a for fork in (self.fork, *self._inner) for a in fork.attempts]
 
     async def inside(self, attempt: Attempt) -> Fork:
-        """The fork of what an attempt made."""
+        """Return the fork inside ``attempt``; start it on the first call."""
         for fork in self._inner:
             if fork.inside is attempt:
                 return fork
         known = [record.id for record in self.fork.ledger.children(attempt.id) if record.state == "interrupted"]
         fork = Fork(
-            attempt.place,
+            attempt.own_branch,
             self.fork.kind,
             self.fork.settings,
             resume=known[-1] if known else None,
@@ -174,30 +177,30 @@ class Search:
         return fork
 
     async def commit(self, winner: Attempt) -> Commit:
-        """Commit a winner all the way to the workspace; whatever else was tried goes."""
-        outermost = await self._fold(winner)
-        await self._show(outermost)
+        """Commit a winner up to the outermost fork's parent, and drop all other attempts."""
+        outermost = await self._commit_inside(winner)
+        await self._notify(outermost)
         return await self.fork.resolve(outermost, self.how, self.detail)
 
     async def hold(self, favourite: Attempt | None) -> None:
-        """Leave the choice between the attempts of the first fork to a person."""
-        outermost = None if favourite is None else await self._fold(favourite)
+        """Leave the choice between the attempts of the outermost fork to the user."""
+        outermost = None if favourite is None else await self._commit_inside(favourite)
         if outermost is not None:
-            await self._show(outermost)
+            await self._notify(outermost)
         await self.fork.await_pick(outermost, self.how)
 
     async def abort(self, reason: str) -> None:
-        """Drop all of it."""
+        """Abort all forks, the innermost first."""
         for fork in reversed(self._inner):
             await fork.abort(reason)
         await self.fork.abort(reason)
 
-    async def _show(self, winner: Attempt) -> None:
-        if self._witness is not None:
-            await run_in_thread(self._witness.winner_found, winner.place)
+    async def _notify(self, winner: Attempt) -> None:
+        if self._observer is not None:
+            await run_in_thread(self._observer.winner_found, winner.own_branch)
 
-    async def _fold(self, winner: Attempt) -> Attempt:
-        """Commit a winner up to the attempt of the first fork in which it was made; gives that."""
+    async def _commit_inside(self, winner: Attempt) -> Attempt:
+        """Commit a winner into the attempt of the outermost fork that contains it; return that attempt."""
         chain = {winner.fork.id: winner}
         outermost = winner
         while outermost.fork is not self.fork:
@@ -212,25 +215,25 @@ class Search:
         return outermost
 
 
-async def expanded(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate]:
-    """The candidates of the next level. What raises, or gives something else, is warned of and ends the line there."""
+async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate]:
+    """Return the candidates of the next level. If ``expand`` fails, warn and return none."""
     try:
-        path = await run_in_thread(lambda: attempt.place.path)
+        path = await run_in_thread(lambda: attempt.own_branch.path)
         return [Candidate.of(one) for one in (await try_call(expand, path, depth)).get() or ()]
-    except Exception as error:  # noqa: BLE001 - what was found before stands
+    except Exception as error:  # noqa: BLE001 - earlier results stay valid
         warnings.warn(f"{attempt.id} could not be expanded: {describe_error(error)}", ForkwiseWarning, stacklevel=2)
         return []
 
 
-#: What a pattern can be called with.
-Place = Workspace | Branch | str | os.PathLike[str]
+#: The argument that a pattern is called with.
+WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
-#: Something to try several times, or several things to try.
+#: One candidate to run several times, or several candidates.
 Subjects = Task | Command | Sequence[Task | Command]
 
 
 class Options(TypedDict, total=False):
-    """What every pattern takes beside its own; see Pattern."""
+    """The options of every pattern; see Pattern."""
 
     timeout: float | None
     max_parallel: int | None
@@ -244,14 +247,14 @@ class Options(TypedDict, total=False):
 
 
 class Pattern(ABC):
-    """A way of exploring: made with what to try, called with a workspace.
+    """A way to explore: constructed with candidates, called with a workspace.
 
-    ``pattern(workspace)`` blocks; ``await pattern.run(workspace)`` does not. What all of them take: ``timeout`` in
-    seconds for each candidate; ``max_parallel``; where they run (``runner``, or ``isolate_processes`` for sandboxes);
-    ``evaluate`` (a function of the directory, ``Tests(...)``, or several of them); ``commit=False`` to have the results
-    only; ``keep`` to keep the branches of all; ``on_conflict`` as in ``Branch.commit``. With ``commit=False`` and
-    ``keep`` the fork stays open for a person to pick. ``spec`` is what somebody needs to go on with it after a kill,
-    ``kind`` what it is called in the ledger.
+    ``pattern(workspace)`` blocks; ``await pattern.run(workspace)`` does not. Options of all patterns: ``timeout`` in
+    seconds for each candidate; ``max_parallel``; ``runner``, or ``isolate_processes`` to run functions in sandboxes;
+    ``evaluate`` (a function of the directory, ``Tests(...)``, or a list of them); ``commit=False`` to get only the
+    results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``. With ``commit=False`` and ``keep``
+    the fork stays open until the user picks a winner. ``spec`` is stored for resuming the fork after a kill; ``kind``
+    overrides the pattern's name in the ledger.
     """
 
     kind: ClassVar[str]
@@ -271,9 +274,9 @@ class Pattern(ABC):
         kind: str | None = None,
     ) -> None:
         if timeout is not None and not timeout > 0:
-            raise ValueError(f"a timeout is a number of seconds above 0, not {timeout}")
+            raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
         if max_parallel is not None and max_parallel < 1:
-            raise ValueError(f"at least one attempt has to run at a time, not {max_parallel}")
+            raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
         self.settings = ForkSettings(
             runner or (SandboxRunner() if isolate_processes else InProcessRunner()),
             None if evaluate is None else evaluator(evaluate),
@@ -286,27 +289,27 @@ class Pattern(ABC):
         self._spec = spec
         self._kind = kind or self.kind
 
-    def __call__(self, workspace: Place, *, resume: str | None = None) -> SpeculationOutcome:
-        """Explore, and wait until that is over."""
-        return run_sync(lambda: self.run(workspace, resume=resume))
+    def __call__(self, workspace: WorkspaceLike, *, resume: str | None = None) -> SpeculationOutcome:
+        """Run the pattern and block until it is over."""
+        return run_sync(self.run(workspace, resume=resume))
 
     async def run(
-        self, workspace: Place, *, resume: str | None = None, witness: Observer | None = None
+        self, workspace: WorkspaceLike, *, resume: str | None = None, observer: Observer | None = None
     ) -> SpeculationOutcome:
-        """Explore. ``resume`` names a fork to go on with, whose process was killed; ``witness`` is told of it."""
+        """Run the pattern. ``resume`` is the id of an interrupted fork to continue; ``observer`` gets callbacks."""
         parent = await run_in_thread(parent_of, workspace)
-        with span("fork", kind=self._kind), preserve_cwd(parent.place.state):
+        with span("fork", kind=self._kind), preserve_cwd(parent.state_dir.state):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
-            async with Search(fork, witness) as search:
-                if witness is not None:
-                    witness.fork_started(fork.id)
+            async with Search(fork, observer) as search:
+                if observer is not None:
+                    observer.fork_started(fork.id)
                 winner = await self.explore(search)
                 commit = await self._conclude(search, winner)
                 return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id)
 
     @abstractmethod
     async def explore(self, search: Search) -> Attempt | None:
-        """Try things; gives the winner, if there is one."""
+        """Run candidates in ``search`` and return the winner, or None."""
 
     async def _conclude(self, search: Search, winner: Attempt | None) -> Commit | None:
         if winner is not None and self._commits:
@@ -314,31 +317,31 @@ class Pattern(ABC):
         if self.settings.keep and not self._commits:
             await search.hold(winner)
         else:
-            await search.abort("nobody won" if winner is None else "nothing was to be committed")
+            await search.abort("no attempt won" if winner is None else "the pattern was called with commit=False")
         return None
 
 
-def best(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The successful attempt with the highest score, the first of several."""
+def find_best(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the successful attempt with the highest scores, the first of equals; None without a success."""
     return max((a for a in attempts if a.success), key=lambda a: a.scores, default=None)
 
 
-def copies(subjects: Subjects, n: int, *, numbered: bool = True) -> list[Candidate]:
-    """What to try: several things, each once, or one thing ``n`` times, told which time it is if it is a function.
+def build_copies(subjects: Subjects, n: int) -> list[Candidate]:
+    """Build one candidate for each of several subjects, or ``n`` for a single one; a function gets its number.
 
-    >>> [c.label for c in copies(["./solve.sh"], 2)]
+    >>> [c.label for c in build_copies(["./solve.sh"], 2)]
     ['./solve.sh', './solve.sh']
     """
     if not callable(subjects) and not all(isinstance(one, str) for one in subjects):
-        return several(subjects)
+        return build_candidates(subjects)
     if n < 1:
-        raise ValueError(f"something is tried at least once, not {n} times")
-    given: Any = subjects
-    return [Candidate.of(given, index) if numbered else Candidate.of(given) for index in range(n)]
+        raise ValueError(f"n must be at least 1, not {n}")
+    single: Any = subjects
+    return [Candidate.of(single, index) for index in range(n)]
 
 
-def several(subjects: Sequence[Any]) -> list[Candidate]:
-    """Several things to try, of which there has to be one at least."""
+def build_candidates(subjects: Sequence[Any]) -> list[Candidate]:
+    """Build one candidate for each subject. Raises ValueError if there is none."""
     if not subjects:
-        raise ValueError("there is nothing to try: give at least one candidate")
+        raise ValueError("there are no candidates: give at least one")
     return [Candidate.of(one) for one in subjects]

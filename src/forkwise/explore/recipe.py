@@ -1,6 +1,6 @@
-"""Recipe: an exploration of commands as a value that can be written down, so that another process can go on with it.
+"""Recipe: a pattern over commands as a JSON value, so that another process can resume it.
 
-It is what the command line makes of its words, and the ``spec`` of the forks it starts.
+The command line builds a recipe from its options; it is the ``spec`` of the forks that it starts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 
-_WORDS = {"0": 0, "a": 0, "first": 0, "1": 1, "b": 1, "second": 1}
+_ANSWERS = {"0": 0, "a": 0, "first": 0, "1": 1, "b": 1, "second": 1}
 
 
 class CommandJudge:
-    """Runs a command with the two directories behind its own words, in a sandbox and in a branch of ``parent`` that is
-    dropped afterwards, so that the judge is the workspace's and neither candidate's.
+    """Compares two directories by running a command with them as its last arguments.
 
-    The last line it prints says who is better: 0, a or first; 1, b or second. Where it prints nothing of the kind, its
-    exit code does, if that is 0 or 1.
+    The command runs in a sandbox, in a branch of ``parent`` that is dropped afterwards: a judge in the workspace is
+    thus the parent's version, not a candidate's. The last word of its output names the better one: 0, a or first; 1, b
+    or second. Without output, an exit code of 0 or 1 does.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class CommandJudge:
         self._timeout = timeout
 
     async def __call__(self, first: Path, second: Path) -> int:
-        async with scratch(self._parent) as ground:
+        async with scratch(self._parent) as judge_branch:
             done = await arun_in_branch(
-                ground,
+                judge_branch,
                 [*self._argv, str(first), str(second)],
                 confinement=replace(self._confinement, readable=(*self._confinement.readable, str(first), str(second))),
                 timeout=self._timeout,
             )
         lines = done.stdout.decode(errors="replace").split()
-        if lines and lines[-1].lower() in _WORDS:
-            return _WORDS[lines[-1].lower()]
+        if lines and lines[-1].lower() in _ANSWERS:
+            return _ANSWERS[lines[-1].lower()]
         if done.ending == "exit" and done.returncode in (0, 1) and not lines:
             return int(done.returncode)
-        raise ProcessBranchError(f"the judge said neither 0 nor 1, and ended with {done.returncode} ({done.ending})")
+        raise ProcessBranchError(f"the judge printed neither 0 nor 1, and ended with {done.returncode} ({done.ending})")
 
 
 Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade"]
@@ -79,35 +79,35 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What the candidates get, and the tests and the judge do not: what an agent needs in order to work.
+    """Permissions of the candidates that the tests and the judge do not have: those that an agent needs to work.
 
-    Of ``writable`` paths those count that exist. ``passed`` are the names, as shell patterns, of variables that are
-    passed on although they look like secrets; their values are never written down.
+    ``writable`` paths that do not exist are ignored. ``passed`` are the names, as shell patterns, of variables that are
+    passed on although they look like secrets; their values are never stored.
     """
 
     network: Network | None = None
     writable: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
 
-    def on(self, confinement: Confinement) -> Confinement:
-        """A confinement with it."""
-        there = [path for path in self.writable if os.path.exists(os.path.expanduser(path))]
+    def apply_to(self, confinement: Confinement) -> Confinement:
+        """Return ``confinement`` with these permissions added."""
+        existing = [path for path in self.writable if os.path.exists(os.path.expanduser(path))]
         passed = {k: v for k, v in os.environ.items() if any(fnmatchcase(k, pattern) for pattern in self.passed)}
         return replace(
             confinement,
             network=self.network or confinement.network,
-            writable=(*confinement.writable, *there),
+            writable=(*confinement.writable, *existing),
             given={**passed, **confinement.given},
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What to try and how to decide.
+    """The candidates of a pattern and how it decides between them.
 
-    ``commands`` are the candidates; all kinds but ``speculate``, ``tree`` and ``beam`` have one, tried ``n`` times.
-    ``tests`` is a test command, or ``auto`` to have it found; ``expand`` are the commands tried upon a result in
-    ``tree`` and ``beam``; ``judge`` compares two directories in a ``tournament``.
+    ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n`` times.
+    ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a result in
+    ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
     """
 
     kind: Kind
@@ -134,19 +134,19 @@ class Recipe:
     on_conflict: OnConflict = "refuse"
 
     def as_json(self) -> dict[str, Any]:
-        """In the types of JSON; ``from_json`` gives it back."""
+        """Convert to JSON types; the inverse of ``from_json``."""
         return {"format": _FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recipe:
-        """The recipe that ``as_json`` was made of; LedgerError where a fork has none, because a program made it."""
+        """Build the recipe from ``as_json``. Raises LedgerError for the fork of a program, which has no recipe."""
         if data.get("format") != _FORMAT:
-            raise LedgerError("this fork was made by a program, and only that can go on with it")
-        told = {name: _frozen(value) for name, value in data.items() if name != "format"}
-        return cls(**{**told, "allowance": Allowance(**told.get("allowance", {}))})
+            raise LedgerError("this fork was started by a program: only that program can resume it")
+        fields = {name: _freeze(value) for name, value in data.items() if name != "format"}
+        return cls(**{**fields, "allowance": Allowance(**fields.get("allowance", {}))})
 
-    def confined(self) -> Confinement:
-        """What its tests and its judge get, and its candidates beside their allowance."""
+    def build_confinement(self) -> Confinement:
+        """Build the confinement of the tests and the judge; candidates get the allowance in addition."""
         preset = Confinement.preset(self.confinement)
         return replace(
             preset,
@@ -155,32 +155,32 @@ class Recipe:
             given={**preset.given, **dict(self.environment)},
         )
 
-    def test(self) -> Tests | None:
-        """The tests that judge it, if any do."""
+    def build_tests(self) -> Tests | None:
+        """Build the evaluator that runs the tests; None without tests."""
         if self.tests is None:
             return None
         command = None if self.tests == "auto" else self.tests
-        return Tests(command, timeout=self.test_timeout, repeat=self.repeat, confinement=self.confined())
+        return Tests(command, timeout=self.test_timeout, repeat=self.repeat, confinement=self.build_confinement())
 
     def pattern(self, workspace: Workspace) -> Pattern:
-        """The pattern that carries it out."""
-        tests = self.test()
+        """Build the pattern that runs the recipe."""
+        tests = self.build_tests()
         judges: list[Evaluator] = [] if tests is None else [tests]
         if self.kind in ("best-of", "tree", "beam") or not self.first_wins:
             judges += [OwnScore(), SmallerDiff()]
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,
-            "runner": SandboxRunner(self.allowance.on(self.confined())),
+            "runner": SandboxRunner(self.allowance.apply_to(self.build_confinement())),
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,
             "spec": self.as_json(),
             "kind": self.kind,
         }
-        return self._made(workspace, judges or None, options)
+        return self._build_pattern(workspace, judges or None, options)
 
-    def _made(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
+    def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
         first = self.commands[0]
         match self.kind:
             case "run" | "speculate":
@@ -193,7 +193,9 @@ class Recipe:
                 return Cascaded(first, fan_out=self.fan_out, evaluate=evaluate, **options)
             case "tournament":
                 assert self.judge is not None
-                judge = CommandJudge(self.judge, workspace, confinement=self.confined(), timeout=self.test_timeout)
+                judge = CommandJudge(
+                    self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout
+                )
                 return Tournament(first, self.n, judge=judge, evaluate=evaluate, **options)
             case "tree":
                 return TreeOfThoughts(
@@ -213,7 +215,7 @@ class Recipe:
         return list(self.expand)
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+        return {name: _freeze(item) for name, item in value.items()}
+    return tuple(_freeze(item) for item in value) if isinstance(value, list) else value

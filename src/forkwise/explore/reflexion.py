@@ -1,4 +1,4 @@
-"""Reflexion: one attempt after the other, each told what was wrong with the last."""
+"""Reflexion: one attempt after the other, each with a critique of the last."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["Reflexion"]
 
 
 class Reflexion(Pattern):
-    """Run a task until it succeeds, ``max_retries`` times at most, and give each next attempt a critique of the last.
+    """Run a task until it succeeds, at most ``max_retries`` times, each time with a critique of the last attempt.
 
     A task is called with its directory, its number and the critique (None at first). ``critique`` is called with the
-    directory of an attempt that failed; without it the critique is the failing tests' output, or why the attempt
-    failed. Each attempt starts from the workspace as it is. A command finds the critique in ``$FORKWISE_FEEDBACK``.
+    directory of an attempt that failed; by default the critique is the reason of the failure and the output of the
+    failing tests. Each attempt starts from the unchanged workspace. A command reads the critique in the file
+    ``$FORKWISE_FEEDBACK``.
     """
 
     kind: ClassVar[str] = "reflexion"
@@ -36,7 +37,7 @@ class Reflexion(Pattern):
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         if max_retries < 1:
-            raise ValueError(f"something is tried at least once, not {max_retries} times")
+            raise ValueError(f"max_retries must be at least 1, not {max_retries}")
         Candidate.of(task)
         self._task = task
         self._tries = max_retries
@@ -59,7 +60,7 @@ class Reflexion(Pattern):
         if self._critique is None or attempt.branch is None:
             return feedback_of(attempt)
         try:
-            path = await run_in_thread(lambda: attempt.place.path)
+            path = await run_in_thread(lambda: attempt.own_branch.path)
             return str((await try_call(self._critique, path)).get())
-        except Exception as error:  # noqa: BLE001 - a critic that fails does not end the search
-            return f"{feedback_of(attempt)}\n\n(there is no critique: {describe_error(error)})"
+        except Exception as error:  # noqa: BLE001 - a failing critique does not end the search
+            return f"{feedback_of(attempt)}\n\n(the critique failed: {describe_error(error)})"

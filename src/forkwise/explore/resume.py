@@ -1,4 +1,4 @@
-"""Resuming: an exploration whose process was killed, gone on with by another, from what the ledger says of it."""
+"""Resume a fork whose process was killed, from its recipe and its attempts in the ledger."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Tests
 from forkwise.fork.resolve import commit_resolved
 from forkwise.fork.stored_fork import StoredFork
-from forkwise.ledger.ledger import LedgerReader
+from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
 
-__all__ = ["judging_tests", "resume"]
+__all__ = ["find_tests", "resume"]
 
 
 async def resume(
@@ -27,40 +27,45 @@ async def resume(
     fork: str,
     *,
     on_conflict: OnConflict | None = None,
-    witness: Observer | None = None,
+    observer: Observer | None = None,
 ) -> SpeculationOutcome:
-    """Go on with a fork that was interrupted: attempts that were over are not run again, the others start afresh.
+    """Resume an interrupted fork: finished attempts are not run again, the others start over.
 
-    One that was decided but not committed, because of a kill or a conflict, is committed. ``on_conflict`` is used
-    instead of what the fork was begun with. Raises ForkResolvedError where there is nothing to go on with, LedgerError
-    for a fork that a program made: that has what it takes, and calls its pattern with ``resume``.
+    A fork that was decided but not committed, because of a kill or a conflict, is committed. ``on_conflict`` overrides
+    the fork's own. Raises ForkResolvedError if there is nothing to resume, and LedgerError for a fork that a program
+    started: call its pattern with ``resume`` instead.
     """
-    where = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
-    with open_ledger(where) as ledger:
-        remains = StoredFork(ledger, where, fork)
-        remains.require_outermost()
-        record = remains.record
+    workspace = workspace if isinstance(workspace, Workspace) else await run_in_thread(Workspace, workspace)
+    with open_ledger(workspace) as ledger:
+        stored = StoredFork(ledger, workspace, fork)
+        stored.require_outermost()
+        record = stored.record
         if record.stored == "resolved":
             landed = await run_in_thread(
-                commit_resolved, ledger, where, record.id, on_conflict=on_conflict or "refuse", keep=_keeps(record)
+                commit_resolved,
+                ledger,
+                workspace,
+                record.id,
+                on_conflict=on_conflict or "refuse",
+                keep=_should_keep(record),
             )
-            if witness is not None:
-                witness.fork_started(record.id)
-            return _recorded(ledger, record, landed.commit)
+            if observer is not None:
+                observer.fork_started(record.id)
+            return _load_outcome(ledger, record, landed.commit)
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
-        await run_in_thread(_drop_what_is_over, remains)
-        origin = remains.origin
+        await run_in_thread(_drop_resolved, stored)
+        origin = stored.origin
     if on_conflict is not None:
         recipe = replace(recipe, on_conflict=on_conflict)
-    return await recipe.pattern(where).run(origin, resume=record.id, witness=witness)
+    return await recipe.pattern(workspace).run(origin, resume=record.id, observer=observer)
 
 
-def judging_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
-    """The tests that judge a fork's attempts, or this command run as those are; None where there are none.
+def find_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
+    """Build the tests that judge a fork's attempts, with ``command`` instead of theirs if given; None without tests.
 
-    LedgerError for a fork that a program made, and no command: what its tests are is not written down.
+    Raises LedgerError for a fork that a program started if no command is given: its tests are not stored.
     """
     try:
         recipe = Recipe.from_json(fork.spec)
@@ -68,35 +73,35 @@ def judging_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
         if command is not None:
             return Tests(command)
         raise LedgerError(
-            f"fork {fork.id} was made by a program, and which tests judge it is not written down: name them, or do "
-            "without (--test, --no-test)",
+            f"fork {fork.id} was started by a program, and its tests are not stored: name a test command (--test), or "
+            "do without tests (--no-test)",
             subject=fork.id,
         ) from error
-    return replace(recipe, tests=command or recipe.tests).test()
+    return replace(recipe, tests=command or recipe.tests).build_tests()
 
 
-def _keeps(fork: ForkRecord) -> bool:
-    """Whether the branches of those that did not win were to be kept."""
+def _should_keep(fork: ForkRecord) -> bool:
+    """Return whether the losers' branches should be kept."""
     return bool((fork.resolution or {}).get("keep", fork.spec.get("keep", False)))
 
 
-def _drop_what_is_over(fork: StoredFork) -> None:
-    """Drop what forks inside the attempts left that were decided, and not brought to their end: they are made anew."""
+def _drop_resolved(fork: StoredFork) -> None:
+    """Drop the branches of decided forks inside the attempts: resuming runs those forks again."""
     for inner in fork.inside():
         if inner.record.is_over:
             inner.drop()
         else:
-            _drop_what_is_over(inner)
+            _drop_resolved(inner)
 
 
-def _recorded(ledger: LedgerReader, fork: ForkRecord, commit: Commit) -> SpeculationOutcome:
-    """The outcome of a fork that was decided by a process that is no more."""
-    results = {attempt.id: _result(attempt) for attempt in ledger.attempts(fork.id)}
+def _load_outcome(ledger: Ledger, fork: ForkRecord, commit: Commit) -> SpeculationOutcome:
+    """Load the outcome of a fork that another process decided."""
+    results = {attempt.id: _load_result(attempt) for attempt in ledger.attempts(fork.id)}
     winner = None if fork.winner is None else results[fork.winner]
     return SpeculationOutcome(winner, list(results.values()), True, commit, fork.id)
 
 
-def _result(attempt: AttemptRecord) -> SpeculationResult:
+def _load_result(attempt: AttemptRecord) -> SpeculationResult:
     return SpeculationResult(
         attempt.index,
         attempt.state == "succeeded",

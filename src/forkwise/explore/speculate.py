@@ -1,11 +1,11 @@
-"""Speculate: several candidates at once, and the first that succeeds wins."""
+"""Speculate: run several candidates at once; the first success wins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, best, several
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate
@@ -14,10 +14,11 @@ __all__ = ["Speculate"]
 
 
 class Speculate(Pattern):
-    """Run candidates side by side; the first success is committed at once, the others are dropped.
+    """Run candidates side by side; commit the first success at once and drop the others.
 
-    A candidate is called with its directory and returns True or False, or ``(success, score)``; or it is a command, a
-    list of words, that succeeds by exiting with 0. With ``first_wins=False`` all are waited for, and the best wins.
+    A candidate is a function that is called with its directory and returns True or False, or ``(success, score)``; or
+    it is a command, a list of words, that succeeds if it exits with 0. With ``first_wins=False``, wait for all and
+    commit the best.
 
     >>> import tempfile
     >>> from forkwise import Workspace
@@ -39,13 +40,13 @@ class Speculate(Pattern):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
-        self._candidates = several(candidates)
+        self._candidates = build_candidates(candidates)
         self._first_wins = first_wins
 
     async def explore(self, search: Search) -> Attempt | None:
         attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
         if not self._first_wins:
-            return best(await search.fork.run(attempts))
+            return find_best(await search.fork.run(attempts))
         search.how = "first success"
         async for attempt in search.fork.finished(attempts):
             if attempt.success:

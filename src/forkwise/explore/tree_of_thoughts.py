@@ -1,4 +1,4 @@
-"""TreeOfThoughts: strategies side by side, the best refined by further ones, level after level."""
+"""TreeOfThoughts: run strategies side by side and expand the best into further ones, level by level."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, best, expanded, several
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt, find_best
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate
@@ -15,10 +15,11 @@ __all__ = ["TreeOfThoughts"]
 
 
 class TreeOfThoughts(Pattern):
-    """Run strategies side by side; the best is expanded into further ones that build on what it did, and so on.
+    """Run strategies side by side, and expand the best into further ones that build on its changes, and so on.
 
-    ``expand`` is called with the directory of the best so far and its depth (1 for the first expansion), and gives the
-    strategies of the next level; none, or a level in which all fail, ends the search with what was best before.
+    ``expand`` is called with the directory of the best attempt so far and its depth (1 for the first expansion), and
+    returns the strategies of the next level. The search ends with the best attempt so far if ``expand`` returns none,
+    or if all of a level fail.
     """
 
     kind: ClassVar[str] = "tree"
@@ -34,20 +35,20 @@ class TreeOfThoughts(Pattern):
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         if max_depth < 1:
-            raise ValueError(f"a tree has at least one level, not {max_depth}")
-        self._strategies = several(strategies)
+            raise ValueError(f"max_depth must be at least 1, not {max_depth}")
+        self._strategies = build_candidates(strategies)
         self._expand = expand
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
-        found = best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
+        found = find_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
         depth = 1
         while found is not None and self._expand is not None and depth < self._max_depth:
-            strategies = await expanded(self._expand, found, depth)
+            strategies = await expand_attempt(self._expand, found, depth)
             if not strategies:
                 break
             fork = await search.inside(found)
-            refined = best(await fork.run(fork.add(c, i) for i, c in enumerate(strategies)))
+            refined = find_best(await fork.run(fork.add(c, i) for i, c in enumerate(strategies)))
             if refined is None:
                 break
             found, depth = refined, depth + 1

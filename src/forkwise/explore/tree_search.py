@@ -1,4 +1,4 @@
-"""TreeSearch: Monte Carlo tree search over what strategies make of each other's results."""
+"""TreeSearch: Monte Carlo tree search over sequences of strategies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, best, several
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Command, Task
 from forkwise.fork.evaluation import Evaluate
@@ -16,30 +16,30 @@ from forkwise.fork.fork import default_parallel
 
 __all__ = [
     "Mcts",
-    "Node",
+    "SearchNode",
     "TreeSearch",
 ]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """What comes of one action upon a parent's state. The root stands for the state before any."""
+class SearchNode:
+    """The state after one action on the parent's state. The root is the initial state."""
 
     action: int
-    parent: Node | None = None
+    parent: SearchNode | None = None
     depth: int = 0
     visits: int = 0
-    gained: float = 0.0
+    total_score: float = 0.0
     score: float | None = None
     is_open: bool = False
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, SearchNode] = field(default_factory=dict)
 
 
 class Mcts:
-    """A search over ``actions`` that can each be tried once upon every state, down to ``max_depth``.
+    """A search over ``actions``, each of which can be tried once in every state, down to ``max_depth``.
 
-    Which is next is decided by UCT: by what came of a node and everything below it, on a scale from the worst to the
-    best score so far, and by how rarely it was tried; ``exploration`` weighs the second.
+    UCT selects the next node: by the mean score of a node and its descendants, scaled between the worst and the best
+    score so far, plus a bonus for few visits, weighted by ``exploration``.
 
     >>> search = Mcts(2)
     >>> first, second = search.ask(), search.ask()
@@ -50,44 +50,44 @@ class Mcts:
     """
 
     def __init__(self, actions: int, *, exploration: float = math.sqrt(2), max_depth: int = 4) -> None:
-        self.root = Node(-1, is_open=True)
+        self.root = SearchNode(-1, is_open=True)
         self._actions = actions
         self._exploration = exploration
         self._max_depth = max_depth
         self._lowest = math.inf
         self._highest = -math.inf
 
-    def ask(self) -> Node | None:
-        """The next node to try; None where there is none, or none before something is told."""
+    def ask(self) -> SearchNode | None:
+        """Return the next node to try; None if none is left, or none until ``tell`` is called."""
         path = [self.root]
         while True:
             node = path[-1]
             untried = next((a for a in range(self._actions) if a not in node.children), None)
             if node.is_open and node.depth < self._max_depth and untried is not None:
-                made = Node(untried, node, node.depth + 1)
+                made = SearchNode(untried, node, node.depth + 1)
                 node.children[untried] = made
                 for above in (*path, made):
                     above.visits += 1
                 return made
-            going = [child for child in node.children.values() if self._leads_on(child)]
-            if not going:
+            candidates = [child for child in node.children.values() if self._has_untried(child)]
+            if not candidates:
                 return None
-            path.append(max(going, key=lambda child: self._worth(node, child)))
+            path.append(max(candidates, key=lambda child: self._score_uct(node, child)))
 
-    def tell(self, node: Node, score: float | None) -> None:
-        """What came of a node; None where nothing can be built upon it."""
+    def tell(self, node: SearchNode, score: float | None) -> None:
+        """Record the score of a node; None if the node failed and cannot be expanded."""
         if score is None:
             return
         node.score = score
         node.is_open = True
         self._lowest, self._highest = min(self._lowest, score), max(self._highest, score)
-        above: Node | None = node
+        above: SearchNode | None = node
         while above is not None:
-            above.gained += score
+            above.total_score += score
             above = above.parent
 
-    def _leads_on(self, node: Node) -> bool:
-        """Whether anything below is left to be tried."""
+    def _has_untried(self, node: SearchNode) -> bool:
+        """Return whether ``node`` or a descendant has an untried action."""
         pending = [node]
         while pending:
             one = pending.pop()
@@ -96,18 +96,18 @@ class Mcts:
             pending += one.children.values()
         return False
 
-    def _worth(self, parent: Node, child: Node) -> float:
+    def _score_uct(self, parent: SearchNode, child: SearchNode) -> float:
         span = self._highest - self._lowest
-        mean = child.gained / child.visits
+        mean = child.total_score / child.visits
         value = (mean - self._lowest) / span if span > 0 else 0.5
         return value + self._exploration * math.sqrt(math.log(parent.visits) / child.visits)
 
 
 class TreeSearch(Pattern):
-    """Try ``budget`` times to apply one of the strategies, to the workspace or on top of an earlier success, wherever
-    that promises most; the best of all wins. Strategies are those of TreeOfThoughts, and any of them may follow any.
+    """Run ``budget`` attempts, each one strategy on the workspace or on an earlier success; the best attempt wins.
 
-    ``exploration`` is how much is given to what was rarely tried, ``max_depth`` how many strategies follow each other.
+    UCT selects the most promising combination; any strategy may follow any other. ``exploration`` weights rarely tried
+    combinations, ``max_depth`` limits how many strategies follow each other.
     """
 
     kind: ClassVar[str] = "tree-search"
@@ -124,26 +124,26 @@ class TreeSearch(Pattern):
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         if budget < 1 or max_depth < 1:
-            raise ValueError(f"a search tries at least once and one deep, not {budget} times and {max_depth} deep")
-        self._strategies = several(strategies)
+            raise ValueError(f"budget and max_depth must be at least 1, not {budget} and {max_depth}")
+        self._strategies = build_candidates(strategies)
         self._budget = budget
         self._exploration = exploration
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
         tree = Mcts(len(self._strategies), exploration=self._exploration, max_depth=self._max_depth)
-        made: dict[Node, Attempt] = {}
-        out: dict[asyncio.Task[list[Attempt]], Node] = {}
+        attempts: dict[SearchNode, Attempt] = {}
+        pending_runs: dict[asyncio.Task[list[Attempt]], SearchNode] = {}
         at_once = self.settings.max_parallel or default_parallel()
         while True:
-            while len(made) < self._budget and len(out) < at_once and (node := tree.ask()) is not None:
-                fork = await search.inside(made[node.parent]) if node.parent in made else search.fork
-                made[node] = fork.add(self._strategies[node.action], node.action)
-                out[asyncio.create_task(fork.run([made[node]]))] = node
-            if not out:
-                return best(list(made.values()))
-            done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
+            while len(attempts) < self._budget and len(pending_runs) < at_once and (node := tree.ask()) is not None:
+                fork = await search.inside(attempts[node.parent]) if node.parent in attempts else search.fork
+                attempts[node] = fork.add(self._strategies[node.action], node.action)
+                pending_runs[asyncio.create_task(fork.run([attempts[node]]))] = node
+            if not pending_runs:
+                return find_best(list(attempts.values()))
+            done, _ = await asyncio.wait(pending_runs, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-                node = out.pop(task)
-                tree.tell(node, made[node].score if made[node].success else None)
+                node = pending_runs.pop(task)
+                tree.tell(node, attempts[node].score if attempts[node].success else None)

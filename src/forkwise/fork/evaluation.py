@@ -98,8 +98,8 @@ def _lines_changed(diff: str) -> int:
     """Count the changed lines in hunks, not the ``---`` and ``+++`` of headers. A file without hunks counts as one."""
     changed, in_hunk = 0, False
     for line in diff.split("\n"):
-        if line.startswith(("diff ", " ")):
-            in_hunk = line.startswith(" ")
+        if line.startswith(("diff ", "@@ ")):
+            in_hunk = line.startswith("@@ ")
         elif line.startswith(("+", "-") if in_hunk else ("Binary files ", "Files ")):
             changed += 1
     return changed
