@@ -128,7 +128,7 @@ class NamespaceError(ProcessBranchError):
 
 
 class MemoryBranchError(BranchingError):
-    """The memory of a process could not be branched; raised to the caller of a ``BranchContext``."""
+    """The memory of a process could not be branched; exported for compatibility, forkwise never raises it."""
 
 
 class LedgerError(BranchingError):
@@ -198,7 +198,10 @@ class ModuleError(BranchingError):
 
 
 class ParseError(ModuleError):
-    """A model's output does not match the requested format; ``raw_output`` is the output. Raised to the module's caller."""
+    """A model's output does not match the requested format; raised to the caller of the module.
+
+    ``raw_output`` is the output.
+    """
 
     def __init__(self, message: str, raw_output: str | None = None) -> None:
         super().__init__(message)
@@ -248,7 +251,10 @@ class ForkDepthLimitError(BranchingError):
 
 
 class BudgetExceededError(BranchingError):
-    """A branch was stopped because its budget is exhausted; ``state`` names the budget. Seen by the branch's agent."""
+    """A branch was stopped because its budget is exhausted; raised inside the branch's run and recorded as its end.
+
+    ``state`` names the budget.
+    """
 
     def __init__(self, message: str, *, state: str = "budget_exhausted") -> None:
         super().__init__(f"{state}: {message}")
