@@ -1,30 +1,31 @@
-"""Work in threads, awaited: as many at once as there are, and a thread may outlive whoever wanted to know."""
+"""The bridges between blocking and asynchronous code: threads, awaiting to completion, and the shared loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from forkwise.concurrency import finish_then_cancel, run_in_thread
+from forkwise.concurrency import finish_then_cancel, run_in_thread, run_sync
 
 
-def test_what_comes_of_it() -> None:
+def test_results_and_errors() -> None:
     def fail() -> None:
-        raise KeyError("told")
+        raise KeyError("cause")
 
     async def main() -> None:
         assert await run_in_thread(divmod, 7, 2) == (3, 1)
         assert await run_in_thread(int, "ff", base=16) == 255
-        with pytest.raises(KeyError, match="told"):
+        with pytest.raises(KeyError, match="cause"):
             await run_in_thread(fail)
 
     asyncio.run(main())
 
 
-def test_the_end_of_an_iterator_is_no_end_without_an_answer() -> None:
+def test_stop_iteration_does_not_leave_the_future_pending() -> None:
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
             await run_in_thread(next, iter(()))
@@ -44,7 +45,7 @@ def test_context_variables_are_those_of_the_task() -> None:
     asyncio.run(main())
 
 
-def test_all_of_many_are_under_way_at_once() -> None:
+def test_many_threads_run_at_once() -> None:
     many = 100
     meeting = threading.Barrier(many, timeout=60)
 
@@ -54,7 +55,7 @@ def test_all_of_many_are_under_way_at_once() -> None:
     asyncio.run(main())
 
 
-def test_where_no_more_threads_can_be_had_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_a_thread_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     start, refused = threading.Thread.start, iter(["once", "twice"])
 
     def refuse(thread: threading.Thread) -> None:
@@ -70,13 +71,13 @@ def test_where_no_more_threads_can_be_had_for_a_moment(monkeypatch: pytest.Monke
     assert next(refused, None) is None
 
 
-def test_cancelled_the_thread_goes_on_unheard(caplog: pytest.LogCaptureFixture) -> None:
-    gate, gone = threading.Event(), threading.Event()
+def test_a_cancelled_thread_runs_on_and_its_error_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    gate, done = threading.Event(), threading.Event()
 
     def work() -> None:
         gate.wait()
-        gone.set()
-        raise KeyError("nobody asked")
+        done.set()
+        raise KeyError("ignored")
 
     async def main() -> None:
         job = asyncio.create_task(asyncio.wait_for(run_in_thread(work), None))
@@ -85,7 +86,7 @@ def test_cancelled_the_thread_goes_on_unheard(caplog: pytest.LogCaptureFixture) 
         with pytest.raises(asyncio.CancelledError):
             await job
         gate.set()
-        await run_in_thread(gone.wait)
+        await run_in_thread(done.wait)
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -109,7 +110,7 @@ def test_a_thread_that_outlives_its_loop() -> None:
         thread.join()
 
 
-def test_who_is_cancelled_before_leaving_leaves_when_it_is_done() -> None:
+def test_finish_then_cancel_raises_after_the_work_is_done() -> None:
     gate, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -117,21 +118,21 @@ def test_who_is_cancelled_before_leaving_leaves_when_it_is_done() -> None:
         done.set()
 
     async def main() -> None:
-        leaving = asyncio.create_task(_leave(run_in_thread(work)))
+        waiter = asyncio.create_task(_finish(run_in_thread(work)))
         await asyncio.sleep(0)
         for _ in range(3):  # however often
-            leaving.cancel()
+            waiter.cancel()
             await asyncio.sleep(0.01)
-            assert not leaving.done()
+            assert not waiter.done()
         gate.set()
         with pytest.raises(asyncio.CancelledError):
-            await leaving
+            await waiter
         assert done.is_set()
 
     asyncio.run(main())
 
 
-def test_who_is_not_cancelled_before_leaving_is_told_what_came_of_it() -> None:
+def test_finish_then_cancel_without_cancellation() -> None:
     async def main() -> None:
         assert await finish_then_cancel(run_in_thread(divmod, 7, 2)) == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -140,5 +141,76 @@ def test_who_is_not_cancelled_before_leaving_is_told_what_came_of_it() -> None:
     asyncio.run(main())
 
 
-async def _leave(work: asyncio.Future[None]) -> None:
+async def _finish(work: asyncio.Future[None]) -> None:
     await finish_then_cancel(work)
+
+
+async def _thread_name() -> str:
+    return threading.current_thread().name
+
+
+def test_all_threads_share_one_loop() -> None:
+    async def loop_id() -> int:
+        return id(asyncio.get_running_loop())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(lambda _: run_sync(loop_id()), range(8))}) == 1
+    assert run_sync(_thread_name()) == "forkwise loop"
+
+
+def test_a_coroutine_runs_with_the_callers_context_and_raises_its_error() -> None:
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    async def read() -> str:
+        return variable.get()
+
+    async def fail() -> None:
+        raise KeyError("cause")
+
+    variable.set("inside")
+    assert run_sync(read()) == "inside"
+    with pytest.raises(KeyError, match="cause"):
+        run_sync(fail())
+
+
+def test_blocking_the_shared_loop_does_not_deadlock() -> None:
+    """A coroutine on the shared loop blocks it, and a thread of what it waits for calls ``run_sync`` again."""
+
+    async def inner() -> str:
+        return await run_in_thread(lambda: run_sync(_thread_name()))
+
+    async def outer() -> str:
+        return run_sync(inner())
+
+    before = threading.active_count()
+    assert run_sync(outer()) == "forkwise nested loop"
+    assert run_sync(_thread_name()) == "forkwise loop"
+    assert threading.active_count() <= before + 1  # the shared loop, if this test started it
+
+
+def test_the_tasks_left_on_a_nested_loop_are_cancelled() -> None:
+    ended: list[str] = []
+
+    async def sleep() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def inner() -> None:
+        tasks.append(asyncio.create_task(sleep()))
+        await asyncio.sleep(0)
+
+    async def outer() -> None:
+        run_sync(inner())
+
+    tasks: list[asyncio.Task[None]] = []
+    run_sync(outer())
+    assert ended == ["cancelled"]
+
+
+def test_a_running_loop_of_the_callers_is_not_used() -> None:
+    async def main() -> str:
+        return run_sync(_thread_name())
+
+    assert asyncio.run(main()) == "forkwise loop"

@@ -130,7 +130,7 @@ class CallResult:
             return self.value
         if isinstance(self.error, Exception):
             raise self.error
-        raise RuntimeError(f"it raised {type(self.error).__name__}") from self.error
+        raise RuntimeError(f"the function raised {type(self.error).__name__}") from self.error
 
 
 async def try_call(function: Callable[..., Any], *args: Any) -> CallResult:
@@ -238,6 +238,9 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
         tasks.append(loop.create_task(coroutine))
         tasks[0].add_done_callback(report)
 
+    def cancel() -> None:
+        tasks[0].cancel()
+
     def report(task: asyncio.Task[T]) -> None:
         if task.cancelled():
             outcome.set_exception(asyncio.CancelledError())
@@ -250,7 +253,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) 
     try:
         _wait_for(outcome)
     except BaseException:  # this thread was interrupted
-        loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+        loop.call_soon_threadsafe(cancel)
         _wait_for(outcome)
         raise
     return outcome.result()

@@ -233,7 +233,7 @@ class LimitError(ModuleError):
 
 
 class ForkBranchLimitError(BranchingError):
-    """A fork requests more branches than ``limit``; raised to the agent or caller who forks."""
+    """A fork requests more branches than ``limit``; raised to the forking agent or caller."""
 
     def __init__(self, message: str, *, asked: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -242,7 +242,7 @@ class ForkBranchLimitError(BranchingError):
 
 
 class ForkDepthLimitError(BranchingError):
-    """A fork inside a branch exceeds the maximum depth; raised to the agent or caller who forks."""
+    """A fork inside a branch exceeds the maximum depth; raised to the forking agent or caller."""
 
     def __init__(self, message: str, *, depth: int = 0, limit: int = 0) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Control groups: real processes that run into their limits, and groups that never stay behind.
+"""Control groups: real processes that reach their limits, and groups that are always removed.
 
 Those of version 2 with all their controllers are shown as plain directories, since few machines have both versions.
 """
@@ -27,19 +27,19 @@ ALL = Limits(wall=60, cpu=2, memory=256 * MB, processes=10, file_size=MB, disk=M
 
 @pytest.fixture(autouse=True)
 def no_group_left() -> Iterator[None]:
-    """After each test there is no group that this process made."""
+    """Check after each test that no group of this process is left."""
     yield
     assert groups_of(os.getpid()) == []
 
 
 def groups_of(pid: int) -> list[str]:
-    """The groups that a process of this number made, or one before it."""
+    """Return the groups that a process with this PID created."""
     found = (f"{base}/{name}" for base in own_groups().values() for name in os.listdir(base))
     return [path for path in found if (owner := cgroup._owner(os.path.basename(path))) and owner.pid == pid]
 
 
 def need_groups() -> None:
-    """Skip where this user may make no groups."""
+    """Skip the test if this user cannot create groups."""
     for controller in ("memory", "pids", "cpuacct"):
         need(version_of(controller) is not None, cgroup.why_not(controller))
 
@@ -76,7 +76,7 @@ def test_a_group_without_purpose_is_no_directory() -> None:
         group.kill()
 
 
-def test_a_memory_hog_is_killed_and_it_is_told() -> None:
+def test_a_memory_hog_is_killed_and_the_kill_is_counted() -> None:
     limit = 64 * MB
     with make(Limits(memory=limit)) as group:
 
@@ -105,7 +105,7 @@ def test_memory_is_limited_for_all_processes_together() -> None:
                     os.read(held, 1)
                     os._exit(len(block) == 0)
                 children.append(child)
-            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))  # comes only of a kill: the others wait
+            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))  # returns only after a kill: the others wait
             os.close(holder)
             codes += [os.waitstatus_to_exitcode(os.wait()[1]) for _ in children[1:]]
             return codes
@@ -126,7 +126,7 @@ def test_processes_are_counted() -> None:
         assert group.forks_refused() == 1
 
 
-def test_cpu_time_of_all_processes_is_seen() -> None:
+def test_cpu_time_of_all_processes_is_counted() -> None:
     with make(Limits(cpu=1)) as group:
 
         def burner() -> None:
@@ -141,7 +141,7 @@ def test_cpu_time_of_all_processes_is_seen() -> None:
         assert 0.25 < (group.cpu_seconds() or 0) < 60
 
 
-def test_cpu_time_is_seen_by_version_2_as_well() -> None:
+def test_cpu_time_is_counted_by_version_2_as_well() -> None:
     need("" in own_groups() and cgroup._is_ours(own_groups()[""]), "no group of version 2 is ours")
     enforcement: Enforcement = {"cpu": "cgroup v2"}
     with create(Limits(cpu=1), enforcement) as group:
@@ -192,14 +192,14 @@ def test_nothing_survives_the_removal(version: int, survivor: Callable[[], None]
         os.close(held)
         paths = group.paths
         assert paths
-    assert os.read(lifeline, 1) == b""  # nobody holds the other end
+    assert os.read(lifeline, 1) == b""  # no process has the other end open
     os.close(lifeline)
     assert [path for path in paths if os.path.exists(path)] == []
     group.remove()  # again, with nothing to do
 
 
 def start_and_leave(work: Callable[[], None]) -> int:
-    """Run something in a child whose own children outlive it; gives the number it had."""
+    """Run a function in a child whose own children outlive it; return the PID of the child."""
     if (child := os.fork()) == 0:
         code = 1
         try:
@@ -274,12 +274,12 @@ def test_a_group_that_cannot_be_made_is_an_error_and_leaves_none(monkeypatch: py
     assert not os.path.exists(made[0])
 
 
-# Version 2, where a tree can be shown but none with these controllers may be at hand
+# Version 2, with an imitated tree, because the machine may have none with these controllers
 
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the group of a delegated scope looks like to the process in it."""
+    """Imitate the group of a delegated scope, as the process in it sees it."""
     for name, text in (
         ("cgroup.controllers", "cpu memory pids\n"),
         ("cgroup.subtree_control", ""),
@@ -291,11 +291,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_tree_that_was_given_to_us_is_used(tree: Path) -> None:
+def test_a_delegated_tree_is_used(tree: Path) -> None:
     assert set(choose_enforcement(Limits(memory=MB, processes=5, cpu=1)).values()) == {"cgroup v2"}
 
 
-def test_a_tree_with_somebody_else_in_it_is_not(tree: Path) -> None:
+def test_a_tree_with_unrelated_processes_is_not_used(tree: Path) -> None:
     (tree / "cgroup.procs").write_text("0\n")  # one of another PID namespace
     assert version_of("memory") is None
 
@@ -325,7 +325,7 @@ def test_controllers_are_passed_on_after_the_processes_moved_down(tree: Path, mo
         ]
 
 
-def test_version_2_tells_what_was_used(tmp_path: Path) -> None:
+def test_version_2_reports_usage(tmp_path: Path) -> None:
     (tmp_path / "memory.peak").write_text("4096\n")
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n")

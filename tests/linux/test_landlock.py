@@ -1,4 +1,4 @@
-"""Landlock: what a real process can still change, reach and signal once it restricted itself."""
+"""Landlock: what a real process can still change, reach and signal after it restricted itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDED = {"truncate": 3, "tcp": 4, "ioctl": 5, "scope": 6}
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """A directory that may be written, with a file in it."""
+    """Create a writable directory with a file in it."""
     directory = tmp_path / "inside"
     (directory / "deep").mkdir(parents=True)
     (directory / "file").write_text("in")
@@ -35,7 +35,7 @@ def inside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """One that may not."""
+    """Create a directory that is not writable."""
     directory = tmp_path / "outside"
     (directory / "deep").mkdir(parents=True)
     (directory / "file").write_text("out")
@@ -44,17 +44,17 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def needs_landlock() -> None:
-    """Nothing here works without."""
+    """Skip all tests if the kernel has no Landlock."""
     need(abi() >= 1, "this kernel has no Landlock")
 
 
 def need_abi(what: str) -> None:
-    """Skip where the kernel's version cannot forbid something."""
+    """Skip the test if the kernel's version cannot forbid something."""
     need(abi() >= NEEDED[what], f"Landlock ABI {abi()} cannot forbid {what}")
 
 
 def attempts(place: Path) -> dict[str, Callable[[], object]]:
-    """The ways of changing something in a directory."""
+    """Return functions that change something in a directory, by name."""
     file = place / "file"
     return {
         "write": lambda: file.write_text("changed"),
@@ -85,7 +85,7 @@ def test_everything_can_be_changed_inside_and_nothing_outside(inside: Path, outs
     allowed, refused = do(attempt).answer
     if abi() >= 2:  # before, nothing moved from directory to directory
         assert set(allowed.values()) == {""}
-    missing = {"rename deeper", "rename back", "unlink deeper"}  # what an earlier attempt would have made
+    missing = {"rename deeper", "rename back", "unlink deeper"}  # an earlier attempt would have created them
     assert {name for name, answer in refused.items() if answer == ""} <= ({"truncate"} if abi() < 3 else set())
     assert {refused[name] for name in refused.keys() - missing} <= {"EACCES", "EXDEV", ""}
     assert sorted(path.name for path in outside.rglob("*")) == before
@@ -183,7 +183,7 @@ def test_devices_take_ioctls_only_where_they_are_writable(inside: Path) -> None:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A service of the host."""
+    """Listen on a TCP port of the host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -201,7 +201,11 @@ def test_tcp_is_shut_where_no_network_is_allowed(listener: socket.socket, inside
         ]
 
     assert do(lambda: attempt(True)).answer == ["", "", ""]
-    assert do(lambda: attempt(False)).answer == ["EACCES", "EACCES", ""]  # the day the last is refused: a gap less
+    assert do(lambda: attempt(False)).answer == [
+        "EACCES",
+        "EACCES",
+        "",
+    ]  # if the last one is ever refused, there is one gap less
     assert "listening on a TCP port that the kernel picks" in gaps(abi())
 
 
@@ -278,7 +282,7 @@ def test_a_missing_path_is_named(inside: Path) -> None:
     assert "No such file" in said
 
 
-def test_the_17th_restriction_is_told_to_be_one_too_many(inside: Path) -> None:
+def test_the_17th_restriction_is_one_too_many(inside: Path) -> None:
     def attempt() -> str:
         for _ in range(16):
             restrict(writable=[str(inside)])
@@ -311,7 +315,7 @@ def test_older_versions_forbid_less_and_still_work(
     assert ("abstract Unix sockets and signals" in gaps(version)) == (version < 6)
 
 
-def test_what_was_asked_for_by_name_and_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_restriction_that_is_not_available_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 3)
     with pytest.raises(NamespaceError, match=r"TCP.*6\.7"):
         restrict(writable=[], allow_network=False)
@@ -320,10 +324,10 @@ def test_what_was_asked_for_by_name_and_cannot_be_had_is_an_error(monkeypatch: p
         restrict(writable=[])
 
 
-def test_modes_of_files_are_told_to_be_a_gap(inside: Path, outside: Path) -> None:
+def test_modes_of_files_are_a_listed_gap(inside: Path, outside: Path) -> None:
     def attempt() -> str:
         restrict(writable=[str(inside)])
         return error_of(lambda: (outside / "file").chmod(0o600))
 
-    assert do(attempt).answer == ""  # the day this fails, there is one gap less
+    assert do(attempt).answer == ""  # if this ever fails, there is one gap less
     assert "modes, owners, times and attributes of files" in gaps(abi())

@@ -1,4 +1,4 @@
-"""Which process a branch or a fork belongs to, on this machine and on others."""
+"""The identity of a process, on this machine and on others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_reboot_ends_it_and_another_machine_does_not() -> None:
     assert not replace(container, start=0).alive
 
 
-def test_what_was_written_when_no_machine_was_told() -> None:
+def test_loading_an_older_dump_without_a_machine() -> None:
     old = ProcessId.load(ProcessId.current().dump()[:4])
     assert old.alive
     assert not replace(old, boot="another boot").alive

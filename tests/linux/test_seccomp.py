@@ -1,4 +1,4 @@
-"""Filters of system calls: judged by a small interpreter of their code, and by what real processes meet."""
+"""Seccomp filters: run by a small BPF interpreter, and installed in real processes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ presets = pytest.mark.parametrize("names", [STANDARD, STRICT], ids=["standard", 
 
 
 def number(name: str, machine: str = platform.machine()) -> int | None:
-    """The number of a call."""
+    """Return the number of a call."""
     return seccomp._NUMBERS[name][list(ARCH).index(machine)]
 
 
 def verdict(program: bytes, call: int, *arguments: int, arch: int) -> int:
-    """What a filter returns for a call: the part of classic BPF that filters are made of, interpreted."""
+    """Return a filter's verdict on a call, by interpreting the part of classic BPF that filters use."""
     padded = [a & (1 << 64) - 1 for a in (*arguments, 0, 0, 0, 0, 0, 0)][:6]
     data = struct.pack("=IIQ6Q", call & 0xFFFFFFFF, arch, 0, *padded)
     code = list(struct.iter_unpack("=HBBI", program))
@@ -102,7 +102,7 @@ def test_numbers_of_another_machine_kill(machine: str, names: frozenset[str]) ->
 
 
 @machines
-def test_ioctls_that_type_into_a_terminal_are_told_by_the_low_half_of_their_number(machine: str) -> None:
+def test_ioctls_that_type_into_a_terminal_are_recognised_by_the_low_half_of_their_number(machine: str) -> None:
     ioctl, arch = number("ioctl", machine), ARCH[machine]
     assert ioctl is not None
     program = deny((), machine=machine)
@@ -115,7 +115,7 @@ def test_ioctls_that_type_into_a_terminal_are_told_by_the_low_half_of_their_numb
 
 
 @machines
-def test_namespaces_are_told_by_the_flags(machine: str) -> None:
+def test_namespaces_are_recognised_by_the_flags(machine: str) -> None:
     program, arch = deny({"clone", "unshare"}, machine=machine), ARCH[machine]
     clone, unshare_ = number("clone", machine), number("unshare", machine)
     assert clone is not None
@@ -171,7 +171,7 @@ def test_what_is_no_filter_is_an_error() -> None:
 
 
 def call(name_or_number: str | int, *arguments: int) -> str:
-    """Make a raw system call; the name of its error, "" where it works."""
+    """Make a raw system call; return the name of its error, "" if it succeeds."""
     chosen = number(name_or_number) if isinstance(name_or_number, str) else name_or_number
     words = [ctypes.c_long(word) for word in (chosen or 0, *arguments)]
     return errno.errorcode[ctypes.get_errno()] if libc.syscall(*words) < 0 else ""
@@ -184,8 +184,8 @@ def test_each_named_call_fails_in_a_real_process(names: frozenset[str]) -> None:
     def attempt() -> dict[str, str]:
         os.setsid()  # vhangup has nothing to hang up
         install(deny(names))
-        assert call("keyctl", -1) == "EPERM"  # else nothing below is tried
-        # With -1 for every argument none of them does anything even where it is let through.
+        assert call("keyctl", -1) == "EPERM"  # otherwise the calls below would test nothing
+        # With -1 for every argument none of these calls has an effect, even if the filter allows it.
         return {name: call(name, *[-1] * 6) for name in present}
 
     answers = do(attempt).answer

@@ -1,4 +1,4 @@
-"""Copies keep what a file is; nothing follows a symlink, crosses a mount, or minds depth and few descriptors."""
+"""Copies preserve metadata; no function follows a symlink, crosses a mount, or is limited by depth or descriptors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def few_descriptors() -> Iterator[None]:
 
 
 def make_chain(top: Path, depth: int) -> None:
-    """Directories in directories, with a file in the deepest."""
+    """Create nested directories with a file in the deepest."""
     top.mkdir()
     here = os.open(top, os.O_RDONLY)
     for _ in range(depth):
@@ -199,7 +199,7 @@ class TestFiles:
         assert os.readlink(tmp_path / "b") == "/etc/passwd"
         assert (tmp_path / "b").lstat().st_mtime_ns == 7
 
-    def test_special_files_are_passed_over(self, tmp_path: Path) -> None:
+    def test_special_files_are_skipped(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a")
         copied_entry(tmp_path / "a", tmp_path / "b")
         assert not os.path.lexists(tmp_path / "b")
@@ -362,7 +362,7 @@ def test_removal_of_what_is_not_there_is_fine(tmp_path: Path) -> None:
 
 
 def test_removal_opens_directories_that_lack_permission(tmp_path: Path) -> None:
-    """In a child process of another user where this one is root, because root needs no permission."""
+    """Run in a child process of another user if this one is root, because root needs no permission."""
     top = tmp_path / "a"
     (top / "x/y").mkdir(parents=True)
     (top / "x/y/file").touch()

@@ -1,4 +1,4 @@
-"""Diffs in git's format, against git's own diff and against what applies them."""
+"""Diffs in git's format, compared with git's own and applied by git and patch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENVIRONMENT = {
 
 Tree = dict[str, FileVersion]
 
-# Most of an example's time is git's, and a busy machine is no failure.
+# No deadline: most of the time of an example is git's, and a busy machine is not a failure.
 unhurried = settings(max_examples=examples(50))
 
 PLAIN_NAMES = ["a", "b", "caf\u00e9", 'quo"te', "-p"]
@@ -121,14 +121,14 @@ files = st.builds(
     few_lines,
     endings,
 )
-# None leads to itself: git cannot put a directory where such a link was.
+# No link points to itself: git cannot replace such a link by a directory.
 links = st.builds(FileVersion, st.just(LINK), st.sampled_from([b"none", b"../x", b"/none", b"two\nlines", b"\xff"]))
 data = st.builds(FileVersion, st.sampled_from([FILE, PROGRAM]), st.binary(max_size=200).map(lambda tail: b"\0" + tail))
 
 
 @st.composite
 def trees(draw: st.DrawFn, sides: st.SearchStrategy[FileVersion], names: list[str]) -> Tree:
-    """A few files, some of them in directories; none of them is where another needs a directory."""
+    """Draw a few files, some in directories; no file has the name of another's directory."""
     name = st.sampled_from(names)
     drawn = draw(st.dictionaries(st.one_of(name, st.tuples(name, name).map("/".join)), sides, max_size=4))
     return {path: side for path, side in drawn.items() if not any(other.startswith(f"{path}/") for other in drawn)}
@@ -149,7 +149,7 @@ def test_git_applies_it_backwards(old: Tree, new: Tree) -> None:
         assert applied(Path(name), new, unified(between(old, new)), "-R") == old
 
 
-# Without context git takes a last line that has no ending for any line that begins like it, in its own diffs too.
+# Without context git confuses a last line without a newline with any line that begins like it, in its own diffs too.
 ended_files = files.map(lambda side: FileVersion(side.mode, (side.content or b"") + b"\n"))
 
 
@@ -181,13 +181,13 @@ flat_trees = st.dictionaries(st.sampled_from([*PLAIN_NAMES, "sub/a", "sub/b"]), 
 @unhurried
 @given(old=flat_trees, new=flat_trees)
 def test_patch_applies_it(old: Tree, new: Tree) -> None:
-    """`patch` deletes last, so that it cannot put a directory where a file was; no diff could help that."""
+    """Apply with `patch`, which deletes last and therefore cannot replace a file by a directory, whatever the diff."""
     with TemporaryDirectory() as name:
         assert patched(Path(name), old, unified(between(old, new))) == new
 
 
 def test_patch_finds_a_name_with_spaces_by_its_tab(place: Path) -> None:
-    """Where there is content: a diff without any, as of an empty file, `patch` cannot read from git either."""
+    """Use files with content: `patch` cannot read git's own diffs of empty files either."""
     old, new = (
         {"a b/c d": FileVersion(FILE, b"old\n")},
         {"a b/c d": FileVersion(FILE, b"new\n"), " e": FileVersion(FILE, b"made\n")},
@@ -200,12 +200,12 @@ LINES = [b"%d\n" % n for n in range(30)]
 
 @st.composite
 def distinct(draw: st.DrawFn) -> FileVersion:
-    """A file made from LINES whose difference from any other such file can be told in one way only."""
+    """Draw a file of LINES whose diff against any other such file is unique."""
     lines = [line for line in LINES if draw(st.integers(0, 9))]
     return FileVersion(draw(st.sampled_from([FILE, PROGRAM])), b"".join(lines) + draw(endings))
 
 
-# Without the one name that git writes in a way it cannot read.
+# Without the one name that git quotes in a way that it cannot parse.
 READABLE = [name for name in NAMES if not name.endswith(" ")]
 
 
@@ -222,7 +222,7 @@ def test_it_is_what_git_writes(old: Tree, new: Tree) -> None:
             run(place, "git", "commit", "-q", "--allow-empty", "-m", "tree")
         options = ["--full-index", "--no-renames", "--no-indent-heuristic"]
         theirs = run(place, "git", "diff", *options, "HEAD~", "HEAD").stdout
-    # What git shows after the range of a hunk, the line of a function's name, is for readers only.
+    # Git shows a function's name after the range of a hunk, which is for readers only.
     theirs = re.sub(rb"(?m)^(@@ -\S+ \+\S+ @@).*$", rb"\1", theirs)
     assert encoded(unified(between(old, new))) == theirs
 
@@ -270,7 +270,7 @@ def test_a_directory_that_becomes_a_file_is_a_new_file() -> None:
         (FileVersion(FILE, None), FileVersion(FILE, b"x"), "Files a/f (of unknown size) and b/f (1 bytes) differ"),
     ],
 )
-def test_large_content_is_told_by_its_size_and_refused(
+def test_large_content_is_reported_by_its_size_and_refused(
     place: Path, old: FileVersion | None, new: FileVersion | None, line: str
 ) -> None:
     text = unified([FileDiff("f", old, new)], limit=8, binary=True)
@@ -288,13 +288,13 @@ def test_a_side_at_the_limit_is_shown() -> None:
     assert "+xxxxxxxx\n" in unified([change], limit=None)
 
 
-def test_large_content_that_only_changed_its_mode_is_not_said_to_differ() -> None:
+def test_large_content_that_only_changed_its_mode_is_not_reported_to_differ() -> None:
     assert "differ" not in unified(
         [FileDiff("f", FileVersion(FILE, b"x" * 9), FileVersion(PROGRAM, b"x" * 9))], limit=8
     )
 
 
-def test_binary_content_that_was_not_asked_for_is_refused(place: Path) -> None:
+def test_binary_content_that_was_not_requested_is_refused(place: Path) -> None:
     text = unified([FileDiff("f", None, FileVersion(FILE, b"\0"))])
     assert text.endswith("Binary files /dev/null and b/f differ\n")
     assert run(place, "git", "apply", stdin=encoded(text), check=False).returncode != 0

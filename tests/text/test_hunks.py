@@ -1,4 +1,4 @@
-"""Several versions of a text lined up, and what choosing among their changes makes of it."""
+"""Several aligned versions of a text, and the texts that result from choosing among their changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forkwise.text.merge3 import Alignment, Hunk, align, merge, overlaps
 
-# Few lines that repeat, some texts without an ending: edits could stand elsewhere, and lines could be glued together.
+# Few distinct lines, some texts without a last newline: edits have several positions, and lines could be joined.
 texts = st.builds(
     lambda lines, ends: b"".join(lines) if ends else b"".join(lines).removesuffix(b"\n"),
     st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"d\r\n", b"\n"]), max_size=9),
@@ -28,7 +28,7 @@ def test_all_hunks_of_a_version_give_that_version(base: bytes, versions: dict[st
 
 
 @given(base=texts, versions=several, seed=st.randoms(use_true_random=False))
-def test_the_order_of_a_choice_says_nothing(base: bytes, versions: dict[str, bytes], seed: random.Random) -> None:
+def test_the_order_of_a_choice_does_not_matter(base: bytes, versions: dict[str, bytes], seed: random.Random) -> None:
     found = align(base, versions)
     chosen = list(_compatible(found, seed))
     once = found.apply(chosen)
@@ -85,7 +85,7 @@ def test_a_change_that_several_made_alike_is_one() -> None:
     assert found.apply([*found.of("one"), *found.of("two")]) == b"A\nb\n"
 
 
-def test_lines_are_never_glued_together() -> None:
+def test_lines_are_never_joined() -> None:
     found = align(b"x\ny\n", {"short": b"x\ny", "long": b"x\ny\nz\n"})
     with pytest.raises(ValueError, match="short and by long"):
         found.apply(found.hunks)
@@ -98,7 +98,7 @@ def test_a_hunk_of_another_text_is_refused() -> None:
 
 
 def _compatible(found: Alignment, seed: random.Random) -> list[Hunk]:
-    """Some hunks that can be chosen together."""
+    """Return some hunks that can be chosen together."""
     chosen: list[Hunk] = []
     for hunk in seed.sample(found.hunks, len(found.hunks)):
         if not any(hunk.meets(other) for other in chosen):

@@ -1,4 +1,4 @@
-"""The three-way merge, against git's own and against what must hold of any merge."""
+"""The three-way merge, compared with git's own, and the properties of any merge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.need import need
 ENVIRONMENT = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 LABELS = ["-L", "branch", "-L", "base", "-L", "parent"]
 
-# Much of an example's time is git's, and a busy machine is no failure.
+# No deadline: much of the time of an example is git's, and a busy machine is not a failure.
 
 Git = Callable[..., subprocess.CompletedProcess[bytes]]
 
@@ -79,7 +79,7 @@ def applied(found: list[Edit], old: list[bytes], new: list[bytes]) -> list[bytes
 
 @st.composite
 def texts(draw: st.DrawFn, lines: st.SearchStrategy[list[bytes]]) -> bytes:
-    """Lines, with their endings mixed or not, the last of them perhaps without."""
+    """Draw lines with equal or mixed endings, the last one perhaps without."""
     ending = draw(st.sampled_from([b"\n", b"\n", b"\r\n"]))
     text = b"".join(line + ending for line in draw(lines))
     return text.removesuffix(b"\n") if draw(st.booleans()) else text
@@ -95,7 +95,7 @@ SHARED = [b"new %d" % n for n in range(3)]
 
 @st.composite
 def changed(draw: st.DrawFn, own: list[bytes], shared: list[bytes]) -> list[bytes]:
-    """BASE with lines taken out and lines put in of which there is no other: its diff can be only one."""
+    """Draw BASE with lines removed and unique lines inserted, so that there is only one shortest diff."""
     lines = [line for line in BASE if draw(st.integers(0, 5))]
     for line in draw(st.lists(st.sampled_from([*own, *shared]), max_size=4, unique=True)):
         lines.insert(draw(st.integers(0, len(lines))), line)
@@ -156,7 +156,7 @@ def test_text_is_what_git_calls_text() -> None:
 
 
 @given(ours=changed(OURS, SHARED), theirs=changed(THEIRS, SHARED), ending=st.sampled_from([b"\n", b"\r\n"]))
-def test_same_bytes_as_git_where_the_diff_can_be_only_one(
+def test_same_bytes_as_git_if_there_is_only_one_shortest_diff(
     git: Git, ours: list[bytes], theirs: list[bytes], ending: bytes
 ) -> None:
     base, mine, other = (joined(lines).replace(b"\n", ending) for lines in (BASE, ours, theirs))
@@ -166,7 +166,7 @@ def test_same_bytes_as_git_where_the_diff_can_be_only_one(
 
 @given(base=few_lines, ours=few_lines, theirs=few_lines)
 def test_same_bytes_as_git_given_its_diff(git: Git, base: bytes, ours: bytes, theirs: bytes) -> None:
-    """With lines that repeat there are several shortest diffs, and git takes one; all else must be the same."""
+    """Use git's diff, because repeated lines allow several shortest ones; all else must be the same."""
     content, clean = merged_by_git(git, base, ours, theirs)
     by_git = {text: edits_by_git(git, base, text) for text in (ours, theirs)}
     by_us = {text: edits(lines_of(base), lines_of(text)) for text in (ours, theirs)}
@@ -197,7 +197,7 @@ def test_edits_of_texts_too_large_for_one_table(old: bytes, new: bytes, bits: in
 
 
 @given(ours=changed(OURS, SHARED))
-def test_lines_that_stand_once_find_each_other_without_a_table(ours: list[bytes]) -> None:
+def test_unique_lines_are_paired_without_a_table(ours: list[bytes]) -> None:
     whole = edits(BASE, ours)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(line_edits, "_TABLE_BITS", 1)
@@ -229,7 +229,7 @@ def test_a_clean_merge_holds_both_sides_changes(ours: list[bytes], theirs: list[
 
 
 @given(base=few_lines, ours=few_lines, theirs=few_lines)
-def test_hunks_tell_where_they_are(base: bytes, ours: bytes, theirs: bytes) -> None:
+def test_hunks_have_the_right_positions(base: bytes, ours: bytes, theirs: bytes) -> None:
     found = merge(base, ours, theirs)
     assert found.content.count(b"<<<<<<< branch") == len(found.conflicts)
     at = -1

@@ -1,4 +1,4 @@
-"""How BranchFS is spoken to: ioctl numbers, words in the control file where those are unknown, and its answers."""
+"""The BranchFS driver: ioctl numbers, text commands for builds without ioctls, and error codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forkwise.linux.mountinfo import find_entry, parse_mountinfo
 
 @pytest.fixture
 def plain(tmp_path: Path) -> BranchFS:
-    """A plain directory in the place of a mount: like the older builds, its control files know no ioctl."""
+    """Imitate a mount by a plain directory: like those of older builds, its control files accept no ioctl."""
     for directory in (tmp_path, tmp_path / "@one"):
         directory.mkdir(exist_ok=True)
         (directory / ".branchfs_ctl").touch()
@@ -155,7 +155,7 @@ class TestBinary:
         unmount_branchfs(binary, "/mnt/x", "/var/storage")
         assert (tmp_path / "asked").read_text() == "unmount|--storage|/var/storage|/mnt/x|"
 
-    def test_a_failure_says_what_the_binary_said(self, tmp_path: Path) -> None:
+    def test_a_failure_quotes_the_binary(self, tmp_path: Path) -> None:
         binary = self.binary(tmp_path, f'printf "%s|" "$@" > {tmp_path}/asked; echo no such base >&2; exit 1')
         with pytest.raises(MountError, match="no such base"):
             mount_branchfs(binary, "/base", "/mnt/x", "/var/storage")

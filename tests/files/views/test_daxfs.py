@@ -1,4 +1,4 @@
-"""How DaxFS is spoken to: the mount options, the limit on branches, and the mount calls it is spoken to with."""
+"""The DaxFS driver: mount options, the limit on branches, and the calls of the new mount interface."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_branches_are_counted_once_and_with_main() -> None:
     assert branch_count(MAIN, [MAIN, branch(1), branch(1), branch(2), elsewhere]) == 3
 
 
-def test_no_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daxfs, "mounts", lambda: [MAIN, *map(branch, range(MOST_BRANCHES - 1))])
     with pytest.raises(BranchError, match="256"):
         DaxFS("/mnt/main", str(tmp_path)).create("more")

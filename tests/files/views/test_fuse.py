@@ -1,4 +1,4 @@
-"""The fuse view: its life as root and as nobody, and that its server goes when the view does."""
+"""The fuse view, as root and as an unprivileged user; its server exits with the view."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_replaced_directory_hides_what_was_below(bench: Bench) -> None:
     assert os.listdir(bench.show() / "dir") == ["other"]
 
 
-def test_lowers_are_seen_nearest_first(bench: Bench) -> None:
+def test_lowers_are_read_nearest_first(bench: Bench) -> None:
     near = bench.home.parent / "near: with a colon"
     near.mkdir()
     (near / "file").write_text("nearer")
@@ -123,7 +123,7 @@ def test_shown_twice_is_one_mount(bench: Bench) -> None:
     assert not is_mount_point(str(bench.home / "view"))
 
 
-def test_frozen_is_read_only_also_for_whoever_stands_in_it(bench: Bench) -> None:
+def test_frozen_is_read_only_also_for_a_process_inside(bench: Bench) -> None:
     need(os.geteuid() == 0, "only root can remount or cut off a view that is in use")
     seen = bench.show()
     (seen / "new").touch()
@@ -150,14 +150,14 @@ def test_a_frozen_branch_is_first_shown_read_only(bench: Bench) -> None:
     assert (seen / "file").read_text() == "as it was"
 
 
-def test_no_freeze_while_somebody_writes(bench: Bench) -> None:
+def test_no_freeze_while_a_process_writes(bench: Bench) -> None:
     seen = bench.show()
     with open(seen / "file", "a"), pytest.raises(BranchError, match="Close the files"):
         bench.freeze()
     (seen / "file").write_text("still writable")
 
 
-def test_hiding_what_is_in_use_tells_so(bench: Bench) -> None:
+def test_hiding_a_view_in_use_returns_false(bench: Bench) -> None:
     with open(bench.show() / "file", "a") as file:
         assert bench.hide() is False
         assert not is_mount_point(str(bench.home / "view"))
@@ -177,7 +177,7 @@ def test_release_ends_the_server_of_a_view_in_use(bench: Bench) -> None:
     assert not is_mount_point(str(bench.home / "view"))
 
 
-def test_a_view_whose_server_died_is_brought_up_again(bench: Bench) -> None:
+def test_a_view_whose_server_died_is_mounted_again(bench: Bench) -> None:
     (bench.show() / "new").write_text("kept")
     fuse._signal_server(str(bench.home), signal.SIGKILL)
     assert fuse._wait_for_exit(str(bench.home), 60)
@@ -251,7 +251,7 @@ def live(where: str) -> bool:
 
 
 def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
-    """What ``check`` says as another user, with a /dev/fuse of that mode and ``where`` within reach at /mnt."""
+    """Return the result of ``check`` as another user, with a /dev/fuse of that mode and ``where`` mounted at /mnt."""
     assert callable(check)
     os.chown(where, NOBODY, NOBODY)
     child = os.fork()

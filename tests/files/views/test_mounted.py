@@ -1,4 +1,4 @@
-"""Workspaces on a branching filesystem: the surface on top of the drivers, and the real ones where there are any."""
+"""Workspaces on a branching filesystem: the public interface on imitated drivers, and on real ones if installed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ BINARY = os.environ.get("FORKWISE_BRANCHFS")
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """A plain directory that passes for a BranchFS mount of the kind that is spoken to in words: what was said last
-    stands in its control files."""
+    """Imitate a BranchFS mount that accepts text commands; its control files contain the last command."""
     for directory in (tmp_path, tmp_path / "@one", tmp_path / "@two", tmp_path / "@inner"):
         directory.mkdir(exist_ok=True)
         (directory / ".branchfs_ctl").touch()
@@ -65,7 +64,7 @@ def test_a_loser_is_refused_whatever_the_filesystem_would_do(words: Workspace) -
     two.abort()
 
 
-def test_what_it_cannot_do_it_says(words: Workspace) -> None:
+def test_unsupported_operations_are_errors(words: Workspace) -> None:
     branch = words.branch("one")
     for ask in (branch.delta, branch.diff, branch.rebase, branch.freeze, words.history, words.undo, words.branches):
         with pytest.raises(BranchError, match="branchfs cannot"):

@@ -1,4 +1,4 @@
-"""The whole views: a complete tree, a base that remembers it, and a freeze that holds where it can."""
+"""The whole views: a complete tree, a base with its original content, and a freeze if mounting is allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = 65534
 
 @dataclass
 class Bench:
-    """One view with a small workspace on a filesystem that can carry it."""
+    """One view with a small workspace on a filesystem that supports it."""
 
     view: View
     site: Site
@@ -87,7 +87,7 @@ def test_a_branch_holds_everything_and_writes_to_itself_only(bench: Bench) -> No
     assert bench.view.hide(home) is False
 
 
-def test_the_base_tells_what_the_tree_began_with(bench: Bench) -> None:
+def test_the_base_has_the_original_content(bench: Bench) -> None:
     home = bench.branch()
     layer = Path(home) / "layer"
     inode = (layer / "dir").stat().st_ino
@@ -124,7 +124,7 @@ def test_frozen_is_read_only_until_shown_writable(bench: Bench) -> None:
     assert (seen / "new").exists()
 
 
-def test_no_freeze_while_somebody_writes(bench: Bench) -> None:
+def test_no_freeze_while_a_process_writes(bench: Bench) -> None:
     home = bench.branch()
     with open(f"{home}/layer/dir/file", "a"), pytest.raises(BranchError, match=str(os.getpid())):
         bench.view.freeze(home, [bench.site.workspace])
@@ -151,7 +151,7 @@ def test_special_files_are_left_out_with_a_warning(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "home/layer") == []
 
 
-def test_a_branch_that_cannot_be_made_says_where(tmp_path: Path) -> None:
+def test_a_branch_that_cannot_be_created_names_the_path(tmp_path: Path) -> None:
     with loop_image("ext4", 32, tmp_path) as image:
         (image / "ws").mkdir()
         (image / "home").mkdir()
@@ -211,7 +211,7 @@ class TestRefusals:
 
 
 def test_btrfs_without_root(tmp_path: Path) -> None:
-    """The whole life of a branch as another user, with neither root nor a mount option."""
+    """Use a branch from creation to removal as another user, with neither root nor a mount option."""
     with loop_image("btrfs", 128, tmp_path) as image:
         make_subvolume(image / "ws")
         (image / "ws/dir").mkdir()
@@ -241,7 +241,7 @@ def test_btrfs_without_root(tmp_path: Path) -> None:
 
 
 def as_nobody(check: Callable[[], bool], where: Path) -> bool:
-    """What ``check`` says in a child process without privileges that stands in ``where``, however it got there."""
+    """Return the result of ``check`` in an unprivileged child process whose working directory is ``where``."""
     child = os.fork()
     if child == 0:
         code = 2
