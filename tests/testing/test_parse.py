@@ -42,7 +42,7 @@ def test_what_is_written_comes_before_what_is_printed() -> None:
 @pytest.mark.parametrize(("junit", "printed"), [(GOOD, b"1 failed in 0.1s\n"), (BAD, b"2 passed in 0.1s\n")])
 def test_what_is_written_and_what_is_printed_have_to_agree_on_failures(junit: bytes, printed: bytes) -> None:
     report = read_report(printed, junit, 0 if junit == GOOD else 1, "pytest")
-    assert report.doubt == "what was printed and the JUnit report disagree on whether a test failed"
+    assert report.doubt == "the output and the JUnit report disagree on whether a test failed"
     assert not report.is_pass
 
 

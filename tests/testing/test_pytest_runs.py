@@ -157,7 +157,7 @@ def test_a_forged_report_and_a_forged_exit_code_are_found_out_by_what_was_printe
     leave = "config.get_terminal_writer().flush(); os._exit(0)"
     report = run(tmp_path, {"test_it.py": FAILING, "conftest.py": FORGED.format(then=leave)})
     assert (report.source, report.failing, report.exit_code) == ("junit", 0, 0)
-    assert report.doubt == "what was printed and the JUnit report disagree on whether a test failed"
+    assert report.doubt == "the output and the JUnit report disagree on whether a test failed"
     assert not report.is_pass
 
 

@@ -1,4 +1,4 @@
-"""The tests of an attempt: the command that runs them, and what they said, as values. Nothing is run here."""
+"""Test commands and test reports as values: detect the command, parse its output. Nothing is run here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finding the test command of a project by itself, where the project makes it plain.
+"""Test command: recognise the framework that a command runs, and detect a project's command from its files.
 
-The first of these decides, in this order: pytest (its configuration, a conftest.py, test files of a Python project),
-the test script of package.json, Cargo.toml, go.mod, and a Makefile with a target ``test``.
+Detection tries, in this order: pytest (its configuration, a conftest.py, test files of a Python project), the test
+script of package.json, Cargo.toml, go.mod, and a Makefile with a target ``test``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Framework = Literal["cargo", "go", "jest", "pytest", "unittest", "vitest"]
 _OPERATOR = re.compile(r"[();<>|&\n]+")
 _PYTHON = re.compile(r"python[\d.]*$")
 
-# Words before the command proper: programs that run what follows them, their options and durations, assignments.
+# Words before the actual command: programs that run another one, their options and durations, assignments.
 _WRAPPERS = {"bunx", "command", "env", "exec", "nice", "npx", "pnpm", "time", "timeout", "yarn"}
 _WRAPPERS_WITH_RUN = {"bun", "coverage", "hatch", "pdm", "pipenv", "poetry", "rye", "uv"}
 _SKIPPED = re.compile(r"-|[A-Za-z_]\w*=|\d+[smhd]?$")
@@ -40,11 +40,11 @@ _SKIPPED = re.compile(r"-|[A-Za-z_]\w*=|\d+[smhd]?$")
 
 @dataclass(frozen=True, slots=True)
 class TestCommand:
-    """A test command as a shell takes it.
+    """A test command as a shell line.
 
-    ``framework`` is the one whose report is to be expected, which ``read_report`` wants as its hint; None where it is
-    not plain, and then every format is tried. ``junit`` is where a JUnit report will lie if pytest runs, and ``env``
-    what the command needs in its environment. ``how_found`` says to people why it is this command.
+    ``framework`` is the framework whose report is expected, the hint for ``read_report``; None if it is not known, and
+    then every format is tried. ``junit`` is the path of the JUnit report if pytest runs, and ``env`` the environment
+    variables that the command needs. ``how_found`` tells the user why this command was chosen.
     """
 
     __test__: ClassVar[bool] = False
@@ -57,7 +57,7 @@ class TestCommand:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What to execute."""
+        """The words to execute."""
         return "/bin/sh", "-c", self.text
 
 
@@ -68,12 +68,11 @@ def for_command(
     environ: Mapping[str, str] | None = None,
     how_found: str = "it was given",
 ) -> TestCommand:
-    """Work out what a command is, and have it report.
+    """Recognise the framework of a command, and make it write a report.
 
-    ``junit`` is the absolute path, as the command sees it, at which pytest is to write its report, wherever in the
-    command it runs; nothing may lie there before the run, or it would be taken for the report. A report that the
-    command itself asks for stays where the command wants it. ``environ`` is the environment that the command would
-    have, so that options for pytest that stand there are kept.
+    ``junit`` is the absolute path, as the command sees it, at which pytest writes its report, wherever in the line it
+    runs; the file must not exist before the run, or it would be taken for the report. A report that the command
+    requests itself keeps its own path. ``environ`` is the command's environment; options for pytest in it are kept.
 
     >>> command = for_command("cd api && pytest -q | tee log", junit="/out/junit.xml")
     >>> command.framework, command.text
@@ -86,24 +85,24 @@ def for_command(
     if not text.strip():
         raise ValueError("the test command is empty: it would exit with 0 and test nothing")
     commands, operators = _split(text)
-    frameworks = [_framework(words) for words in commands]
+    frameworks = [_find_framework(words) for words in commands]
     if "pytest" in frameworks:
         framework: Framework | None = "pytest"
     elif frameworks and operators <= {"&&", ";", "\n"}:
         framework = frameworks[-1]
     else:
-        # It may not run, or what it prints may not be seen.
+        # The command may not run, or its output may be redirected.
         framework = None
     if framework == "go" and "-json" not in commands[-1]:
         if text.count("go test") == 1:
             text = text.replace("go test", "go test -json")
         else:
             framework = None
-    return TestCommand(text, framework, how_found, junit, _env(junit, environ or {}))
+    return TestCommand(text, framework, how_found, junit, _build_env(junit, environ or {}))
 
 
 def _split(text: str) -> tuple[list[list[str]], set[str]]:
-    """The words of each command in a shell line, and the operators between them; nothing where quotes do not match."""
+    """Split a shell line into the words of its commands, and its operators; both are empty if quotes do not match."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace = " \t\r"
     lexer.whitespace_split = True
@@ -122,9 +121,9 @@ def _split(text: str) -> tuple[list[list[str]], set[str]]:
     return [words for words in commands if words], operators
 
 
-def _framework(words: list[str]) -> Framework | None:
-    """The framework that one command runs, if it is plainly one that will report."""
-    match _bare(words):
+def _find_framework(words: list[str]) -> Framework | None:
+    """Return the framework that a command runs, if its output is known to contain a report."""
+    match _strip_wrappers(words):
         case ["pytest" | "py.test", *_]:
             return "pytest"
         case ["unittest", *_]:
@@ -138,8 +137,8 @@ def _framework(words: list[str]) -> Framework | None:
     return None
 
 
-def _bare(words: list[str]) -> list[str]:
-    """The command proper: without assignments, without what only runs it, and without its directory."""
+def _strip_wrappers(words: list[str]) -> list[str]:
+    """Remove assignments, wrapper programs and the program's directory from a command."""
     while words:
         name = PurePosixPath(words[0]).name
         if name in _WRAPPERS or _SKIPPED.match(words[0]) or (_PYTHON.match(name) and "-m" in words):
@@ -151,10 +150,10 @@ def _bare(words: list[str]) -> list[str]:
     return []
 
 
-def _env(junit: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _build_env(junit: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     if junit is None:
         return {}
-    # What a failing test printed and logged is worth reading; that of all others would only make the file large.
+    # Only the output and logs of failing tests: those of all others would make the file large.
     options = ["-o", "junit_logging=all", "-o", "junit_log_passing_tests=false"]
     ours = shlex.join([f"--junitxml={junit}", *options])
     return {"PYTEST_ADDOPTS": f"{environ.get('PYTEST_ADDOPTS', '')} {ours}".strip()}
@@ -175,49 +174,55 @@ _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 _MAKE_TARGET = re.compile(r"^test[ \t]*:(?!=)", re.MULTILINE)
 
 
-class _Found(NamedTuple):
-    """A command, why it is that one, and the script that it will run, where that is known."""
+class _DetectedCommand(NamedTuple):
+    """A command, why it was detected, and the script of package.json that it runs."""
 
     text: str
-    how: str
+    reason: str
     script: str = ""
 
 
 def find_test_command(
     directory: str | os.PathLike[str], *, junit: str | None = None, environ: Mapping[str, str] | None = None
 ) -> TestCommand | None:
-    """The command that runs the tests of the project in a directory; None where it is not plain.
+    """Detect the command that runs the tests of the project in ``directory``; None if the files do not tell.
 
-    Files are looked at, nothing is run, and the command is to be run in that directory. Its ``how_found`` says what
-    decided. ``junit`` and ``environ`` are those of ``for_command``.
+    Reads files and runs nothing. The command must be run in ``directory``; its ``how_found`` says why it was chosen.
+    ``junit`` and ``environ`` are those of ``for_command``.
     """
     root = Path(directory)
-    found = _pytest(root, environ) or _package_json(root) or _cargo(root) or _go(root) or _make(root)
+    found = (
+        _detect_pytest(root, environ)
+        or _detect_package_json(root)
+        or _detect_cargo(root)
+        or _detect_go(root)
+        or _detect_make(root)
+    )
     if found is None:
         return None
-    command = for_command(found.text, junit=junit, environ=environ, how_found=found.how)
+    command = for_command(found.text, junit=junit, environ=environ, how_found=found.reason)
     if not found.script:
         return command
-    # Some runners watch for changes and never end unless they are told that nobody looks.
+    # Without CI=true some runners watch the files for changes and never end.
     env = {**command.env, "CI": "true"}
     script = for_command(found.script)
-    # A script is not rewritten: one that would have to be in order to report will not report.
+    # A script cannot be rewritten: if for_command changed it, the script itself will not report.
     return replace(command, framework=script.framework if script.text == found.script else None, env=env)
 
 
-def _pytest(root: Path, environ: Mapping[str, str] | None) -> _Found | None:
-    how = _why_pytest(root)
-    return None if how is None else _Found(f"{_pytest_program(root, environ)} -q", how)
+def _detect_pytest(root: Path, environ: Mapping[str, str] | None) -> _DetectedCommand | None:
+    reason = _find_pytest_reason(root)
+    return None if reason is None else _DetectedCommand(f"{_find_pytest_program(root, environ)} -q", reason)
 
 
-def _why_pytest(root: Path) -> str | None:
-    match _toml(root / "pyproject.toml"):
+def _find_pytest_reason(root: Path) -> str | None:
+    match _read_toml(root / "pyproject.toml"):
         case {"tool": {"pytest": {"ini_options": _}}}:
             return "pyproject.toml has [tool.pytest.ini_options]"
         case {"tool": {"pytest": _}}:
             return "pyproject.toml has [tool.pytest]"
     for name, section in _PYTEST_SECTIONS.items():
-        if section in _ini_sections(root / name):
+        if section in _read_ini_sections(root / name):
             return f"{name} has [{section}]"
     for name in _PYTEST_FILES:
         if (root / name).is_file():
@@ -229,71 +234,71 @@ def _why_pytest(root: Path) -> str | None:
     return None
 
 
-def _pytest_program(root: Path, environ: Mapping[str, str] | None) -> str:
-    """The project's own environment, if it has pytest; else what the path has."""
+def _find_pytest_program(root: Path, environ: Mapping[str, str] | None) -> str:
+    """Return the pytest of the project's virtual environment, or else the one on the path."""
     for venv in _VENVS:
         if (root / venv / "bin/python").exists() and any(root.glob(f"{venv}/lib/python*/site-packages/pytest")):
             return f"{venv}/bin/python -m pytest"
     path = None if environ is None else environ.get("PATH")
     pytest, python = shutil.which("pytest", path=path), shutil.which("python3", path=path)
-    # A pytest that lies beside another python belongs to that one.
+    # A pytest in another directory than python3 belongs to another Python.
     if pytest and (not python or Path(pytest).parent != Path(python).parent):
         return "pytest"
     return "python3 -m pytest"
 
 
-def _package_json(root: Path) -> _Found | None:
+def _detect_package_json(root: Path) -> _DetectedCommand | None:
     try:
-        package = json.loads(_text(root / "package.json"))
+        package = json.loads(_read_text(root / "package.json"))
     except (ValueError, RecursionError):
         return None
     match package:
         case {"scripts": {"test": str(script)}} if script.strip() and _NPM_PLACEHOLDER not in script:
             runner = next((runner for lock, runner in _LOCKS.items() if (root / lock).is_file()), "npm")
-            return _Found(f"{runner} test", "package.json has a script test", script)
+            return _DetectedCommand(f"{runner} test", "package.json has a script test", script)
     return None
 
 
-def _cargo(root: Path) -> _Found | None:
-    # Without --no-fail-fast the binaries after the first that fails are not run, and their tests not counted.
-    match _toml(root / "Cargo.toml"):
+def _detect_cargo(root: Path) -> _DetectedCommand | None:
+    # Without --no-fail-fast, cargo skips the binaries after the first failing one, and their tests are not counted.
+    match _read_toml(root / "Cargo.toml"):
         case {"workspace": _}:
-            return _Found("cargo test --workspace --no-fail-fast", "Cargo.toml has [workspace]")
+            return _DetectedCommand("cargo test --workspace --no-fail-fast", "Cargo.toml has [workspace]")
         case {"package": _}:
-            return _Found("cargo test --no-fail-fast", "Cargo.toml has [package]")
+            return _DetectedCommand("cargo test --no-fail-fast", "Cargo.toml has [package]")
     return None
 
 
-def _go(root: Path) -> _Found | None:
-    return _Found("go test ./...", "there is go.mod") if (root / "go.mod").is_file() else None
+def _detect_go(root: Path) -> _DetectedCommand | None:
+    return _DetectedCommand("go test ./...", "there is go.mod") if (root / "go.mod").is_file() else None
 
 
-def _make(root: Path) -> _Found | None:
-    # Only the first of these is the one that make reads.
+def _detect_make(root: Path) -> _DetectedCommand | None:
+    # make reads only the first of these.
     name = next((name for name in _MAKEFILES if (root / name).is_file()), None)
-    if name is None or not _MAKE_TARGET.search(_text(root / name)):
+    if name is None or not _MAKE_TARGET.search(_read_text(root / name)):
         return None
-    return _Found("make test", f"{name} has a target test")
+    return _DetectedCommand("make test", f"{name} has a target test")
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text(path))
+        return tomllib.loads(_read_text(path))
     except (ValueError, RecursionError):
         return {}
 
 
-def _ini_sections(path: Path) -> list[str]:
+def _read_ini_sections(path: Path) -> list[str]:
     parser = configparser.ConfigParser()
     try:
-        parser.read_string(_text(path))
+        parser.read_string(_read_text(path))
     except configparser.Error:
         return []
     return parser.sections()
 
 
-def _text(path: Path) -> str:
-    """What a file says, up to a size that none of these has; nothing where there is none."""
+def _read_text(path: Path) -> str:
+    """Read a file up to a size limit; an empty string if it does not exist."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Reading a report: the best of what a test command wrote, printed and exited with.
+"""Parse the report of a test command from its JUnit file, its output and its exit code.
 
-A JUnit file is believed before what was printed, and that before the exit code. Nothing that is read here can make it
-raise; what cannot be made out, or does not fit together, is said as the report's doubt.
+A JUnit file takes precedence over the output, and the output over the exit code. No input raises; what cannot be
+parsed, or is contradictory, becomes the report's doubt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["read_report"]
 
 _MAX_OUTPUT = 16 << 20
 _MAX_LINES = 250_000
-_KEPT_OUTPUT = 4000
+_MAX_KEPT_OUTPUT = 4000
 
-# What pytest, and unittest since Python 3.12, exit with where there was nothing to run.
+# The exit code of pytest, and of unittest since Python 3.12, if there were no tests.
 _EXIT_NO_TESTS = 5
-# What a shell exits with where the command cannot be executed, or is not found.
+# The exit codes of a shell if the command cannot be executed, or is not found.
 _EXIT_NOT_RUN = (126, 127)
 
 _READERS: dict[str, tuple[Callable[[str], Tally | None], ...]] = {
@@ -42,12 +42,12 @@ _READERS: dict[str, tuple[Callable[[str], Tally | None], ...]] = {
 def read_report(
     output: bytes, junit: bytes | None, exit_code: int, hint: str | None = None, *, duration: float = 0.0
 ) -> TestReport:
-    r"""What a test command said.
+    r"""Build the report of a test command.
 
-    ``output`` is all it printed, ``junit`` the file it was asked to write, if it did. ``hint`` names the framework
-    (``TestCommand.framework``) whose report is expected: only that is then looked for, and where it is missing the
-    command was ended in the middle, whatever it exited with. Without a hint every format is tried, and a command that
-    is known by its exit code alone passed 1 of 1, or failed 1 of 1.
+    ``output`` is all that the command printed, ``junit`` the content of its JUnit file or None. ``hint`` names the
+    framework (``TestCommand.framework``) whose report is expected: only that format is tried, and if it is missing, the
+    command counts as failed whatever its exit code. Without a hint every format is tried; a command of which only the
+    exit code is known passed 1 of 1 tests, or failed 1 of 1.
 
     >>> read_report(b"..\n2 passed in 0.01s\n", None, 0, "pytest").is_pass
     True
@@ -56,8 +56,8 @@ def read_report(
     >>> read_report(b"all fine\n", None, 0).summary
     'exit code 0'
     """
-    read = _end(output)
-    text = clean_text(read)
+    end = _cut_to_end(output)
+    text = clean_text(end)
     doubts: list[str] = []
     written = None
     if junit is not None:
@@ -65,14 +65,14 @@ def read_report(
             written = read_junit(junit)
         except ValueError as error:
             doubts.append(f"the JUnit report could not be read: {error}")
-    printed = _printed(text, hint)
+    printed = _parse_output(text, hint)
     if written and printed and bool(written.failing) != bool(printed.failing):
-        doubts.append("what was printed and the JUnit report disagree on whether a test failed")
-    if printed and not written and len(read) < len(output):
-        doubts.append(f"of {len(output)} bytes of output, only the last {len(read)} were read")
-    tally = written or printed or _by_exit_code(exit_code, hint)
+        doubts.append("the output and the JUnit report disagree on whether a test failed")
+    if printed and not written and len(end) < len(output):
+        doubts.append(f"of {len(output)} bytes of output, only the last {len(end)} were read")
+    tally = written or printed or _tally_exit_code(exit_code, hint)
     doubts += tally.doubts
-    if contradiction := _contradiction(tally, exit_code):
+    if contradiction := _find_contradiction(tally, exit_code):
         doubts.append(contradiction)
     return TestReport(
         passed=tally.passed,
@@ -83,23 +83,23 @@ def read_report(
         source=tally.source,
         exit_code=exit_code,
         duration=duration,
-        output=truncate_middle(text.strip(), _KEPT_OUTPUT),
+        output=truncate_middle(text.strip(), _MAX_KEPT_OUTPUT),
         doubt="; ".join(doubts) or None,
     )
 
 
-def _end(output: bytes) -> bytes:
-    """As much of the end as is read: neither many bytes nor many lines take long."""
+def _cut_to_end(output: bytes) -> bytes:
+    """Return the end of the output, limited in bytes and lines, so that parsing is fast."""
     lines = output[-_MAX_OUTPUT:].rsplit(b"\n", _MAX_LINES)
     return b"\n".join(lines[-_MAX_LINES:])
 
 
-def _printed(text: str, hint: str | None) -> Tally | None:
+def _parse_output(text: str, hint: str | None) -> Tally | None:
     readers = _READERS.get(hint or "") or [reader for readers in _READERS.values() for reader in readers]
     return next((tally for reader in readers if (tally := reader(text))), None)
 
 
-def _by_exit_code(exit_code: int, hint: str | None) -> Tally:
+def _tally_exit_code(exit_code: int, hint: str | None) -> Tally:
     tally = Tally("exit code")
     if exit_code in _EXIT_NOT_RUN:
         tally.doubts.append(f"the command could not be run (exit code {exit_code})")
@@ -115,7 +115,7 @@ def _by_exit_code(exit_code: int, hint: str | None) -> Tally:
     return tally
 
 
-def _contradiction(tally: Tally, exit_code: int) -> str | None:
+def _find_contradiction(tally: Tally, exit_code: int) -> str | None:
     if tally.source == "exit code":
         return None
     if tally.failing and exit_code == 0:

@@ -1,4 +1,7 @@
-"""Several runs of one suite as one report: what a flaky test says is decided by the majority."""
+"""Test report: the counts and failures of a run, and several runs of a flaky suite combined by majority.
+
+``Tally`` collects counts while a reader of ``formats`` parses; ``TestReport`` is the finished value.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _SHOWN_IN_FEEDBACK = 10
 
 @dataclass(frozen=True, slots=True)
 class TestFailure:
-    """One test that failed, or that could not be run to its end (``kind`` is "error"), with what it printed."""
+    """One test that failed, or that could not be completed (``kind`` is "error"), with its output."""
 
     __test__: ClassVar[bool] = False
 
@@ -44,9 +47,9 @@ class TestFailure:
 class TestReport:
     """How many tests passed, failed, erred or were skipped, and which failed.
 
-    ``failures`` names the first of them, with their output cut to size. ``output`` is the end of all that the command
-    printed. ``doubt`` says why the report is not to be believed as it stands; a report in doubt is never a pass.
-    ``flaky`` names tests that failed in some of several ``runs`` and not in all.
+    ``failures`` has the first ones, with shortened output. ``output`` is the end of the command's output. ``doubt``
+    says why the report cannot be trusted; a report in doubt is never a pass. ``flaky`` names tests that failed in some
+    of several ``runs``, but not in all.
 
     >>> report = TestReport(passed=11, failed=1, source="junit", exit_code=1)
     >>> report.summary, report.is_pass, report.total
@@ -75,22 +78,22 @@ class TestReport:
 
     @property
     def ran(self) -> int:
-        """How many tests ran: all but the skipped ones."""
+        """How many tests ran: all except the skipped ones."""
         return self.passed + self.failing
 
     @property
     def total(self) -> int:
-        """How many tests there are, the skipped ones with them."""
+        """How many tests there are, including the skipped ones."""
         return self.ran + self.skipped
 
     @property
     def ratio(self) -> float | None:
-        """The share of the tests that ran and passed; None where none ran."""
+        """The share of the tests that passed, of those that ran; None if none ran."""
         return self.passed / self.ran if self.ran else None
 
     @property
     def is_signal(self) -> bool:
-        """Whether any test ran. Where none did, the report speaks neither for the attempt nor against it."""
+        """Whether any test ran. If none did, the report says nothing about the attempt."""
         return self.ran > 0
 
     @property
@@ -100,7 +103,7 @@ class TestReport:
 
     @property
     def summary(self) -> str:
-        """One line for people.
+        """The report in one line.
 
         >>> TestReport(passed=2, errors=1, skipped=1, source="tap", exit_code=1, flaky=("a",), runs=3).summary
         '2 passed, 1 error, 1 skipped; 1 flaky in 3 runs'
@@ -115,7 +118,7 @@ class TestReport:
         return f"{line}; {len(self.flaky)} flaky in {self.runs} runs" if self.flaky else line
 
     def feedback(self, limit: int = 6000) -> str:
-        """What the next attempt should know, in at most ``limit`` characters: the failing tests with their output.
+        """Format the failing tests with their output for the next attempt, in at most ``limit`` characters.
 
         >>> failure = TestFailure("tests.test_sum::test_adds", "assert 4 == 5")
         >>> print(TestReport(passed=3, failed=1, failures=(failure,), source="junit", exit_code=1).feedback())
@@ -141,12 +144,12 @@ class TestReport:
         return truncate_middle("\n\n".join(parts), limit)
 
     def as_json(self) -> dict[str, Any]:
-        """The report in the types of JSON; ``from_json`` gives it back."""
+        """Convert to JSON types; the inverse of ``from_json``."""
         return asdict(self) | {"failures": [asdict(failure) for failure in self.failures], "flaky": list(self.flaky)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TestReport:
-        """The report that ``as_json`` was made of."""
+        """Build the report from ``as_json``."""
         failures = tuple(TestFailure(**failure) for failure in data["failures"])
         return cls(**{**data, "failures": failures, "flaky": tuple(data["flaky"])})
 
@@ -158,7 +161,7 @@ _MAX_MESSAGE = 4000
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and failures so far, and what is odd about them."""
+    """Counts and failures so far, and doubts about them."""
 
     source: Source
     passed: int = 0
@@ -174,7 +177,7 @@ class Tally:
         return self.failed + self.errors
 
     def fail(self, name: str, message: str, kind: FailureKind = "failed") -> None:
-        """Count a test that failed, and show it."""
+        """Count a failed test, and keep its name and output."""
         if kind == "error":
             self.errors += 1
         else:
@@ -182,7 +185,7 @@ class Tally:
         self.show(name, message, kind)
 
     def show(self, name: str, message: str, kind: FailureKind = "failed") -> None:
-        """Keep the name and the output of a test that failed and is counted already."""
+        """Keep the name and output of a failed test that is counted already."""
         if len(self.failures) < _MAX_FAILURES:
             name, message = (clean_text(text).strip() for text in (name, message))
             self.failures.append(
@@ -191,12 +194,12 @@ class Tally:
 
 
 def combine(reports: Sequence[TestReport]) -> TestReport:
-    """One report of all runs of the same suite.
+    """Combine the reports of several runs of one suite.
 
-    A test passes if it passed in more than half of the runs: repeating is there to see through noise, and a rule that
-    one failure decides would make it louder. ``flaky`` names the tests that failed in some runs and not in all,
-    whatever was decided. Failures are told apart by name, so those that a run does not name count as failing. A doubt
-    about one run is a doubt about all, and so is a run without a test among others that had some.
+    A test passes if it passed in more than half of the runs: runs are repeated to filter out noise, and failing on a
+    single failure would amplify it. ``flaky`` names the tests that failed in some runs but not in all, whatever the
+    majority says. Failures are matched by name, so unnamed ones count as failing. A doubt about one run is a doubt
+    about the combined report, and so is a run without tests among runs with tests.
 
     >>> good = TestReport(passed=2, source="junit", exit_code=0)
     >>> bad = TestReport(passed=1, failed=1, failures=(TestFailure("a"),), source="junit", exit_code=1)
@@ -206,7 +209,7 @@ def combine(reports: Sequence[TestReport]) -> TestReport:
     '1 passed, 1 failed; 1 flaky in 2 runs'
     """
     if not reports:
-        raise ValueError("there is no report to combine")
+        raise ValueError("cannot combine an empty list of reports")
     if len(reports) == 1:
         return reports[0]
     known: dict[str, TestFailure] = {}
@@ -226,7 +229,7 @@ def combine(reports: Sequence[TestReport]) -> TestReport:
         skipped=fullest.skipped,
         failures=failures,
         source=fullest.source,
-        # Where every run had another failure, and none has a majority, no run stands for what was decided.
+        # If every run failed differently and no failure has a majority, no run matches the combined result.
         exit_code=alike[0].exit_code if alike else 0,
         duration=sum(report.duration for report in reports),
         output=(alike or reports)[0].output,

@@ -1,1 +1,1 @@
-"""The formats in which test runners report, one reader each: a pure function of what was printed or written."""
+"""Readers for the report formats of test runners: pure functions from the output or file to a ``Tally``."""

@@ -1,4 +1,4 @@
-"""What ``cargo test`` prints: one block for each test binary, and one for the documentation's examples."""
+"""The output of ``cargo test``: one block for each test binary, and one for the examples in the documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AFTER_FAILURES = re.compile(r"failures:$|test result: ")
 
 
 def read_cargo(text: str) -> Tally | None:
-    r"""Add up the results of all binaries; None where no binary ran.
+    r"""Add up the results of all binaries; None if no binary ran.
 
     >>> read_cargo("running 1 test\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n")
     Tally(source='cargo', passed=1, failed=0, errors=0, skipped=0, failures=[], doubts=[])
@@ -33,5 +33,5 @@ def read_cargo(text: str) -> Tally | None:
         tally.show(heading[1], body)
     if started > len(results):
         tally.errors += started - len(results)
-        tally.show("a test binary", "It ended before it gave a result.", "error")
+        tally.show("a test binary", "It ended without a result.", "error")
     return tally

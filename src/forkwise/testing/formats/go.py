@@ -1,7 +1,7 @@
 """The events of ``go test -json``.
 
-Subtests and the tests they belong to are all counted, as gotestsum counts them. A package that fails though none of its
-tests did (it does not build, it panics before the first) is an error.
+Subtests and their parent tests are all counted, as gotestsum does. A package that fails although none of its tests did
+(it does not build, or panics before the first test) is an error.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ __all__ = ["read_go"]
 
 
 def read_go(text: str) -> Tally | None:
-    """Count the tests that ended; None where the text holds no events of go."""
-    run = _Run()
-    for event in _events(text):
-        run.take(event)
-    return run.finish() if run.has_begun else None
+    """Count the tests that ended; None if the text has no events of go."""
+    reader = _EventReader()
+    for event in _parse_events(text):
+        reader.add(event)
+    return reader.finish() if reader.has_started else None
 
 
-def _events(text: str) -> Iterator[Any]:
+def _parse_events(text: str) -> Iterator[Any]:
     for line in text.split("\n"):
         if line.startswith("{"):
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError):
-                continue  # something else that was printed between the events
+                continue  # other output between the events
 
 
-class _Run:
-    """What is known of the packages and tests of a run after each event."""
+class _EventReader:
+    """The state of the packages and tests of a run, updated by each event."""
 
     def __init__(self) -> None:
         self.tally = Tally("go test -json")
-        self.has_begun = False
+        self.has_started = False
         self.unfinished: dict[tuple[str, str], None] = {}
         self.with_failed_test: set[str] = set()
         self.output: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
 
-    def take(self, event: Any) -> None:
+    def add(self, event: Any) -> None:
         match event:
             case {"Action": "build-output", "ImportPath": str(build), "Output": str(line)}:
                 self.output[build, ""].append(line)
             case {"Action": "output", "Package": str(package), "Output": str(line)}:
-                self.output[package, self._test(event)].append(line)
+                self.output[package, self._test_name(event)].append(line)
             case {"Action": "start" | "run", "Package": str(package)}:
-                self.has_begun = True
-                self.unfinished[package, self._test(event)] = None
+                self.has_started = True
+                self.unfinished[package, self._test_name(event)] = None
             case {"Action": "pass" | "fail" | "skip" as action, "Package": str(package), "Test": str(test)}:
                 self._end_test(package, test, action)
             case {"Action": "pass" | "fail" | "skip" as action, "Package": str(package)}:
@@ -63,12 +63,12 @@ class _Run:
         return self.tally
 
     @staticmethod
-    def _test(event: dict[str, Any]) -> str:
+    def _test_name(event: dict[str, Any]) -> str:
         test = event.get("Test")
         return test if isinstance(test, str) else ""
 
     def _end_test(self, package: str, test: str, action: str) -> None:
-        self.has_begun = True
+        self.has_started = True
         self.unfinished.pop((package, test), None)
         output = "".join(self.output.pop((package, test), []))
         if action == "pass":
@@ -80,7 +80,7 @@ class _Run:
             self.tally.fail(f"{package} {test}", output)
 
     def _end_package(self, package: str, action: str, failed_build: object) -> None:
-        self.has_begun = True
+        self.has_started = True
         self.unfinished.pop((package, ""), None)
         if action == "fail" and package not in self.with_failed_test:
             output = self.output[str(failed_build), ""] + self.output[package, ""]

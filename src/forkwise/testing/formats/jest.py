@@ -1,6 +1,6 @@
-"""What jest and vitest report: the JSON of ``--json`` and ``--reporter=json``, which is the same, and their summaries.
+"""The reports of jest and vitest: the JSON of ``--json`` and ``--reporter=json``, which are alike, and their summaries.
 
-A test file that could not be loaded is an error: none of its tests is known.
+A test file that could not be loaded counts as one error, because its tests are not known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VITEST_AFTER_FAILURE = re.compile(r"⎯")
 
 
 def read_jest_json(text: str) -> Tally | None:
-    """Count the tests of a report in JSON that stands on one line; None where there is none."""
+    """Count the tests of a JSON report on a single line; None if there is none."""
     for line in text.split("\n"):
         if line.startswith("{") and '"testResults"' in line:
             try:
@@ -41,11 +41,11 @@ def read_jest_json(text: str) -> Tally | None:
                 continue
             match report:
                 case {"testResults": list(files)}:
-                    return _counted(files)
+                    return _tally_files(files)
     return None
 
 
-def _counted(files: list[Any]) -> Tally:
+def _tally_files(files: list[Any]) -> Tally:
     tally = Tally("jest")
     for file in files:
         match file:
@@ -70,7 +70,7 @@ def _count(test: Any, tally: Tally) -> None:
 
 
 def read_jest(text: str) -> Tally | None:
-    r"""Add up jest's summaries; None where there is none.
+    r"""Add up jest's summaries; None if there is none.
 
     >>> read_jest("Tests:       1 skipped, 2 passed, 3 total\n")
     Tally(source='jest', passed=2, failed=0, errors=0, skipped=1, failures=[], doubts=[])
@@ -78,9 +78,9 @@ def read_jest(text: str) -> Tally | None:
     summaries = _JEST_TESTS.findall(text)
     if not summaries and not _JEST_NONE.search(text):
         return None
-    tally = _added_up(Tally("jest"), summaries)
-    # With many files, jest prints all failures a second time: each is taken once.
-    for (file, test), body in dict(_jest_failures(text)).items():
+    tally = _add_summaries(Tally("jest"), summaries)
+    # With many files, jest prints all failures twice: the dict keeps each once.
+    for (file, test), body in dict(_find_jest_failures(text)).items():
         if test == _JEST_NOT_LOADED:
             tally.fail(file, body, "error")
         else:
@@ -88,8 +88,8 @@ def read_jest(text: str) -> Tally | None:
     return tally
 
 
-def _jest_failures(text: str) -> Iterator[tuple[tuple[str, str], str]]:
-    """What failed, by its file and its name, with what is said about it."""
+def _find_jest_failures(text: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the file and name of each failed test, with its output."""
     file = ""
     for heading, body in sections(text, _JEST_HEADING, _JEST_AFTER_FAILURE):
         if heading["file"]:
@@ -99,7 +99,7 @@ def _jest_failures(text: str) -> Iterator[tuple[tuple[str, str], str]]:
 
 
 def read_vitest(text: str) -> Tally | None:
-    r"""Add up vitest's summaries; None where there is none.
+    r"""Add up vitest's summaries; None if there is none.
 
     >>> read_vitest("      Tests  1 failed | 2 passed | 1 todo (4)\n")
     Tally(source='vitest', passed=2, failed=1, errors=0, skipped=1, failures=[], doubts=[])
@@ -107,14 +107,14 @@ def read_vitest(text: str) -> Tally | None:
     summaries = _VITEST_TESTS.findall(text)
     if not summaries and not _VITEST_NONE.search(text):
         return None
-    tally = _added_up(Tally("vitest"), summaries)
+    tally = _add_summaries(Tally("vitest"), summaries)
     tally.errors = sum(int(count) for pair in _VITEST_ERRORS.findall(text) for count in pair if count)
     for heading, body in sections(text, _VITEST_FAILURE, _VITEST_AFTER_FAILURE):
         tally.show(heading[1], body, "failed" if " > " in heading[1] else "error")
     return tally
 
 
-def _added_up(tally: Tally, summaries: list[str]) -> Tally:
+def _add_summaries(tally: Tally, summaries: list[str]) -> Tally:
     for summary in summaries:
         counts = Counter({word: int(count) for count, word in _COUNT.findall(summary)})
         tally.passed += counts["passed"]

@@ -1,7 +1,7 @@
 """JUnit XML, as pytest, gotestsum, jest-junit, vitest, node and surefire write it.
 
-Test cases are counted one by one, wherever they are nested; what a suite's attributes claim is not looked at. The file
-comes out of a sandbox: entities and document types are refused, and so is what is too large, too deep or too many.
+Test cases are counted one by one, wherever they are nested; the totals in a suite's attributes are ignored. The file
+comes from a sandbox and is not trusted: entities, document types, and too large or too deep documents are refused.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _MAX_BYTES = 16 << 20
 _MAX_ELEMENTS = 250_000
 _MAX_DEPTH = 64
 
-# pytest writes its headings whether or not anything was captured.
+# pytest writes these headings even if nothing was captured.
 _EMPTY_CAPTURE = re.compile(r"^-+ Captured \w+ -+\s*(?=^-+ Captured|\Z)", re.MULTILINE)
 
 
 def read_junit(data: bytes) -> Tally:
-    """Count the test cases of a report. A ``ValueError`` says why it cannot be read.
+    """Count the test cases of a report. Raises ValueError if it cannot be parsed.
 
     >>> read_junit(b'<testsuite tests="9"><testcase name="a"/></testsuite>').passed
     1
     """
     if len(data) > _MAX_BYTES:
-        raise ValueError(f"it has {len(data) >> 20} MiB, more than {_MAX_BYTES >> 20}")
-    root = _parsed(data)
+        raise ValueError(f"it has {len(data) >> 20} MiB, more than the limit of {_MAX_BYTES >> 20}")
+    root = _parse_xml(data)
     if root.tag not in ("testsuites", "testsuite"):
         raise ValueError(f"its root is {root.tag[:80]!r}, not 'testsuites'")
 
-    # Late, because it is only worth its time where there is a report.
+    # Imported here because it is slow and needed only if there is a report.
     from junitparser import Error, Failure, Skipped, TestCase  # noqa: PLC0415
 
     tally = Tally("junit")
     cases: map[Any] = map(TestCase.fromelem, root.iter("testcase"))
     for case in cases:
         results = case.result
-        # A skipped test whose tear-down erred is an error; one that is yet to do may fail, and counts as skipped.
+        # A skipped test whose teardown failed is an error; a failing "todo" test is marked both, and counts as skipped.
         if errors := [result for result in results if isinstance(result, Error)]:
             tally.fail(_name(case), _message(case, errors), "error")
         elif any(isinstance(result, Skipped) for result in results):
@@ -65,14 +65,14 @@ def _message(case: Any, results: list[Any]) -> str:
     return "\n".join(_EMPTY_CAPTURE.sub("", part).strip("\n") for part in parts if part)
 
 
-def _parsed(data: bytes) -> Element:
+def _parse_xml(data: bytes) -> Element:
     from xml.etree.ElementTree import ParseError, TreeBuilder  # noqa: PLC0415
 
     from defusedxml import DefusedXmlException  # type: ignore[import-untyped]  # noqa: PLC0415
     from defusedxml.ElementTree import XMLParser  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    class Bounded(TreeBuilder):
-        """Stops at too many elements and at too many within each other."""
+    class BoundedTreeBuilder(TreeBuilder):
+        """Raises ValueError at too many elements, and at too deep nesting."""
 
         elements = depth = 0
 
@@ -80,14 +80,14 @@ def _parsed(data: bytes) -> Element:
             self.elements += 1
             self.depth += 1
             if self.elements > _MAX_ELEMENTS or self.depth > _MAX_DEPTH:
-                raise ValueError("it has too many elements, or too many within each other")
+                raise ValueError("it has too many elements, or too deeply nested ones")
             return super().start(tag, attrs)
 
         def end(self, tag: Any, /) -> Any:
             self.depth -= 1
             return super().end(tag)
 
-    parser = XMLParser(target=Bounded(), forbid_dtd=True)
+    parser = XMLParser(target=BoundedTreeBuilder(), forbid_dtd=True)
     try:
         parser.feed(data)
         root: Element = parser.close()

@@ -1,4 +1,4 @@
-"""What pytest and unittest print at the end of a run, for where there is no JUnit report."""
+"""The summaries that pytest and unittest print at the end of a run, used if there is no JUnit report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forkwise.text.clean import sections
 
 __all__ = ["read_pytest", "read_unittest"]
 
-_TOOK = re.compile(r"\d+\.\d+s(?: \(.{1,40}\))?$")
+_DURATION = re.compile(r"\d+\.\d+s(?: \(.{1,40}\))?$")
 _COUNT = re.compile(r"(\d{1,9}) ([a-z ]+)$")
 _MAX_COUNTS = 20
 _SHORT_SUMMARY = re.compile(r"=+ short test summary info =+$")
@@ -22,7 +22,7 @@ _AFTER_FAILURE = re.compile(r"={70}$|Ran \d")
 
 
 def read_pytest(text: str) -> Tally | None:
-    r"""Add up pytest's summary lines; None where there is none.
+    r"""Add up pytest's summary lines; None if there is none.
 
     >>> read_pytest("=== 1 failed, 2 passed, 1 xfailed in 0.12s ===\n")
     Tally(source='pytest summary', passed=2, failed=1, errors=0, skipped=1, failures=[], doubts=[])
@@ -30,7 +30,7 @@ def read_pytest(text: str) -> Tally | None:
     tally = Tally("pytest summary")
     is_found = in_short_summary = False
     for line in text.split("\n"):
-        counts = _summed_up(line)
+        counts = _parse_summary(line)
         if counts is not None:
             is_found, in_short_summary = True, False
             tally.passed += counts["passed"] + counts["xpassed"]
@@ -45,10 +45,10 @@ def read_pytest(text: str) -> Tally | None:
     return tally if is_found else None
 
 
-def _summed_up(line: str) -> Counter[str] | None:
-    """The counts of one summary line; None for any other line."""
-    counts, _, took = line.strip("= ").rpartition(" in ")
-    if not _TOOK.match(took):
+def _parse_summary(line: str) -> Counter[str] | None:
+    """Parse the counts of one summary line; None for any other line."""
+    counts, _, duration = line.strip("= ").rpartition(" in ")
+    if not _DURATION.match(duration):
         return None
     if counts == "no tests ran":
         return Counter()
@@ -59,7 +59,7 @@ def _summed_up(line: str) -> Counter[str] | None:
 
 
 def read_unittest(text: str) -> Tally | None:
-    r"""Add up unittest's summaries; None where there is none.
+    r"""Add up unittest's summaries; None if there is none.
 
     >>> read_unittest("Ran 3 tests in 0.001s\n\nFAILED (failures=1, skipped=1)\n")
     Tally(source='unittest summary', passed=1, failed=1, errors=0, skipped=1, failures=[], doubts=[])
@@ -74,7 +74,7 @@ def read_unittest(text: str) -> Tally | None:
         tally.failed += failed
         tally.errors += counts["errors"]
         tally.skipped += skipped
-        # Subtests and fixtures of a class fail by themselves: there can be more failures than tests.
+        # Subtests and class fixtures fail separately, so there can be more failures than tests.
         tally.passed += max(int(ran) - failed - counts["errors"] - skipped, 0)
     for heading, body in sections(text, _FAILURE, _AFTER_FAILURE) if summaries else ():
         tally.show(heading[2], body.strip("-\n"), "error" if heading[1] == "ERROR" else "failed")

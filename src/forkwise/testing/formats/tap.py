@@ -1,7 +1,7 @@
 """TAP, the Test Anything Protocol, versions 12 to 14.
 
-Test points at the margin are counted. A subtest is summed up by the test point of its parent, as the protocol has it,
-and is shown with it where that one failed.
+Only unindented test points are counted: by the protocol, a subtest is summarised by its parent's test point. Its lines
+are shown with that one if it failed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _UNESCAPED_HASH = re.compile(r"(?<!\\)#")
 
 
 def read_tap(text: str) -> Tally | None:
-    r"""Count the test points; None where the text holds no TAP.
+    r"""Count the test points; None if the text is not TAP.
 
     >>> read_tap("1..2\nok 1 - adds\nnot ok 2 - subtracts # TODO\n")
     Tally(source='tap', passed=1, failed=0, errors=0, skipped=1, failures=[], doubts=[])
     """
-    stream = _Stream()
+    reader = _TapReader()
     for line in text.split("\n"):
-        stream.take(line)
-    return stream.finish()
+        reader.add(line)
+    return reader.finish()
 
 
-class _Stream:
-    """Goes through the lines, and keeps those that belong to the test point at hand."""
+class _TapReader:
+    """The state after each line, with the lines that belong to the current test point."""
 
     def __init__(self) -> None:
         self.tally = Tally("tap")
@@ -45,7 +45,7 @@ class _Stream:
         self.lines: list[str] = []
         self.in_subtest = False
 
-    def take(self, line: str) -> None:
+    def add(self, line: str) -> None:
         if _VERSION.match(line):
             self.is_tap = True
         elif plan := _PLAN.match(line):
@@ -53,9 +53,9 @@ class _Stream:
         elif reason := _BAIL_OUT.match(line):
             self.bailed_out = reason[1].strip()
         elif point := _POINT.match(line):
-            self._take_point(point)
+            self._add_point(point)
         elif _SUBTEST.match(line) and not self.in_subtest:
-            # The lines of a subtest come before the test point that sums it up, all others come after theirs.
+            # The lines of a subtest precede its test point; all other lines follow theirs.
             self._show_failing()
             self.in_subtest = True
         else:
@@ -73,7 +73,7 @@ class _Stream:
             self.tally.doubts.append(f"the TAP plan has {self.planned} tests, and {self.points} reported")
         return self.tally
 
-    def _take_point(self, point: re.Match[str]) -> None:
+    def _add_point(self, point: re.Match[str]) -> None:
         if not self.in_subtest:
             self._show_failing()
         self.in_subtest = False
