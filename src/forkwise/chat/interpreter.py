@@ -13,7 +13,7 @@ from forkwise.chat.events import Copied, Failed, Notice, Shown, error_text
 from forkwise.chat.settings import Settings, form_of
 from forkwise.chat.slash_commands import Line, UsageError, help_text, parse
 from forkwise.concurrency import run_in_thread
-from forkwise.conversation.talk import WAYS
+from forkwise.conversation.talk import RECOMBINATIONS
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
@@ -271,7 +271,7 @@ class Interpreter:
 
     async def _do_combine(self, line: Line) -> None:
         words = line.words
-        how = words.pop(0) if words and words[0] in WAYS else "concatenate"
+        how = words.pop(0) if words and words[0] in RECOMBINATIONS else "concatenate"
         await self._session.combine(words, how)
 
     # Asking and telling

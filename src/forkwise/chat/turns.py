@@ -14,8 +14,8 @@ from forkwise.chat.storage import LOADING, MERGED
 from forkwise.concurrency import finish
 from forkwise.conversation.flows import leaves
 from forkwise.conversation.node import Node
-from forkwise.conversation.talk import WAYS, Answer, Recombination, Talk, Turn, recombine, text_of
-from forkwise.conversation.walker import combined, difference
+from forkwise.conversation.talk import RECOMBINATIONS, Answer, Recombination, Talk, Turn, recombine, text_of
+from forkwise.conversation.walker import add_combination, diff_branches
 from forkwise.errors import BranchingError, ConversationError
 from forkwise.live.checkpoints import Checkpoint, CheckpointStore, rewind
 
@@ -108,7 +108,7 @@ class Turns:
 
     def _take(self, turn: Turn, messages: Sequence[ModelMessage]) -> None:
         before = turn.node
-        turn.take(_said(messages))
+        turn.record(_said(messages))
         if turn.node is not before:
             self._note(self._desk.kept.settle(turn.node))
             self._desk.kept.save()
@@ -148,19 +148,19 @@ class Navigation:
     def compare(self, first: str, second: str) -> str:
         """How what was said up to two places differs, as unified text."""
         kept = self._desk.kept
-        return difference(kept.find(first), kept.find(second))
+        return diff_branches(kept.find(first), kept.find(second))
 
     async def combine(self, names: Sequence[str] = (), how: Recombination = "concatenate") -> Node:
         """Make one answer of several, those of all branches where none are named, and be there."""
-        if how not in WAYS or how == "none":
-            raise ConversationError(f"answers are combined by {', '.join(WAYS[1:])}, not by {how!r}")
+        if how not in RECOMBINATIONS or how == "none":
+            raise ConversationError(f"answers are combined by {', '.join(RECOMBINATIONS[1:])}, not by {how!r}")
         kept = self._desk.kept
         nodes = [kept.find(name) for name in names] or leaves(kept.conversation.root)
         if len(nodes) < 2:
             raise ConversationError("two answers at least are combined")
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
         made = await recombine(how, answers, None if how == "concatenate" else self._desk.model)
-        kept.conversation.here = combined(kept.conversation, nodes, made.text)
+        kept.conversation.here = add_combination(kept.conversation, nodes, made.text)
         kept.save()
         self._desk.feed.publish(Moved(kept.here.id, "combine"))
         return kept.here

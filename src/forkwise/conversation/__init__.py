@@ -1,1 +1,1 @@
-"""The message tree, the providers' rules on it, and what runs over it."""
+"""The message tree, the providers' rules for it, its storage, and the agents that talk in it."""

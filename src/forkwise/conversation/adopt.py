@@ -1,6 +1,7 @@
-"""Adoption: histories that were made elsewhere, or changed by hand, as ones that providers take.
+"""Repair of message histories, so that providers accept them.
 
-Nothing is lost that says something: what cannot stay as it is is put right in the least way that the rules leave.
+A history made by another program, or edited by hand, may break a provider's rules (see `node`). Content is never lost:
+only what a rule forbids is changed, and as little as possible.
 """
 
 from __future__ import annotations
@@ -25,80 +26,83 @@ from pydantic_ai.messages import (
 
 from forkwise.conversation.node import is_answer
 
-__all__ = ["NOTHING", "UNANSWERED", "Adoption", "adopted", "spoken"]
+__all__ = ["NOTHING", "UNANSWERED", "Adoption", "adopted", "drop_empty_response"]
 
-#: What stands where a message had to be, and nothing was said.
+#: The text of a message that has no content but must exist. Models read it.
 NOTHING = "(nothing)"
 
-#: What stands for the result of a call that nobody ever answered.
+#: The result of a tool call that has none. Models read it.
 UNANSWERED = "There is no result: the call was never carried out."
 
-_LONGEST_ID = 40
-_ODD = re.compile(r"[^a-zA-Z0-9_-]")
+_MAX_ID_LENGTH = 40
+_INVALID_ID_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
 
 _Answer = ToolReturnPart | RetryPromptPart
 
 
 def adopted(messages: Iterable[ModelMessage], taken: Iterable[str] = ()) -> list[ModelMessage]:
-    """The same history, so that every rule holds on it; the messages given are not changed. ``taken`` are ids of calls
-    that were made before it.
+    """Return a copy of a history that follows every rule; the given messages are not changed.
 
-    Messages of one kind behind each other become one. A call that nobody answered is answered by ``UNANSWERED``, a
-    result of no call, or a second one, becomes text. Ids are made plain and are each used once. Blank text goes.
+    ``taken`` are call ids that earlier messages used. Consecutive messages of one kind become one. A call without a
+    result gets ``UNANSWERED``; a result without a call, or a second one, becomes text. Call ids are made plain and
+    unique. Blank text is removed.
     """
     adoption = Adoption(None, taken)
     history: list[ModelMessage] = []
-    for message in _merged(messages):
+    for message in _merge_consecutive(messages):
         if not history and isinstance(message, ModelResponse):
-            history.append(adoption.take(ModelRequest(parts=[UserPromptPart(NOTHING)])))
-        history.append(adoption.take(message))
-    if adoption.is_owed:
-        history.append(adoption.take(ModelRequest(parts=[])))
+            history.append(adoption.adopt(ModelRequest(parts=[UserPromptPart(NOTHING)])))
+        history.append(adoption.adopt(message))
+    if adoption.has_open_calls:
+        history.append(adoption.adopt(ModelRequest(parts=[])))
     return history
 
 
-def spoken(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """A run's messages without an answer that broke off before anything was said: who asks again gets the first."""
+def drop_empty_response(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+    """Return a run's messages without a last response that is empty because it broke off; a retry replaces it."""
     last = messages[-1] if messages else None
     return messages[:-1] if isinstance(last, ModelResponse) and not last.parts else messages
 
 
 class Adoption:
-    """One message after the other, put right as they come. ``taken`` are ids of calls made before."""
+    """The repair of a history, message by message.
+
+    ``before`` is the message that the first one follows, ``taken`` are call ids that earlier messages used. After
+    ``adopt``, ``call_ids`` maps the call ids of the last response to the ids that replaced them.
+    """
 
     def __init__(self, before: ModelMessage | None = None, taken: Iterable[str] = ()) -> None:
-        self.names = {id_: id_ for id_ in _calls(before)} if before else {}
+        self.call_ids = {id_: id_ for id_ in _calls(before)} if before else {}
         self._before = before
         self._taken = dict.fromkeys(taken, 0)
 
     @property
-    def is_owed(self) -> bool:
-        """Whether the last message made calls, whose results have to be in the next."""
+    def has_open_calls(self) -> bool:
+        """Whether the last message made calls, whose results the next message must have."""
         return isinstance(self._before, ModelResponse) and bool(_calls(self._before))
 
-    def take(self, message: ModelMessage) -> ModelMessage:
-        """What is to stand behind the messages taken so far. ``names`` has the id that each call of the last response
-        goes by now."""
+    def adopt(self, message: ModelMessage) -> ModelMessage:
+        """Return ``message`` repaired so that it can follow the messages adopted so far."""
         if isinstance(message, ModelResponse):
-            fitting = _response(message)
-            self.names = {id_: self._name(id_) for id_ in _calls(fitting)}
-            taken: ModelMessage = _renamed_calls(fitting, self.names)
+            response = _repair_response(message)
+            self.call_ids = {id_: self._unique_id(id_) for id_ in _calls(response)}
+            adopted_message: ModelMessage = _rename_calls(response, self.call_ids)
         else:
-            taken = _request(_renamed_answers(message, self.names), self._before)
-        self._before = taken
-        return taken
+            adopted_message = _repair_request(_rename_answers(message, self.call_ids), self._before)
+        self._before = adopted_message
+        return adopted_message
 
-    def _name(self, id_: str) -> str:
-        plain = _ODD.sub("_", id_)[:_LONGEST_ID] or "call"
-        name = plain
-        while name in self._taken:
+    def _unique_id(self, id_: str) -> str:
+        plain = _INVALID_ID_CHARACTER.sub("_", id_)[:_MAX_ID_LENGTH] or "call"
+        unique = plain
+        while unique in self._taken:
             self._taken[plain] += 1
-            name = f"{plain[: _LONGEST_ID - 8]}_{self._taken[plain]}"
-        self._taken[name] = 0
-        return name
+            unique = f"{plain[: _MAX_ID_LENGTH - 8]}_{self._taken[plain]}"
+        self._taken[unique] = 0
+        return unique
 
 
-def _merged(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
+def _merge_consecutive(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
     merged: list[ModelMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -111,7 +115,7 @@ def _merged(messages: Iterable[ModelMessage]) -> list[ModelMessage]:
     return merged
 
 
-def _response(message: ModelResponse) -> ModelResponse:
+def _repair_response(message: ModelResponse) -> ModelResponse:
     parts: list[ModelResponsePart] = []
     seen: set[str] = set()
     for part in message.parts:
@@ -119,13 +123,13 @@ def _response(message: ModelResponse) -> ModelResponse:
             continue
         if isinstance(part, ToolCallPart):
             if part.tool_call_id in seen:
-                continue  # the same call, said twice
+                continue  # the same call, repeated
             seen.add(part.tool_call_id)
         parts.append(part)
     return message if parts == list(message.parts) and parts else replace(message, parts=parts or [TextPart(NOTHING)])
 
 
-def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest:
+def _repair_request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest:
     calls = _calls(before) if isinstance(before, ModelResponse) else {}
     answers: dict[str, _Answer] = {}
     others: list[ModelRequestPart] = []
@@ -148,22 +152,22 @@ def _request(message: ModelRequest, before: ModelMessage | None) -> ModelRequest
     return replace(message, parts=parts or [UserPromptPart(NOTHING)])
 
 
-def _renamed_calls(message: ModelResponse, names: Mapping[str, str]) -> ModelResponse:
+def _rename_calls(message: ModelResponse, call_ids: Mapping[str, str]) -> ModelResponse:
     parts: list[ModelResponsePart] = [
-        replace(p, tool_call_id=names[p.tool_call_id])
-        if isinstance(p, ToolCallPart) and names[p.tool_call_id] != p.tool_call_id
+        replace(p, tool_call_id=call_ids[p.tool_call_id])
+        if isinstance(p, ToolCallPart) and call_ids[p.tool_call_id] != p.tool_call_id
         else p
         for p in message.parts
     ]
     return message if all(map(is_, parts, message.parts)) else replace(message, parts=parts)
 
 
-def _renamed_answers(message: ModelRequest, names: Mapping[str, str]) -> ModelRequest:
+def _rename_answers(message: ModelRequest, call_ids: Mapping[str, str]) -> ModelRequest:
     parts: list[ModelRequestPart] = [
-        replace(p, tool_call_id=names[p.tool_call_id])
+        replace(p, tool_call_id=call_ids[p.tool_call_id])
         if isinstance(p, ToolReturnPart | RetryPromptPart)
         and is_answer(p)
-        and names.get(p.tool_call_id, p.tool_call_id) != p.tool_call_id
+        and call_ids.get(p.tool_call_id, p.tool_call_id) != p.tool_call_id
         else p
         for p in message.parts
     ]

@@ -1,7 +1,7 @@
-"""Conversation: a tree of messages, of which every path can be sent to a provider at every moment.
+"""`Conversation`: a tree of messages in which every path can be sent to a provider at any time.
 
-Forking costs nothing: a branch of it is a pointer to a node, and what two branches share exists once. A message that
-would make a path no provider takes is refused before it is in the tree.
+Forking is free: a branch is a pointer to a node, and shared history is stored once. A message that would make a path
+invalid for a provider is refused before it enters the tree.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from forkwise.errors import ConversationError
 
 __all__ = ["IN_PROGRESS", "Conversation", "Pointer"]
 
-#: What stands for the result of a call while there is none.
+#: The placeholder for the result of a call that is still open. Models read it.
 IN_PROGRESS = "In progress: the result is not there yet."
 
 
 class Conversation:
-    """A tree of messages, with labels, and with the place where one is (``here``).
+    """A tree of messages with labels and a current node (``here``).
 
     >>> talk = Conversation()
     >>> question = talk.say("What is 6 x 7?")
@@ -50,27 +50,27 @@ class Conversation:
         self._callers: dict[str, list[Node]] = {}
 
     def __len__(self) -> int:
-        """How many messages it has, on all paths together."""
+        """Return the number of messages on all paths together."""
         return len(self._nodes) - 1
 
     def __iter__(self) -> Iterator[Node]:
-        """All messages, each after the one it follows."""
+        """Iterate over all messages, parents before children."""
         return iter(self._nodes[1:])
 
     def node(self, id_: int) -> Node:
-        """A node by its number; the root is 0."""
+        """Return a node by its number; the root is 0."""
         if not 0 <= id_ < len(self._nodes):
             raise ConversationError(f"there is no message {id_} in this conversation", node=id_)
         return self._nodes[id_]
 
-    # Speaking
+    # Writing
 
     def add(self, message: ModelMessage, at: Node | None = None, *, awaits: Iterable[str] = ()) -> Node:
-        """Put a message behind a node; gives its own. Without a node it goes to the place where one is, and takes that
-        with it.
+        """Append a message and return its node.
 
-        Raises ConversationError, which names the rule, where no provider would take the path. ``awaits`` are calls of
-        the node above that are answered by what is known of them there, also by what will be: see ``settle``.
+        ``at`` is the node to append to. Without it the message is appended to ``here``, which then moves to the new
+        node. ``awaits`` are ids of the parent's calls that are answered with their present or future results; see
+        ``settle``. Raises `ConversationError`, which names the rule, if a provider would reject the path.
         """
         parent = self.here if at is None else at
         awaited = frozenset(awaits)
@@ -86,7 +86,7 @@ class Conversation:
         return node
 
     def extend(self, messages: Iterable[ModelMessage], at: Node | None = None) -> Node:
-        """Put several messages behind each other; gives the last node."""
+        """Append several messages, one after another, and return the last node."""
         node = self.here if at is None else at
         for message in messages:
             node = self.add(message, node)
@@ -95,17 +95,17 @@ class Conversation:
         return node
 
     def say(self, prompt: str | Sequence[UserContent], at: Node | None = None) -> Node:
-        """A user's message. It answers what calls are made above it by what is known of them, now and later."""
+        """Append a user message. It answers the parent's open calls with their present or future results."""
         calls = (self.here if at is None else at).calls
         message = ModelRequest(parts=[UserPromptPart(prompt)])
         return self.add(message, at, awaits=[call.tool_call_id for call in calls])
 
     def reply(self, text: str, at: Node | None = None) -> Node:
-        """A model's message of nothing but text."""
+        """Append a model message that consists of text only."""
         return self.add(ModelResponse(parts=[TextPart(text)]), at)
 
     def settle(self, node: Node, call: str, content: object) -> None:
-        """Say what came of a call. Every message that awaits it has it from now on, on all branches."""
+        """Record the result of a call. Every message that awaits it includes it from now on, on all branches."""
         for asked in node.calls:
             if asked.tool_call_id == call:
                 node.results[call] = ToolReturnPart(asked.tool_name, content, call)
@@ -115,42 +115,45 @@ class Conversation:
     # Reading
 
     def path(self, node: Node | None = None) -> list[ModelMessage]:
-        """The messages from the first to a node, as pydantic-ai takes a history."""
-        found = [_told(n) for n in (self.here if node is None else node).upwards()]
+        """Return the messages from the first to ``node`` as a pydantic-ai message history."""
+        found = [_message_with_results(n) for n in (self.here if node is None else node).upwards()]
         found.reverse()
         return found
 
     def request(
         self, prompt: str | Sequence[UserContent] | None = None, node: Node | None = None
     ) -> list[ModelMessage]:
-        """The messages with which a model can be asked to go on from a node, ending with a user's.
+        """Return the messages of a request that continues from ``node``; the last one is a user message.
 
-        Behind a model's message a prompt is needed, unless that one has calls: their results are sent then.
+        After a model message a prompt is required, unless that message has calls, whose results are sent then.
         """
         node = self.here if node is None else node
         messages = self.path(node)
         if node.message is not None and not node.is_response:
             if prompt is not None:
-                raise ConversationError("a user spoke last: what is said next follows the model's answer", node=node.id)
+                raise ConversationError(
+                    "the last message is a user message: a prompt can follow only after the model's answer",
+                    node=node.id,
+                )
             return messages
         parts: list[ModelRequestPart] = [_result(node, call.tool_call_id) for call in node.calls]
         if prompt is not None:
             parts.append(UserPromptPart(prompt))
         if not parts:
-            raise ConversationError("a model spoke last, and nothing is there to be said to it", node=node.id)
+            raise ConversationError("the last message is the model's, so a prompt is required", node=node.id)
         return [*messages, ModelRequest(parts=parts)]
 
     def fork(self, at: Node | None = None) -> Pointer:
-        """A branch: a pointer of one's own, which moves as its messages are added."""
+        """Return a branch: a pointer that moves as messages are added through it."""
         return Pointer(self, self.here if at is None else at)
 
     def label(self, name: str, node: Node | None = None) -> None:
-        """Give a node a name, which then names no other."""
+        """Label a node. A label names one node at a time."""
         self.labels[name] = self.here if node is None else node
 
 
 class Pointer:
-    """A branch of a conversation: where it is, and nothing else."""
+    """A branch of a conversation: a pointer to a node."""
 
     __slots__ = ("conversation", "node")
 
@@ -159,36 +162,36 @@ class Pointer:
         self.node = node
 
     def add(self, message: ModelMessage, *, awaits: Iterable[str] = ()) -> Node:
-        """Go on with a message."""
+        """Append a message and move to it."""
         self.node = self.conversation.add(message, self.node, awaits=awaits)
         return self.node
 
     def extend(self, messages: Iterable[ModelMessage]) -> Node:
-        """Go on with several."""
+        """Append several messages and move to the last."""
         self.node = self.conversation.extend(messages, self.node)
         return self.node
 
     def say(self, prompt: str | Sequence[UserContent]) -> Node:
-        """Go on with a user's message."""
+        """Append a user message and move to it."""
         self.node = self.conversation.say(prompt, self.node)
         return self.node
 
     def reply(self, text: str) -> Node:
-        """Go on with a model's message."""
+        """Append a model message and move to it."""
         self.node = self.conversation.reply(text, self.node)
         return self.node
 
     def fork(self) -> Pointer:
-        """Another branch from here."""
+        """Return another branch that starts here."""
         return Pointer(self.conversation, self.node)
 
     def path(self) -> list[ModelMessage]:
-        """The messages up to here."""
+        """Return the messages up to this branch's node."""
         return self.conversation.path(self.node)
 
 
-def _told(node: Node) -> ModelMessage:
-    """A node's message, with the results that it awaits in front."""
+def _message_with_results(node: Node) -> ModelMessage:
+    """Return a node's message, preceded by the results it awaits."""
     message = node.message
     assert message is not None
     if not node.awaits:

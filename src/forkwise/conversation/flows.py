@@ -1,8 +1,7 @@
-"""Flows: prompts in a certain order, in one line or in branches, at the place where one is or at a given node.
+"""Flows: sequences of prompts, in one line or in branches, from the current node or a given one.
 
-Each gives what was said and the nodes at which it was said, in the order of its prompts, whenever they ended. What one
-branch fails with does not keep the others from ending: it is raised when all have, as a BranchesFailed that has what
-the others said.
+A flow returns the answers and their nodes in the order of the prompts. If a branch fails, the others still finish;
+then `BranchesFailed` is raised, which has the answers of the others. The conditions that end a loop are here too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from forkwise.errors import BranchesFailed
 
 __all__ = [
     "Condition",
-    "Said",
+    "FlowResult",
     "branch",
     "branch_while",
     "broadcast",
@@ -45,86 +44,87 @@ __all__ = [
 ]
 
 
-#: Is shown where each prompt so far led to, the last one last, and says whether to stop.
+#: Given the answer node of each prompt so far, in order, returns whether to stop.
 Condition = Callable[[Sequence[Node]], bool]
 
 
 def _turn(node: Node) -> list[Node]:
-    """What was said since the last prompt: up to the message of a user that is more than results."""
-    said = []
-    for one in node.upwards():
-        said.append(one)
-        if isinstance(one.message, ModelRequest) and any(p.part_kind == "user-prompt" for p in one.message.parts):
+    """Return the nodes since the last user prompt, that one included; requests with only results are not prompts."""
+    nodes = []
+    for ancestor in node.upwards():
+        nodes.append(ancestor)
+        message = ancestor.message
+        if isinstance(message, ModelRequest) and any(p.part_kind == "user-prompt" for p in message.parts):
             break
-    return said
+    return nodes
 
 
 def _tools(node: Node) -> set[str]:
-    return {call.tool_name for one in _turn(node) for call in one.calls}
+    return {call.tool_name for turn_node in _turn(node) for call in turn_node.calls}
 
 
 def tool_used(nodes: Sequence[Node]) -> bool:
-    """A tool was called."""
+    """Return whether the last prompt led to a tool call."""
     return bool(_tools(nodes[-1]))
 
 
 def tool_not_used(nodes: Sequence[Node]) -> bool:
-    """No tool was called."""
+    """Return whether the last prompt led to no tool call."""
     return not _tools(nodes[-1])
 
 
-def said_DONE(nodes: Sequence[Node]) -> bool:  # noqa: N802 - it is named after the word
-    """The word DONE was said."""
+def said_DONE(nodes: Sequence[Node]) -> bool:  # noqa: N802 - named after the word
+    """Return whether the last answer contains the word DONE."""
     return "DONE" in text_of(nodes[-1])
 
 
 def said_READY(nodes: Sequence[Node]) -> bool:  # noqa: N802
-    """The word READY was said."""
+    """Return whether the last answer contains the word READY."""
     return "READY" in text_of(nodes[-1])
 
 
 def error_in_response(nodes: Sequence[Node]) -> bool:
-    """An error was spoken of, or a tool ended in one."""
+    """Return whether the last answer mentions an error, or a tool call failed."""
     failed = any(
         isinstance(part, ToolReturnPart) and getattr(part, "outcome", "success") not in ("success", None)
-        for one in _turn(nodes[-1])
-        if one.message is not None
-        for part in one.message.parts
+        for node in _turn(nodes[-1])
+        if node.message is not None
+        for part in node.message.parts
     )
     return failed or "error" in text_of(nodes[-1]).lower()
 
 
 def no_new_tools_used(nodes: Sequence[Node]) -> bool:
-    """Only tools were called that had been called by the prompts before."""
+    """Return whether the last prompt led only to calls of tools that earlier prompts had called."""
     before = {name for node in nodes[:-1] for name in _tools(node)}
     return _tools(nodes[-1]) <= before
 
 
 def five_iterations(nodes: Sequence[Node]) -> bool:
-    """There were five prompts."""
+    """Return whether there were five prompts."""
     return len(nodes) >= 5
 
 
-#: What was said, and where.
-Said = tuple[list[str], list[Node]]
+#: The answers, and the nodes of the answers.
+FlowResult = tuple[list[str], list[Node]]
 
-#: Has something said at a node; gives where that led to.
-_Go = Callable[[str, Node], Awaitable[Node]]
+#: Sends a prompt at a node; returns the node of the answer.
+_Send = Callable[[str, Node], Awaitable[Node]]
 
-_MOST = 50  # prompts of one loop, where nobody says
+_MAX_PROMPTS = 50  # of one loop, by default; also the number of branches that run at once
 _OK = "ok"
 
 T = TypeVar("T")
 
 
 async def single_prompt(talk: Talk, prompt: str, at: Node | None = None) -> tuple[str, Node]:
-    """One prompt."""
+    """Send one prompt."""
     node = await talk.prompt(prompt, at)
     return text_of(node), node
 
 
-async def chain(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> Said:
-    """One prompt after the other, each upon what came of the last."""
+async def chain(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> FlowResult:
+    """Send prompts one after another, each after the answer to the last."""
     return await _follow(talk, prompts, at, talk.prompt)
 
 
@@ -135,10 +135,13 @@ async def chain_while(
     continue_prompt: str = _OK,
     *,
     at: Node | None = None,
-    most: int = _MOST,
-) -> Said:
-    """One prompt after the other, each gone on with until the condition holds; gives what was said last of each."""
-    return await _follow(talk, prompts, at, _until(talk, stop, continue_prompt, most))
+    most: int = _MAX_PROMPTS,
+) -> FlowResult:
+    """Send prompts one after another, each repeated until ``stop`` holds. Return the last answer to each.
+
+    See ``prompt_while`` for the repetition.
+    """
+    return await _follow(talk, prompts, at, _repeat_until(talk, stop, continue_prompt, most))
 
 
 async def prompt_while(
@@ -148,9 +151,9 @@ async def prompt_while(
     stop: Condition = tool_not_used,
     *,
     at: Node | None = None,
-    most: int = _MOST,
-) -> Said:
-    """One prompt, gone on with until the condition holds, ``most`` times at most; gives all that was said."""
+    most: int = _MAX_PROMPTS,
+) -> FlowResult:
+    """Send a prompt, then ``continue_prompt`` until ``stop`` holds, ``most`` prompts at most. Return all answers."""
     nodes = [await talk.prompt(first_prompt, talk.conversation.here if at is None else at)]
     while not stop(nodes) and len(nodes) < most:
         nodes.append(await talk.prompt(continue_prompt, nodes[-1]))
@@ -160,19 +163,19 @@ async def prompt_while(
 
 async def prompt_for(
     talk: Talk, items: Iterable[T], make: Callable[[T], str], *, should_branch: bool = False, at: Node | None = None
-) -> Said:
-    """A prompt made for each of several things, one after the other or each in a branch."""
+) -> FlowResult:
+    """Send the prompt that ``make`` returns for each item, one after another or each in a branch."""
     prompts = [make(item) for item in items]
     return await (par_branch(talk, prompts, at) if should_branch else chain(talk, prompts, at))
 
 
-async def branch(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> Said:
-    """Each prompt in a branch of its own, one after the other in time. The place where one is stays."""
+async def branch(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> FlowResult:
+    """Send each prompt in its own branch, one branch at a time. The current node does not move."""
     return await _branches(talk, prompts, at, talk.prompt, at_once=1)
 
 
-async def par_branch(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> Said:
-    """Each prompt in a branch of its own, all at once."""
+async def par_branch(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> FlowResult:
+    """Send each prompt in its own branch, all at once."""
     return await _branches(talk, prompts, at, talk.prompt)
 
 
@@ -183,11 +186,11 @@ async def branch_while(
     continue_prompt: str = _OK,
     *,
     at: Node | None = None,
-    most: int = _MOST,
+    most: int = _MAX_PROMPTS,
     at_once: int = 1,
-) -> Said:
-    """Each prompt in a branch of its own, gone on with until the condition holds; gives what was said last."""
-    return await _branches(talk, prompts, at, _until(talk, stop, continue_prompt, most), at_once=at_once)
+) -> FlowResult:
+    """Send each prompt in its own branch, repeated as by ``prompt_while``. Return the last answer of each branch."""
+    return await _branches(talk, prompts, at, _repeat_until(talk, stop, continue_prompt, most), at_once=at_once)
 
 
 async def par_branch_while(
@@ -197,10 +200,10 @@ async def par_branch_while(
     continue_prompt: str = _OK,
     *,
     at: Node | None = None,
-    most: int = _MOST,
-) -> Said:
-    """The same, all at once."""
-    return await branch_while(talk, prompts, stop, continue_prompt, at=at, most=most, at_once=_MOST)
+    most: int = _MAX_PROMPTS,
+) -> FlowResult:
+    """Run ``branch_while`` with all branches at once."""
+    return await branch_while(talk, prompts, stop, continue_prompt, at=at, most=most, at_once=_MAX_PROMPTS)
 
 
 async def tree_of_thought(
@@ -211,92 +214,99 @@ async def tree_of_thought(
     judge: Model | str | None = None,
     at: Node | None = None,
 ) -> tuple[str, Node]:
-    """Each prompt in a branch, all at once, and what they said made one, which is said where they began."""
+    """Send each prompt in its own branch, recombine the answers, and continue from the start with the result."""
     start = talk.conversation.here if at is None else at
     prompts = list(prompts)
-    said, _ = await par_branch(talk, prompts, start)
+    texts, _ = await par_branch(talk, prompts, start)
     model = judge if judge is not None else talk.options.get("model") or talk.agent.model
-    made = await recombine(recombine_by, [Answer(p, s) for p, s in zip(prompts, said, strict=True)], model)
-    node = await talk.prompt(f"These thoughts came of it:\n\n{made.text}", start)
+    answers = [Answer(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+    recombined = await recombine(recombine_by, answers, model)
+    node = await talk.prompt(f"These are the resulting thoughts:\n\n{recombined.text}", start)
     _move(talk, at, node)
     return text_of(node), node
 
 
 async def par_dispatch(talks: Sequence[Talk], flow: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> list[T]:
-    """The same flow with several agents, all at once."""
-    return await _all([flow(talk, *args, **options) for talk in talks], _MOST)
+    """Run one flow with several agents, all at once."""
+    return await _gather([flow(talk, *args, **options) for talk in talks], _MAX_PROMPTS)
 
 
 async def broadcast(
     talk: Talk, flow: Callable[..., Awaitable[T]], *args: Any, skip: Iterable[str] = (), at: Node | None = None
 ) -> list[T]:
-    """A flow at every leaf below a node, all at once, except at those that have one of the labels in ``skip``."""
+    """Run a flow at every leaf below a node, all at once, except at leaves with a label in ``skip``."""
     skipped = {talk.conversation.labels[name] for name in skip if name in talk.conversation.labels}
     found = [leaf for leaf in leaves(talk.conversation.here if at is None else at) if leaf not in skipped]
-    return await _all([flow(talk, *args, at=leaf) for leaf in found], _MOST)
+    return await _gather([flow(talk, *args, at=leaf) for leaf in found], _MAX_PROMPTS)
 
 
-async def broadcast_to_leaves(talk: Talk, prompt: str, *, skip: Iterable[str] = (), at: Node | None = None) -> Said:
-    """A prompt at every leaf below a node."""
-    told = await broadcast(talk, single_prompt, prompt, skip=skip, at=at)
-    return [text for text, _ in told], [node for _, node in told]
+async def broadcast_to_leaves(
+    talk: Talk, prompt: str, *, skip: Iterable[str] = (), at: Node | None = None
+) -> FlowResult:
+    """Send a prompt at every leaf below a node."""
+    results = await broadcast(talk, single_prompt, prompt, skip=skip, at=at)
+    return [text for text, _ in results], [node for _, node in results]
 
 
 def leaves(node: Node) -> list[Node]:
-    """The last messages of all branches from a node on, in their order: those that a prompt can follow."""
+    """Return the last nodes of all branches below a node, in order: those that a prompt can follow."""
     found = []
     pending = [node]
     while pending:
-        one = pending.pop()
-        if one.replies:
-            pending += reversed(one.replies)
-        elif one.message is None or one.is_response:
-            found.append(one)
+        current = pending.pop()
+        if current.replies:
+            pending += reversed(current.replies)
+        elif current.message is None or current.is_response:
+            found.append(current)
     return found
 
 
-def _until(talk: Talk, stop: Condition, continue_prompt: str, most: int) -> _Go:
-    async def go(prompt: str, node: Node) -> Node:
+def _repeat_until(talk: Talk, stop: Condition, continue_prompt: str, most: int) -> _Send:
+    async def send(prompt: str, node: Node) -> Node:
         _, nodes = await prompt_while(talk, prompt, continue_prompt, stop, at=node, most=most)
         return nodes[-1]
 
-    return go
+    return send
 
 
-async def _follow(talk: Talk, prompts: Iterable[str], at: Node | None, go: _Go) -> Said:
+async def _follow(talk: Talk, prompts: Iterable[str], at: Node | None, send: _Send) -> FlowResult:
     node = talk.conversation.here if at is None else at
     nodes = []
     for prompt in prompts:
-        node = await go(prompt, node)
+        node = await send(prompt, node)
         _move(talk, at, node)
         nodes.append(node)
     return [text_of(node) for node in nodes], nodes
 
 
-async def _branches(talk: Talk, prompts: Iterable[str], at: Node | None, go: _Go, at_once: int = _MOST) -> Said:
+async def _branches(
+    talk: Talk, prompts: Iterable[str], at: Node | None, send: _Send, at_once: int = _MAX_PROMPTS
+) -> FlowResult:
     start = talk.conversation.here if at is None else at
-    nodes = await _all([go(prompt, start) for prompt in prompts], at_once)
+    nodes = await _gather([send(prompt, start) for prompt in prompts], at_once)
     return [text_of(node) for node in nodes], nodes
 
 
-async def _all(works: Sequence[Awaitable[T]], at_once: int) -> list[T]:
+async def _gather(awaitables: Sequence[Awaitable[T]], at_once: int) -> list[T]:
+    """Await all, ``at_once`` at a time, and return their results. Raise `BranchesFailed` after all if some failed."""
     slots = asyncio.Semaphore(at_once)
 
-    async def one(work: Awaitable[T]) -> T:
+    async def run(awaitable: Awaitable[T]) -> T:
         async with slots:
-            return await work
+            return await awaitable
 
-    ended = await asyncio.gather(*(one(work) for work in works), return_exceptions=True)
-    failed = {number: error for number, error in enumerate(ended) if isinstance(error, BaseException)}
+    outcomes = await asyncio.gather(*(run(awaitable) for awaitable in awaitables), return_exceptions=True)
+    results = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    failed = {number: error for number, error in enumerate(outcomes) if isinstance(error, BaseException)}
     for error in failed.values():
         if not isinstance(error, Exception):
             raise error
     if failed:
-        raise BranchesFailed([e for e in ended if not isinstance(e, BaseException)], failed)  # type: ignore[arg-type]
-    return [end for end in ended if not isinstance(end, BaseException)]
+        raise BranchesFailed(results, failed)  # type: ignore[arg-type]
+    return results
 
 
 def _move(talk: Talk, at: Node | None, node: Node) -> None:
-    """Who was told no place goes on from where they came to."""
+    """Move the current node to ``node``, unless the caller named a node to start from."""
     if at is None:
         talk.conversation.here = node

@@ -1,7 +1,8 @@
-"""The providers' rules on what may follow what, checked before a message gets into the tree.
+"""`Node`, a message in a conversation tree, and the providers' rules on which message may follow which.
 
-What passes here is accepted by Anthropic's Messages API and by OpenAI's chat completions alike, on every path and at
-every moment, so that no request is refused later for what was done to the tree. The names of rules are ours.
+A message is checked before it enters the tree. One that passes is accepted by Anthropic's Messages API and by OpenAI's
+chat completions on every path, so that no request is rejected later because of the tree's shape. The rules' names are
+forkwise's own.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ __all__ = [
 
 
 class Node:
-    """A message in its place. The root of a tree has no message; above it there is nothing.
+    """A message and its position in the tree. The root has no message and no parent.
 
-    ``awaits`` are ids of calls of the node above that this one answers with what that node knows of them, now and
-    later: so all branches that were begun while a call was open see its result once it is there. ``results`` is what is
-    known of this one's own calls.
+    ``awaits`` are ids of the parent's tool calls that this message answers with the parent's ``results``, present or
+    future: every branch started while a call was open sees its result as soon as it arrives. ``results`` are the
+    results of this node's own calls.
     """
 
     __slots__ = ("_jump", "awaits", "calls", "depth", "id", "message", "parent", "replies", "results")
@@ -60,30 +61,30 @@ class Node:
 
     @property
     def is_response(self) -> bool:
-        """Whether a model said it."""
+        """Whether the message is a model's response."""
         return isinstance(self.message, ModelResponse)
 
     @property
     def open_calls(self) -> tuple[ToolCallPart, ...]:
-        """Its calls of which no result is known."""
+        """The tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.tool_call_id not in self.results)
 
     def upwards(self) -> Iterator[Node]:
-        """This node, the one above it, and so on; the root, which says nothing, is left out."""
+        """Yield this node and its ancestors, nearest first, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def ancestor_at(self, depth: int) -> Node:
-        """The node above this one, or this one, at a depth; in logarithmic time."""
+        """Return the ancestor at ``depth``, or this node itself, in logarithmic time."""
         node = self
         while node.depth > depth:
             node = node._jump if node._jump.depth >= depth else node.parent or node
         return node
 
     def is_below(self, other: Node) -> bool:
-        """Whether another node is on the way to this one, or is this one."""
+        """Return whether ``other`` is this node or one of its ancestors."""
         return self.depth >= other.depth and self.ancestor_at(other.depth) is other
 
 
@@ -94,7 +95,10 @@ def _calls(message: ModelMessage | None) -> tuple[ToolCallPart, ...]:
 
 
 def _jump_from(parent: Node | None) -> Node | None:
-    """Where a child of a node jumps to: as far again as the last two jumps together, if those were alike."""
+    """Return the skip pointer for a child of ``parent``.
+
+    It spans the last two jumps if those were equally long, which gives logarithmic paths to any depth.
+    """
     if parent is None:
         return None
     far = parent._jump
@@ -105,12 +109,12 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,40}\Z")
 
 
 def is_answer(part: object) -> bool:
-    """Whether a part of a request answers a tool call."""
+    """Return whether a part of a request answers a tool call."""
     return isinstance(part, ToolReturnPart) or (isinstance(part, RetryPromptPart) and part.tool_name is not None)
 
 
 def answers(message: ModelRequest) -> list[str]:
-    """The ids of the calls that a request answers, in its order."""
+    """Return the ids of the calls that a request answers, in order."""
     return [
         part.tool_call_id
         for part in message.parts
@@ -119,8 +123,10 @@ def answers(message: ModelRequest) -> list[str]:
 
 
 def check(message: ModelMessage, parent: Node, awaits: frozenset[str], known: Iterable[Node]) -> None:
-    """Raise ConversationError unless a message may be said there. ``known`` are the nodes, anywhere in the tree, that
-    make a call by one of the message's ids."""
+    """Raise `ConversationError` unless ``message`` may follow ``parent``.
+
+    ``known`` are all nodes of the tree that make a call with one of the message's ids.
+    """
     if isinstance(message, ModelRequest):
         _check_request(message, parent, awaits)
     else:
@@ -129,43 +135,43 @@ def check(message: ModelMessage, parent: Node, awaits: frozenset[str], known: It
 
 def _check_request(message: ModelRequest, parent: Node, awaits: frozenset[str]) -> None:
     if parent.message is not None and not parent.is_response:
-        _refuse("turns alternate", parent, "a user's message follows another; say both in one")
-    asked = [call.tool_call_id for call in parent.calls]
-    given = [*answers(message), *awaits]
-    _all_once(asked, given, parent)
+        _refuse("turns alternate", parent, "a user message follows another; send both as one message")
+    calls = [call.tool_call_id for call in parent.calls]
+    answered = [*answers(message), *awaits]
+    _require_one_answer_each(calls, answered, parent)
     seen_other = False
     for part in message.parts:
         if is_answer(part) and seen_other:
-            _refuse("results come first", parent, "a tool's result stands behind other content")
+            _refuse("results come first", parent, "a tool result comes after other content")
         seen_other = seen_other or not is_answer(part)
     if not message.parts and not awaits and not message.instructions:
-        _refuse("no message is empty", parent, "a user's message has no content")
+        _refuse("no message is empty", parent, "a user message has no content")
     if parent.message is None and not any(isinstance(p, UserPromptPart) for p in message.parts):
-        _refuse("a user speaks first", parent, "the first message has no user's prompt")
+        _refuse("a user speaks first", parent, "the first message has no user prompt")
     for prompt in message.parts:
         if isinstance(prompt, UserPromptPart) and _is_blank(prompt.content):
-            _refuse("no text is blank", parent, "a user's prompt is empty or only space")
+            _refuse("no text is blank", parent, "a user prompt is empty or only whitespace")
 
 
-def _all_once(asked: Sequence[str], given: Sequence[str], parent: Node) -> None:
-    counted = Counter(given)
-    if missing := [call for call in asked if not counted[call]]:
+def _require_one_answer_each(calls: Sequence[str], answered: Sequence[str], parent: Node) -> None:
+    counted = Counter(answered)
+    if missing := [call for call in calls if not counted[call]]:
         _refuse("every call is answered at once", parent, f"no result for {', '.join(missing)}", missing)
-    if unknown := [call for call in counted if call not in asked]:
-        _refuse("every result has its call", parent, f"nobody called {', '.join(unknown)}", unknown)
+    if unknown := [call for call in counted if call not in calls]:
+        _refuse("every result has its call", parent, f"no call has the id {', '.join(unknown)}", unknown)
     if twice := [call for call, times in counted.items() if times > 1]:
         _refuse("every call is answered once", parent, f"several results for {', '.join(twice)}", twice)
 
 
 def _check_response(message: ModelResponse, parent: Node, known: Iterable[Node]) -> None:
     if not isinstance(parent.message, ModelRequest):
-        _refuse("turns alternate", parent, "a model's message follows no user's")
+        _refuse("turns alternate", parent, "a model message does not follow a user message")
     calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
     texts = [part for part in message.parts if isinstance(part, TextPart)]
     if not message.parts or (len(texts) == len(message.parts) and not any(t.content.strip() for t in texts)):
-        _refuse("no message is empty", parent, "a model's message has no content")
+        _refuse("no message is empty", parent, "a model message has no content")
     if any(not text.content.strip() for text in texts):
-        _refuse("no text is blank", parent, "a part of a model's message is empty or only space")
+        _refuse("no text is blank", parent, "a text part of a model message is empty or only whitespace")
     ids = [call.tool_call_id for call in calls]
     for call in ids:
         if not _ID.match(call):
@@ -182,7 +188,7 @@ def _is_blank(content: object) -> bool:
     return isinstance(content, Sequence) and not any(not isinstance(c, str) or c.strip() for c in content)
 
 
-def _refuse(rule: str, parent: Node, why: str, calls: Sequence[str] = ()) -> None:
+def _refuse(rule: str, parent: Node, reason: str, calls: Sequence[str] = ()) -> None:
     raise ConversationError(
-        f"no provider would take that (rule: {rule}): {why}", rule=rule, node=parent.id, calls=calls
+        f"a provider would reject this message (rule: {rule}): {reason}", rule=rule, node=parent.id, calls=calls
     )

@@ -1,6 +1,6 @@
-"""Walking: how a person moves about in a conversation, from one answer to another.
+"""`Walker`: moves through a conversation from answer to answer; and what is shown of its branches.
 
-One stands at answers, at the root, and at a prompt that nobody has answered; the messages between those are passed.
+The walker stops at model messages, at the root, and at prompts without an answer. It skips the messages between them.
 """
 
 from __future__ import annotations
@@ -18,108 +18,118 @@ from forkwise.conversation.node import Node
 from forkwise.conversation.talk import text_of
 from forkwise.errors import ConversationError
 
-__all__ = ["Walker", "above", "combined", "common", "difference", "transcript", "ways"]
+__all__ = [
+    "Walker",
+    "add_combination",
+    "diff_branches",
+    "find_common_ancestor",
+    "find_next_stops",
+    "find_previous_stop",
+    "format_transcript",
+]
 
 
 class Walker:
-    """Somebody who walks in a conversation; where they are is the conversation's own place."""
+    """Moves the current node of a conversation."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
 
     @property
     def here(self) -> Node:
-        """Where one is."""
+        """The current node."""
         return self.conversation.here
 
     def go(self, node: Node) -> Node:
-        """Go to a node."""
+        """Move to a node."""
         self.conversation.here = node
         return node
 
     def up(self) -> Node:
-        """To the answer above, or the root."""
-        return self.go(above(self.here))
+        """Move to the previous answer, or the root."""
+        return self.go(find_previous_stop(self.here))
 
     def down(self, number: int | None = None) -> Node:
-        """To the next answer; where there are several, to the one of that number, counted from 1."""
-        below = ways(self.here)
+        """Move to the next answer. If there are several, ``number`` selects one, counted from 1."""
+        below = find_next_stops(self.here)
         if not below:
             raise ConversationError("the conversation ends here", node=self.here.id)
         if number is None and len(below) > 1:
             raise ConversationError(
-                f"{len(below)} branches begin here: say which, 1 to {len(below)}", node=self.here.id
+                f"{len(below)} branches begin here: choose one, 1 to {len(below)}", node=self.here.id
             )
-        return self.go(_picked(below, 1 if number is None else number, "branch"))
+        return self.go(_select(below, 1 if number is None else number, "branch"))
 
     def left(self) -> Node:
-        """To the branch before, or to the last where there is none."""
-        return self._beside(-1)
+        """Move to the previous branch, or from the first to the last."""
+        return self._go_beside(-1)
 
     def right(self) -> Node:
-        """To the next branch, or to the first where there is none."""
-        return self._beside(1)
+        """Move to the next branch, or from the last to the first."""
+        return self._go_beside(1)
 
     def root(self) -> Node:
-        """To the beginning."""
+        """Move to the root."""
         return self.go(self.conversation.root)
 
     def leaf(self, number: int | None = None) -> Node:
-        """To the end of a branch below, by its number, counted from 1; where there is one only, to that."""
+        """Move to the end of a branch below. If there are several, ``number`` selects one, counted from 1."""
         found = leaves(self.here)
         if number is None and len(found) != 1:
-            raise ConversationError(f"{len(found)} branches end below: say which, 1 to {len(found)}", node=self.here.id)
-        return self.go(_picked(found, 1 if number is None else number, "leaf"))
+            raise ConversationError(
+                f"{len(found)} branches end below: choose one, 1 to {len(found)}", node=self.here.id
+            )
+        return self.go(_select(found, 1 if number is None else number, "leaf"))
 
     def next_fork(self) -> Node:
-        """To the nearest place below at which several branches begin."""
-        pending = deque(ways(self.here))
+        """Move to the nearest node below at which several branches begin."""
+        pending = deque(find_next_stops(self.here))
         while pending:
             node = pending.popleft()
-            below = ways(node)
+            below = find_next_stops(node)
             if len(below) > 1:
                 return self.go(node)
             pending.extend(below)
         raise ConversationError("nothing forks below", node=self.here.id)
 
     def last_fork(self) -> Node:
-        """To the nearest place above at which several branches begin."""
+        """Move to the nearest node above at which several branches begin."""
         node = self.here
         while node.message is not None:
-            node = above(node)
-            if len(ways(node)) > 1:
+            node = find_previous_stop(node)
+            if len(find_next_stops(node)) > 1:
                 return self.go(node)
         raise ConversationError("nothing forks above", node=self.here.id)
 
     def label(self, name: str) -> Node:
-        """Name the place; where the name is another's, go there."""
+        """Label the current node. If the label exists already, move to its node."""
         if name in self.conversation.labels:
             return self.go(self.conversation.labels[name])
         self.conversation.label(name)
         return self.here
 
-    def _beside(self, step: int) -> Node:
-        beside = ways(above(self.here)) if self.here.message is not None else []
+    def _go_beside(self, step: int) -> Node:
+        beside = find_next_stops(find_previous_stop(self.here)) if self.here.message is not None else []
         if len(beside) < 2:
             raise ConversationError("there is no branch beside this one", node=self.here.id)
         return self.go(beside[(beside.index(self.here) + step) % len(beside)])
 
 
-def ways(node: Node) -> list[Node]:
-    """The places one comes to next from a node, one for each branch that begins there."""
+def find_next_stops(node: Node) -> list[Node]:
+    """Return the nodes at which a walker stops next, one for each branch that begins at ``node``."""
     found = []
     pending = list(reversed(node.replies))
     while pending:
-        one = pending.pop()
-        if one.is_response or not one.replies:
-            found.append(one)
+        current = pending.pop()
+        if current.is_response or not current.replies:
+            found.append(current)
         else:
-            pending += reversed(one.replies)
+            pending += reversed(current.replies)
     return found
 
 
-def common(nodes: Sequence[Node]) -> Node:
-    """The last node that is on the way to all of several."""
+def find_common_ancestor(nodes: Sequence[Node]) -> Node:
+    """Return the last node that is on the path to each of ``nodes``."""
     first, *others = nodes
     for other in others:
         depth = min(first.depth, other.depth)
@@ -131,39 +141,39 @@ def common(nodes: Sequence[Node]) -> Node:
     return first
 
 
-def transcript(node: Node, since: Node | None = None) -> str:
-    """What was said up to a node, from the beginning or behind another node, for people."""
+def format_transcript(node: Node, since: Node | None = None) -> str:
+    """Return the messages up to a node as text for people, from the beginning or after ``since``."""
     start = -1 if since is None else since.depth
-    way = list(takewhile(lambda one: one.depth > start, node.upwards()))
-    return "\n".join(line for one in reversed(way) for line in _lines(one))
+    path = list(takewhile(lambda ancestor: ancestor.depth > start, node.upwards()))
+    return "\n".join(line for ancestor in reversed(path) for line in _lines(ancestor))
 
 
-def difference(first: Node, second: Node) -> str:
-    """How what was said on the way to two nodes differs, from where the ways part, as unified text."""
-    fork = common([first, second])
-    one, two = ([f"{line}\n" for line in transcript(node, fork).splitlines()] for node in (first, second))
+def diff_branches(first: Node, second: Node) -> str:
+    """Return a unified diff of the transcripts of two nodes, after their common ancestor."""
+    fork = find_common_ancestor([first, second])
+    one, two = ([f"{line}\n" for line in format_transcript(node, fork).splitlines()] for node in (first, second))
     return "".join(difflib.unified_diff(one, two, f"message {first.id}", f"message {second.id}"))
 
 
-def combined(conversation: Conversation, nodes: Sequence[Node], text: str) -> Node:
-    """Put what several branches became into the tree, where they part; gives its node, from which one can go on."""
-    fork = common(nodes)
+def add_combination(conversation: Conversation, nodes: Sequence[Node], text: str) -> Node:
+    """Add the combination of several branches to the tree, at their common ancestor, and return its node."""
+    fork = find_common_ancestor(nodes)
     if fork.message is not None and not fork.is_response:
         fork = fork.parent or fork
     numbers = ", ".join(str(node.id) for node in nodes)
-    asked = conversation.say(f"Combine what the branches that end at messages {numbers} came to.", fork)
+    asked = conversation.say(f"Combine the branches that end at messages {numbers}.", fork)
     return conversation.add(ModelResponse(parts=[TextPart(text)]), asked)
 
 
-def above(node: Node) -> Node:
-    """The place one comes from to a node: the answer above it, or the root."""
-    place = node.parent or node
-    while place.message is not None and not place.is_response:
-        place = place.parent or place
-    return place
+def find_previous_stop(node: Node) -> Node:
+    """Return the node at which a walker stopped before ``node``: the previous answer, or the root."""
+    stop = node.parent or node
+    while stop.message is not None and not stop.is_response:
+        stop = stop.parent or stop
+    return stop
 
 
-def _picked(nodes: Sequence[Node], number: int, noun: str) -> Node:
+def _select(nodes: Sequence[Node], number: int, noun: str) -> Node:
     if not 1 <= number <= len(nodes):
         raise ConversationError(f"there is no {noun} {number} here; there are 1 to {len(nodes)}")
     return nodes[number - 1]
@@ -172,5 +182,5 @@ def _picked(nodes: Sequence[Node], number: int, noun: str) -> Node:
 def _lines(node: Node) -> list[str]:
     if isinstance(node.message, ModelRequest):
         return [f"user: {p.content}" for p in node.message.parts if isinstance(p, UserPromptPart)]
-    said = text_of(node)
-    return [*([f"model: {said}"] if said else []), *(f"model calls {c.tool_name}({c.args})" for c in node.calls)]
+    text = text_of(node)
+    return [*([f"model: {text}"] if text else []), *(f"model calls {c.tool_name}({c.args})" for c in node.calls)]

@@ -9,7 +9,7 @@ from forkwise.chat.session import Session
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.chat.tree_screen import TreeScreen
 from forkwise.tui.diff_view import DiffScreen
-from forkwise.tui.widgets import ChoiceScreen, LineQuestion, Question
+from forkwise.tui.widgets import ChoiceScreen, InputScreen, QuestionScreen
 from tests.chat.scripted_chat import SCRIPT
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -54,16 +54,16 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await scene.branches()
         # While the fork is open it is looked at, and nothing else.
         screen = await tree_of(scene)
-        await scene.shows("‹⑂ fork› › hello → Hi there", "‹a› ", "‹b› ", "esc back", "u undo")
+        await scene.shows("‹fork› › hello → Hi there", "‹a› ", "‹b› ", "esc back", "u undo")
         await walk_to(scene, screen, "/b")
-        await scene.shows("model: b wrote lib.txt.")
+        await scene.shows("b wrote lib.txt.")
         await scene.press("enter")
         await scene.tells("a fork is open")
         await scene.press("i", *"no", "enter")
         await until(lambda: scene.told.count("a fork is open") == 2)
         assert isinstance(scene.screen, TreeScreen)
         await scene.press("u")
-        await scene.tells("Nothing was merged here")
+        await scene.tells("There is no merge to undo here")
         await scene.press("escape")
         await scene.write("/merge a")
         await scene.shows("· Merged: kept branch a")
@@ -88,7 +88,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await walk_to(scene, screen, "/b")
         for name, why in (("merged:x", "names no place"), ("other", "")):
             await scene.press("l")
-            await scene.comes_to(LineQuestion)
+            await scene.comes_to(InputScreen)
             await scene.press(*name, "enter")
             await scene.comes_to(TreeScreen)
             if why:
@@ -120,10 +120,10 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
             await walk_to(scene, screen, label)
             await scene.press("space")
         await scene.press("c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("c")
         await scene.comes_to(TreeScreen)
-        await scene.shows("Combine what the branches")
+        await scene.shows("Combine the branches")
         assert screen.tree_panel.marked == []
         assert "a wrote lib.txt." in session.last_answer
         assert "b wrote lib.txt." in session.last_answer
@@ -131,8 +131,8 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         # And the merge taken back, as the tree shows it.
         for key in ("escape", "y"):
             await scene.press("u")
-            await scene.comes_to(Question)
-            await scene.shows("Take back the merge of fork")
+            await scene.comes_to(QuestionScreen)
+            await scene.shows("Undo the merge of fork")
             await scene.press(key)
             await scene.comes_to(TreeScreen)
             assert isinstance(scene.screen, TreeScreen)
@@ -179,7 +179,7 @@ def test_judges_are_overruled(project: Path) -> None:
         assert (project / "lib.txt").read_text() == "from b\n"
         await scene.write("/override")
         await scene.comes_to(ChoiceScreen)
-        await scene.shows("take instead", "a")
+        await scene.shows("keep instead", "a")
         await scene.press("enter")
         await scene.shows("· Merged: kept branch a", "a wrote lib.txt.")
         assert (project / "lib.txt").read_text() == "from a\n"

@@ -197,9 +197,9 @@ class _Session:
         self._print_list(records, "labels", ("label", "id", "text"))
 
     def _do_diff(self, first: str, second: str) -> None:
-        from forkwise.conversation.walker import difference
+        from forkwise.conversation.walker import diff_branches
 
-        text = difference(self._node(first), self._node(second))
+        text = diff_branches(self._node(first), self._node(second))
         if self.output.as_json:
             self.output.document({"diff": text})
         else:
@@ -209,18 +209,18 @@ class _Session:
         import asyncio
 
         from forkwise.conversation.flows import leaves
-        from forkwise.conversation.talk import WAYS, Answer, recombine, text_of
-        from forkwise.conversation.walker import combined
+        from forkwise.conversation.talk import RECOMBINATIONS, Answer, recombine, text_of
+        from forkwise.conversation.walker import add_combination
 
-        if how not in WAYS or how == "none":
-            raise ConversationError(f"cannot combine by {how!r}; choose one of {', '.join(WAYS[1:])}")
+        if how not in RECOMBINATIONS or how == "none":
+            raise ConversationError(f"cannot combine by {how!r}; choose one of {', '.join(RECOMBINATIONS[1:])}")
         nodes = [self._node(number) for number in numbers] or leaves(self.walker.here)
         if len(nodes) < 2:
             raise ConversationError("combine needs at least two leaves")
         model = None if how == "concatenate" else self._agent_model()
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
         combination = asyncio.run(recombine(how, answers, model))
-        self._print_node(self.walker.go(combined(self.talk, nodes, combination.text)))
+        self._print_node(self.walker.go(add_combination(self.talk, nodes, combination.text)))
 
     def _do_prompt(self, *words: str) -> None:
         import asyncio
@@ -266,25 +266,27 @@ class _Session:
         return label or self.talk.node(_parse_number(number) or 0)
 
     def _record(self, node: Node) -> dict[str, Any]:
-        from forkwise.conversation.walker import transcript, ways
+        from forkwise.conversation.walker import find_next_stops, format_transcript
 
         above = node.parent if node.parent is not None else node
-        text = transcript(node, above).strip()
+        text = format_transcript(node, above).strip()
         labels = [name for name, labelled in self.talk.labels.items() if labelled is node]
-        return {"id": node.id, "depth": node.depth, "labels": labels, "branches": len(ways(node)), "text": text}
+        branches = len(find_next_stops(node))
+        return {"id": node.id, "depth": node.depth, "labels": labels, "branches": branches, "text": text}
 
     def _print_node(self, node: Node, *, whole: bool = False) -> None:
-        from forkwise.conversation.walker import transcript, ways
+        from forkwise.conversation.walker import find_next_stops, format_transcript
 
         record = self._record(node)
         if self.output.as_json:
-            self.output.document({**record, **({"transcript": transcript(node)} if whole else {})})
+            self.output.document({**record, **({"transcript": format_transcript(node)} if whole else {})})
             return
         names = f" ({', '.join(record['labels'])})" if record["labels"] else ""
         self.output.line(f"[{node.id}]{names} depth {node.depth}", "bold")
-        self.output.text(transcript(node) if whole else record["text"] or "(the beginning)")
-        for number, way in enumerate(ways(node), 1):
-            self.output.line(f"  down {number}: [{way.id}] {truncate_line(transcript(way, node), _WIDEST)}", "dim")
+        self.output.text(format_transcript(node) if whole else record["text"] or "(the beginning)")
+        for number, branch in enumerate(find_next_stops(node), 1):
+            text = truncate_line(format_transcript(branch, node), _WIDEST)
+            self.output.line(f"  down {number}: [{branch.id}] {text}", "dim")
 
     def _print_list(self, records: list[dict[str, Any]], noun: str, columns: Sequence[str]) -> None:
         if self.output.as_json:
