@@ -1,4 +1,4 @@
-"""A fork to look at: branches whose files are held in memory, and what is told of them to a judge."""
+"""A fork with branches in memory, and the report and outcomes that a judge gets of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Files", "Scene", "outcome", "report_of"]
 
 
 class Files:
-    """A branch's files: what the parent has, and what the branch wrote (None: deleted)."""
+    """The files of a branch: the parent's contents, and the branch's changes (None: deleted)."""
 
     def __init__(self, parent: Mapping[str, bytes], written: Mapping[str, bytes | None]) -> None:
         self.parent = parent
@@ -32,7 +32,7 @@ class Files:
 
 @dataclass
 class Scene:
-    """A fork of branches ``a``, ``b``, … over a parent; labels are ``the a``, ``the b``."""
+    """Build branches ``a``, ``b``, … of a parent, with the labels ``the a``, ``the b``."""
 
     parent: Mapping[str, bytes] = field(default_factory=dict)
     branches: Mapping[str, Mapping[str, bytes | None] | None] = field(default_factory=dict)
@@ -53,12 +53,12 @@ class Scene:
 
 
 def report_of(parent: Mapping[str, bytes], **branches: Mapping[str, bytes | None] | None) -> BranchDiffReport:
-    """The report on branches over a parent."""
+    """Build the diff report of branches of a parent."""
     return Scene(parent, branches).report()
 
 
 def outcome(name: str, **options: Any) -> BranchOutcome:
-    """How a branch ended."""
+    """Build the outcome of a branch."""
     settings: dict[str, Any] = {
         "branch_id": name,
         "branch_label": f"the {name}",

@@ -1,7 +1,7 @@
-"""Processes that are killed at one exact point of a decision, and what the next one makes of it.
+"""Processes that are killed at one exact point of a decision, and how the next process recovers.
 
-Run as a program of its own, with one thread, so that it can fork what is killed and what comes next with everything
-loaded already. Prints one JSON object for each point.
+Runs as a single-threaded program, so that it can fork both processes with all modules loaded. Prints one JSON object
+for each point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def coordinator_of(project: Path) -> ForkCoordinator:
 
 
 def cut(where: type, name: str, *, after: bool, times: int = 1) -> None:
-    """Have this process killed before or after a method is called so often."""
+    """Kill this process before or after the n-th call of a method (``times``)."""
     method = getattr(where, name)
     left = [times]
 
@@ -82,7 +82,7 @@ async def rewinding(project: Path, where: type, name: str, after: bool) -> None:
     rewind_to(Workspace(project, durable=False), 1)
 
 
-#: What is done, and before or after what in it the process is killed.
+#: The operation, and the method before or after which the process is killed.
 POINTS: dict[str, tuple[Callable[..., Any], type, str, bool]] = {
     "pick, decided": (pick, Ledger, "resolve", True),
     "pick, committed": (pick, Ledger, "record_commit", False),
@@ -98,7 +98,7 @@ POINTS: dict[str, tuple[Callable[..., Any], type, str, bool]] = {
 
 
 def go_on(project: Path) -> None:
-    """What the next process does."""
+    """Recover in the next process, and print what it found."""
     workspace = Workspace(project, durable=False)
     told: dict[str, Any] = {"opened": content(project)}
     coordinator = coordinator_of(project)
@@ -108,7 +108,7 @@ def go_on(project: Path) -> None:
         told["said"] = None if result is None else str(result.history_after_merge[-1].parts)
         told["winner"] = None if result is None else coordinator.is_resolved
     except ForkNotFoundError:
-        told["said"] = "nothing to go on with"
+        told["said"] = "nothing to resume"
     told["content"] = content(project)
     clean_up(workspace)
     trash.wait_until_empty()

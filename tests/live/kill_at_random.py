@@ -1,7 +1,7 @@
-"""Processes that fork an agent in three, killed at random moments, and what the next one finds and makes of it.
+"""Processes that fork an agent into three branches, killed at random moments, and how the next process recovers.
 
-Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
-one JSON object for each round.
+Runs as a single-threaded program, so that it can fork a driver with all modules loaded. Prints one JSON object for each
+round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def drive(project: Path) -> None:
 
 
 def completed(project: Path) -> dict[str, Any]:
-    """What the ledger has of the fork that was killed: how much each branch had said, and its files."""
+    """Read the killed fork from the ledger: the number of messages and the files of each branch."""
     workspace = Workspace(project, durable=False)
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks(limit=1)
@@ -59,7 +59,7 @@ def completed(project: Path) -> dict[str, Any]:
 
 
 async def go_on(project: Path) -> dict[str, Any]:
-    """What the next process does: it finds the fork, goes on with it, and merges."""
+    """Resume the fork in the next process, and merge it."""
     brain = Brain(decide=work)
     coordinator = coordinator_of(project, brain)
     try:
@@ -99,8 +99,10 @@ def recover(project: Path, state: Path) -> None:
 
 
 def rehearsed(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]]) -> tuple[dict[str, str], float]:
-    """Make a project, and drive it twice with nobody killed: the first loads what is loaded late. Tells what is in it
-    before and after; gives what is before, and the seconds that it took."""
+    """Create a project and drive it twice without a kill; the first run loads modules that are imported late.
+
+    Print the contents before and after. Return the contents before, and the duration in seconds.
+    """
     project.mkdir()
     (project / "gone").write_text("once")
     before = content(project)

@@ -1,4 +1,4 @@
-"""Processes whose agent forks inside a branch of a fork, killed at random moments, and what the next one makes of it.
+"""Processes whose agent forks inside a branch, killed at random moments, and how the next process recovers.
 
 Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
 one JSON object for each round.
@@ -41,8 +41,10 @@ SPECS = [BranchSpec("a", "task"), BranchSpec("b", "write b.txt one; run echo two
 
 
 def think(asked: Asked) -> Any:
-    """Forks where it is told its task, decides for the second when both are done, and then writes one more file. What
-    it is told was never carried out it does again."""
+    """Fork on the prompt ``task``, pick the second branch once both are done, then write one more file.
+
+    A call whose result says that it was never executed is repeated.
+    """
     is_merged = any(prompt.startswith("[Merged") for prompt in asked.prompts)
     is_inside = any(spec["steer"] in asked.prompts for spec in INSIDE)
     if "task" not in asked.prompts or (is_inside and not is_merged):
@@ -92,7 +94,7 @@ async def finish(coordinator: ForkCoordinator) -> dict[str, Any]:
 
 
 def talk_of(ledger: Ledger, fork: ForkRecord) -> dict[str, list[str]]:
-    """What was said in each branch of a fork, by its label."""
+    """Return the texts of each branch of a fork, by label."""
     if fork.spec["conversation"] not in {record.id for record in ledger.conversations.all()}:
         return {}
     talk = StoredConversation.load(ledger.conversations, fork.spec["conversation"]).conversation
@@ -101,11 +103,11 @@ def talk_of(ledger: Ledger, fork: ForkRecord) -> dict[str, list[str]]:
     return {label: [str(m.parts) for m in talk.path(node)] for label, node in paths.items() if node is not None}
 
 
-Known = dict[str, dict[str, list[str]]]  # by forks and labels, what was said
+Known = dict[str, dict[str, list[str]]]  # texts by fork and label
 
 
 def known_of(project: Path) -> tuple[str, Known, dict[str, str]]:
-    """The last outermost fork, what was said in it and in those inside it, and where they stand."""
+    """Read the last outermost fork: its texts, those of the forks inside it, and their states."""
     with open_ledger(Workspace(project, durable=False)) as ledger:
         outer = next(fork for fork in ledger.forks() if fork.parent is None)
         several = [outer, *(f for f in ledger.forks() if (f.parent or "").startswith(f"{outer.id}."))]
@@ -113,7 +115,7 @@ def known_of(project: Path) -> tuple[str, Known, dict[str, str]]:
 
 
 def lost(before: Known, after: Known) -> list[str]:
-    """The branches in which something that was said before is not said any more."""
+    """Return the branches that lost a message."""
     return [
         f"{fork} {label}"
         for fork, labels in before.items()
@@ -135,7 +137,7 @@ def recover(project: Path, state: Path) -> None:
             told["outcome"] = "nothing to go on with"
         _, after, stands = known_of(project)
         told["lost"] = lost(before, after)
-        # What every branch inside has said in the end, of those that were gone on with or made anew.
+        # the number of texts in every nested branch that was resumed or started again
         ended = [after[name] for name in after if name != outer and stands[name] == "resolved"]
         told["spoken"] = [
             sum("TextPart" in said or "ToolCallPart" in said for said in path[len(BEFORE) + 2 :])
@@ -166,11 +168,11 @@ async def go_on(coordinator: ForkCoordinator, told: dict[str, Any]) -> None:
         told |= await finish(coordinator)
 
 
-# A tool that forks by itself, and exact moments
+# A tool that forks, killed at exact moments
 
 
 def splitter(workspace: Workspace, brain: Brain, is_killed: bool) -> Agent[Any, Any]:
-    """An agent without the tools to fork itself, one of whose own tools forks the branch it is in."""
+    """Create an agent without the forking tools, with a tool of its own that forks the current branch."""
     agent = worker(brain)
 
     @agent.tool_plain

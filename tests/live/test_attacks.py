@@ -1,4 +1,4 @@
-"""Live forks under attack: killed between two writes, decided twice, ended while they are merged, called odd names."""
+"""Live forks under attack: killed between two writes, resolved twice, stopped during a merge, with odd labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Y = A | {"both.txt": "y", "y.txt": "y"}
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the next process made of each kill."""
+    """The report of the next process for each kill."""
     home = tmp_path_factory.mktemp("cut")
     environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
     environment.pop("FORKWISE_STATE", None)
@@ -59,7 +59,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 def test_a_kill_between_two_writes(
     cut: dict[str, dict[str, Any]], point: str, outcome: dict[str, str], how: str
 ) -> None:
-    """What was decided is carried out, with its conversation; nothing of the rest is left."""
+    """A resolution is committed, with its conversation; nothing else is left."""
     told = cut[point]
     assert told["content"] == outcome
     assert (told["branches"], told["hidden"], told["mounts"]) == ([], [], [])
@@ -77,7 +77,7 @@ def test_a_rewind_that_was_cut_short_is_finished_by_who_comes_next(cut: dict[str
     assert told["opened"] == told["content"] == A | {"both.txt": "0"}
 
 
-# Decided twice
+# Resolved twice
 
 TWO = [BranchSpec("x", "write both.txt x; write x.txt x"), BranchSpec("y", "write both.txt y; write y.txt y")]
 
@@ -107,9 +107,9 @@ async def test_who_comes_after_somebody_outside_is_told_so(coordinator: ForkCoor
     await all_over(coordinator)
     other = ForkCoordinator(worker(), workspace=workspace)
     with pytest.raises(ForkResolvedError, match="running"):
-        await other.resume(handle.fork_id)  # whose process lives
+        await other.resume(handle.fork_id)  # its process is alive
     await asyncio.to_thread(pick, workspace, handle.branches[1])
-    with pytest.raises(ForkResolvedError, match=rf"resolved for {handle.branches[1]} by somebody else"):
+    with pytest.raises(ForkResolvedError, match=rf"resolved for {handle.branches[1]} by another process"):
         await coordinator.merge_or_select("pick:x")
     assert coordinator.is_resolved
     assert files(workspace) == Y
@@ -122,7 +122,7 @@ async def test_a_combination_after_somebody_outside(coordinator: ForkCoordinator
     handle = await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
     await asyncio.to_thread(pick, workspace, handle.branches[1])
-    with pytest.raises(ForkResolvedError, match="by somebody else"):
+    with pytest.raises(ForkResolvedError, match="by another process"):
         await coordinator.merge_or_select("combine:x,y", prefer={"both.txt": "x"})
     assert files(workspace) == Y
 
@@ -150,7 +150,7 @@ async def test_overridden_twice_at_once_and_closed_meanwhile(
     assert not [p for p in (workspace.state / "branches").iterdir() if p.name.startswith(".aside")]
 
 
-# Ended meanwhile
+# Stopped meanwhile
 
 
 async def test_a_branch_that_is_ended_while_it_is_waited_for(
@@ -183,7 +183,7 @@ async def test_a_branch_that_is_told_more_while_another_is_merged(
 async def test_a_fork_that_is_cancelled_while_it_is_made(
     coordinator: ForkCoordinator, workspace: Workspace, turns: int
 ) -> None:
-    """Nothing is left of it, or all of it is there."""
+    """Either all of it is committed, or nothing is left."""
     making = asyncio.create_task(coordinator.fork(TWO, parent_history=BEFORE))
     for _ in range(turns):
         await asyncio.sleep(0.001)
@@ -200,7 +200,7 @@ async def test_a_fork_that_is_cancelled_while_it_is_made(
 async def test_ten_branches_dropped_in_the_middle_of_commands(
     coordinator: ForkCoordinator, workspace: Workspace
 ) -> None:
-    """No process, mount, branch or task is left of them, as the workspace's own checks say."""
+    """No process, mount, branch or task is left; the workspace fixture checks that."""
     before = asyncio.all_tasks()
     command = "run echo begun > begun && (setsid sleep 300 & sleep 300)"
     await coordinator.fork([BranchSpec(str(n), command) for n in range(10)], parent_history=BEFORE)
@@ -214,7 +214,7 @@ async def test_ten_branches_dropped_in_the_middle_of_commands(
 
 
 class Slow(Judge):
-    """A judge that thinks until it is let go, or fails."""
+    """A judge that blocks until it is released, or fails."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
@@ -254,7 +254,7 @@ async def test_a_resolution_that_is_cancelled_or_fails_decides_nothing(workspace
 async def test_who_cancels_a_merge_comes_too_late_or_in_time(
     coordinator: ForkCoordinator, workspace: Workspace
 ) -> None:
-    """Whatever it was, the files are as the coordinator says."""
+    """Whichever call won, the files match the result of the coordinator."""
     await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
     merging = asyncio.create_task(coordinator.merge_or_select("pick:x"))
@@ -269,7 +269,7 @@ async def test_who_cancels_a_merge_comes_too_late_or_in_time(
         assert fork.is_over
 
 
-# Odd names
+# Odd labels
 
 
 async def test_labels_that_mean_something_elsewhere(coordinator: ForkCoordinator, workspace: Workspace) -> None:
@@ -290,17 +290,17 @@ async def test_labels_that_mean_something_elsewhere(coordinator: ForkCoordinator
 
 
 async def test_a_label_that_is_another_branchs_id(coordinator: ForkCoordinator, workspace: Workspace) -> None:
-    """An id means the branch whose id it is."""
+    """An id takes precedence over an equal label."""
     first = await coordinator.fork([BranchSpec("x", "say hi")], parent_history=BEFORE)
     await coordinator.aclose()
     specs = [BranchSpec("x", "write x.txt x"), BranchSpec(f"{first.fork_id}.1", "write y.txt y")]
     handle = await coordinator.fork(specs, parent_history=BEFORE)
-    result = await coordinator.merge_or_select(f"pick:{first.fork_id}.1")  # no id of this fork: the label counts
+    result = await coordinator.merge_or_select(f"pick:{first.fork_id}.1")  # not an id of this fork, so it is a label
     assert result.winner_branch_id == handle.branches[1]
 
 
 async def test_words_that_no_provider_could_be_sent(coordinator: ForkCoordinator, workspace: Workspace) -> None:
-    """Half a character, such as a terminal may give: the fork is made or refused, and nothing is left of it."""
+    """A lone surrogate, as a terminal may produce: the fork starts or is refused, and nothing is left of it."""
     try:
         await coordinator.fork([BranchSpec("x", "say \udcff")], parent_history=BEFORE)
         await all_over(coordinator)

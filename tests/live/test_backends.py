@@ -1,4 +1,4 @@
-"""What every backend does: files in memory, of a directory, and those of branches over each."""
+"""All backends: in memory, of a directory, and of branches of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = ["memory", "directory", "overlay in memory", "overlay of a directory", "
 
 @pytest.fixture
 def make(workspace: Workspace) -> Iterator[Callable[[str], Backend]]:
-    """Makes backends of all kinds that hold the same files."""
+    """Create backends of all kinds with the same files."""
     overlays: list[BranchOverlay] = []
 
     def over(parent: Backend) -> BranchOverlay:
@@ -68,7 +68,7 @@ class TestReading:
         assert backend.read("a.txt") == "     1\tone\n     2\ttwo"
         assert backend.read("/a.txt" if not isinstance(backend, PlaceBackend) else "a.txt", 1) == "     2\ttwo"
 
-    def test_what_is_left_out_is_said(self, backend: Backend) -> None:
+    def test_omitted_lines_are_reported(self, backend: Backend) -> None:
         assert backend.read("a.txt", 0, 1) == "     1\tone\n... 1 more lines; read on with offset=1"
         assert backend.read("a.txt", 5).startswith("Error: 'a.txt' has 2 lines")
 
@@ -145,7 +145,7 @@ class TestEditing:
 
 
 class TestAtOnce:
-    """An agent may call several tools in one breath."""
+    """An agent may call several tools in one response."""
 
     def test_no_edit_of_a_file_is_lost(self, backend: Backend) -> None:
         names = [f"line-{n:02}" for n in range(12)]
@@ -345,7 +345,7 @@ class TestInMemory:
         assert backend.files == {"a": b"x"}
 
     def test_many_writes_cost_no_more_each_than_few(self) -> None:
-        """Counted by the lines that are run for the last write, of 2,000 and of 20."""
+        """Count the executed lines for the last of 2,000 writes and of 20."""
         counts = []
         for number in (20, 2_000):
             parent = StateBackend({f"src/d{n % 7}/{n}": "x" for n in range(number)})

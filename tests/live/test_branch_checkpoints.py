@@ -1,4 +1,4 @@
-"""Going back inside a branch: conversation and files, and forth again."""
+"""Rewind inside a branch: conversation and files, back and forth."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ rm a.txt; rm kept/in; printf x >> dir/new; touch -d @1000000000 hard
 
 
 def seen(root: Path) -> dict[str, Any]:
-    """All that is there: contents, links, modes; whatever a view or a layer makes of it."""
+    """Read a tree: contents, links and modes, whatever the kind of view."""
     found: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -62,22 +62,22 @@ async def test_a_branch_goes_back_with_its_files_and_forth_again(workspace: Work
     branch = next(iter(coordinator.branches.values()))
     assert await coordinator.branch_checkpoints("a") == []
     await coordinator.checkpoint_branch("a", "first")
-    first = seen(branch.attempt.place.path)
+    first = seen(branch.attempt.own_branch.path)
     await (
         await coordinator.run_on_branch("a", "write one.txt more; run mkdir d; write d/e.txt new; write a.txt again")
     )
-    second = seen(branch.attempt.place.path)
+    second = seen(branch.attempt.own_branch.path)
     assert first != second
     back = await coordinator.rewind_branch("a", "first")
-    assert seen(branch.attempt.place.path) == first
+    assert seen(branch.attempt.own_branch.path) == first
     assert branch.overlay.touched() == ["a.txt", "one.txt"]
     assert branch.thread.history() == back.messages
     assert branch.thread.last_text == "done: run rm a.txt"
     again = await coordinator.rewind_branch("a", back.before.id)
-    assert seen(branch.attempt.place.path) == second
+    assert seen(branch.attempt.own_branch.path) == second
     assert branch.thread.last_text == "done: write a.txt again"
     await coordinator.rewind_branch("a", again.before.id)
-    assert seen(branch.attempt.place.path) == first
+    assert seen(branch.attempt.own_branch.path) == first
     await (await coordinator.run_on_branch("a", "write two.txt 2"))
     result = await coordinator.merge_or_select("pick:a")
     assert (result.applied_paths, result.deleted_paths) == (["one.txt", "two.txt"], ["a.txt"])
@@ -85,7 +85,7 @@ async def test_a_branch_goes_back_with_its_files_and_forth_again(workspace: Work
     Conversation().extend(result.history_after_merge)
     assert "more" not in str(result.history_after_merge)
     home = workspace.state / "history" / (result.commit_id or "") / "home"
-    assert not (home / "copies").exists()  # nobody goes back in what is committed
+    assert not (home / "copies").exists()  # a committed branch is never rewound
     workspace.undo(int(result.commit_id or 0))
     assert [p.name for p in workspace.path.iterdir()] == ["a.txt"]
 
@@ -119,8 +119,8 @@ async def test_what_cannot_be_gone_back_to(workspace: Workspace) -> None:
         await coordinator.rewind_branch("a", "x")
     kept = await coordinator.checkpoint_branch("a", "x")
     with pytest.raises(LookupError):
-        await coordinator.rewind_branch("b", kept.id)  # each has its own
-    with pytest.raises(CommitError, match="not of these"):
+        await coordinator.rewind_branch("b", kept.id)  # each branch has its own checkpoints
+    with pytest.raises(CommitError, match="cannot be restored here"):
         restore_files(LocalBackend(workspace), kept.files)
     await coordinator.aclose()
     with pytest.raises(RuntimeError, match="resolved"):
@@ -136,7 +136,7 @@ def _deep(asked: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["memory", "directory"])
 async def test_each_tool_call_of_a_ready_made_agent_can_be_gone_back_to(workspace: Workspace, where: str) -> None:
-    """The checkpoints that are saved as a branch goes on hold its files too."""
+    """The checkpoints that are saved while a branch runs include its files."""
     backend = StateBackend({"a.txt": "one\n"}) if where == "memory" else LocalBackend(workspace)
     deps = DeepAgentDeps(backend, checkpoint_store=InMemoryCheckpointStore())
     agent = create_deep_agent(Brain(decide=_deep), include_checkpoints=True)
@@ -227,13 +227,13 @@ class TestCopies:
         one = save_copy(branch)
         (branch.path / "small").write_text("2")
         names = [one, save_copy(branch)]
-        # What was changed just now is copied once more, in case it is changed again within a tick of the clock.
+        # a file changed just now is copied again: it may change once more within the same tick of the clock
         while not _is_shared(branch.home, names[-1], names[-2], "large"):
             names.append(save_copy(branch))
         assert not _is_shared(branch.home, one, names[-1], "small")
         restore_copy(branch, one)
         assert (branch.path / "small").read_text() == "1"
-        (branch.path / "large").write_bytes(b"changed")  # which no copy is told of
+        (branch.path / "large").write_bytes(b"changed")  # must not change a copy
         drop_copy(branch, names[-2])
         restore_copy(branch, names[-1])
         assert (branch.path / "large").stat().st_size == 1 << 16
@@ -247,7 +247,7 @@ class TestCopies:
         with pytest.raises(BranchError, match="branches of its own"):
             restore_copy(branch, name)
         inner.abort()
-        with pytest.raises(BranchError, match="no copy"):
+        with pytest.raises(BranchError, match="no saved copy"):
             restore_copy(branch, "none")
         branch.abort()
 

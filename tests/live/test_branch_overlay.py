@@ -1,4 +1,4 @@
-"""The overlay of a branch: what it tells of its changes, and what becomes of them in the parent."""
+"""The overlay of a branch: the changes it reports, and how they are applied to the parent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _directory(workspace: Workspace) -> LocalBackend:
 
 @pytest.fixture
 def fork(workspace: Workspace) -> Iterator[Callable[..., BranchOverlay]]:
-    """Makes overlays, and lets go of them after the test."""
+    """Create overlays, and drop them after the test."""
     made: list[BranchOverlay] = []
 
     def fork_one(parent: Backend, policy: ConflictPolicy = "keep_newer", label: str = "branch") -> BranchOverlay:
@@ -131,7 +131,7 @@ class TestWhatItChanged:
     def test_without_a_look_at_the_tree(
         self, directory: LocalBackend, workspace: Workspace, fork: Forks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A branch of a thousand directories opens as few of them as one of two."""
+        """A branch with a thousand directories opens as few of them as one with two."""
         for number in range(1_000):
             (workspace.path / f"many/{number}").mkdir(parents=True)
         branch = fork(directory)
@@ -251,7 +251,7 @@ class TestFlushing:
 
 
 class TestConflicts:
-    """A path that the branch and somebody else changed since the fork."""
+    """A path that the branch and another writer changed since the fork."""
 
     def test_the_newer_content_is_kept_and_the_winners_is_not_lost(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent)
@@ -301,7 +301,7 @@ class TestConflicts:
 
     @pytest.mark.parametrize("policy", ["keep_newer", "last_write_wins"])
     def test_with_what_was_committed_there(self, directory: LocalBackend, fork: Forks, policy: ConflictPolicy) -> None:
-        """By a sibling, or by the parent's agent, whose every write is a commit: as with anybody else."""
+        """Commits by a sibling, or by the agent of the parent (each write is one), are conflicts like any other."""
         branch = fork(directory, policy)
         branch.write("a.txt", "one\nmine\n")
         branch.write("new.txt", "new\n")
@@ -339,7 +339,7 @@ class TestConflicts:
 
 
 def _elsewhere(parent: Backend, contents: dict[str, str | None]) -> None:
-    """Change files of the parent past its backend, where there is a way."""
+    """Change files of the parent without its backend, if possible."""
     for name, content in contents.items():
         if isinstance(parent, LocalBackend):
             path = Path(parent.root_dir, name)

@@ -18,7 +18,7 @@ from tests.modules.brain import Asked, call
 
 pytestmark = pytest.mark.anyio
 
-#: What a request of `Priced(0.35)` takes: 0.35 dollars are so many tokens, and one that was sent.
+#: The tokens of a request to `Priced(0.35)`: the worth of 0.35 dollars, and one of input.
 TOKENS = 70_001
 
 ONE_OF_EACH = [Budget(usd=0.5), Budget(tokens=TOKENS + 10), Budget(requests=2)]
@@ -61,7 +61,7 @@ async def test_an_aggregate_is_overdrawn_by_one_request_at_most(workspace: Works
     spent = coordinator.fork_cost()
     requests = sum(cost.requests for cost in spent.per_branch.values())
     assert requests == model.calls
-    most = {"usd": 3, "tokens": 3, "requests": 4}[named(budget)]  # two fit, and one may be under way
+    most = {"usd": 3, "tokens": 3, "requests": 4}[named(budget)]  # two fit, and one may be in flight
     assert requests <= most
     await coordinator.aclose()
 
@@ -71,7 +71,7 @@ async def test_an_aggregate_is_overdrawn_by_one_request_at_most(workspace: Works
 async def test_what_a_finished_branch_left_flows_to_one_that_runs(
     workspace: Workspace, budget: Budget, share: bool
 ) -> None:
-    """The long one needs three requests, which are more than it has; the short one leaves enough."""
+    """The long branch needs three requests, more than its budget; the short branch leaves enough."""
 
     def think(asked: Asked) -> Any:
         if last_prompts(asked) == ["short"]:
@@ -145,12 +145,12 @@ async def test_the_limits_of_the_run_around_stay_where_they_are_lower(workspace:
 
 
 def test_what_is_left_is_there_once_for_all_that_run() -> None:
-    fork = BudgetTracker(shares=True)
-    done, one, two = (BudgetTracker(Budget(usd=2.0, tokens=100, requests=5), above=fork) for _ in range(3))
-    with done.closing():
+    fork = BudgetTracker(shares_unspent=True)
+    done, one, two = (BudgetTracker(Budget(usd=2.0, tokens=100, requests=5), parent=fork) for _ in range(3))
+    with done.hold_open():
         done.usage.requests = 1
     assert (one.cap.requests, two.cap.requests, one.cap.tokens) == (9, 9, 200)
-    one.usage.requests = 8  # three of the four that were left
+    one.usage.requests = 8  # three of the four shared ones
     assert two.cap.requests == 6
-    assert done.cap == done.budget  # nothing flows to one that is done
+    assert done.cap == done.budget  # nothing flows to a finished branch
     assert (one.cap.usd, one.cap.seconds) == (4.0, None)

@@ -1,4 +1,4 @@
-"""Budgets stop a branch before it spends what it does not have; what it did until then is not lost."""
+"""Budgets stop a branch before it overspends; its work until then is not lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.modules.brain import Asked, Brain, call
 
 pytestmark = pytest.mark.anyio
 
-#: More than anybody lets it do.
+#: More steps than any budget allows.
 BUSY = "; ".join(f"write {n}.txt {n}" for n in range(25))
 
 
@@ -29,7 +29,7 @@ def busy(label: str, **more: Any) -> BranchSpec:
 
 
 async def test_a_cap_in_dollars_stops_the_run_and_not_the_bookkeeping_after_it(workspace: Workspace) -> None:
-    """Not to be repeated: 25 of 25 calls ran on a cap of half a dollar, and 8.75 were spent."""
+    """A regression: 25 of 25 calls ran with a cap of half a dollar, and cost 8.75."""
     model = Priced(0.35)
     coordinator = ForkCoordinator(worker(model), workspace=workspace)
     handle = await coordinator.fork([busy("a", budget_usd=0.5)], parent_history=BEFORE)
@@ -41,7 +41,7 @@ async def test_a_cap_in_dollars_stops_the_run_and_not_the_bookkeeping_after_it(w
     assert cost.cumulative_usd == pytest.approx(0.7, abs=0.01)
     assert (cost.budget_usd, cost.remaining_usd, cost.requests) == (0.5, 0.0, 2)
     result = await coordinator.merge_or_select(f"pick:{handle.branches[0]}")
-    assert (workspace.path / "0.txt").read_text() == "0"  # what was paid for is kept
+    assert (workspace.path / "0.txt").read_text() == "0"  # paid work is kept
     Conversation().extend(result.history_after_merge)
     assert "wrote 0.txt" in str(result.history_after_merge)
 
@@ -96,7 +96,7 @@ async def test_requests_that_may_not_fit_are_sent_one_after_the_other(workspace:
     specs = [BranchSpec(str(n), "say hi") for n in range(4)]
     await coordinator.fork(specs, parent_history=BEFORE, aggregate_budget=Budget(tokens=40_000))
     await all_over(coordinator)
-    assert brain.most_at_once == 1  # one may be answered by 32,000 tokens: two at once could be too much
+    assert brain.most_at_once == 1  # a response may have 32,000 tokens: two in flight could exceed the budget
     assert {s.state for s in coordinator.inspect_branches()} == {"done"}
     await coordinator.aclose()
 
@@ -123,7 +123,7 @@ async def test_requests_that_fit_are_sent_at_once(workspace: Workspace) -> None:
 
 
 async def test_a_tool_has_a_budget_of_its_own(workspace: Workspace) -> None:
-    """Spent, it is no longer carried out; the branch goes on."""
+    """A tool with a spent budget is no longer executed; the branch continues."""
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     budget = {"write_file": Budget(requests=1)}
     await coordinator.fork(
@@ -150,7 +150,7 @@ async def test_what_a_fork_would_cost_is_known_before(workspace: Workspace) -> N
     assert projection.per_branch["b"] is None
     assert projection.total_usd == projection.per_branch["a"]
     assert projection.total_usd is not None
-    assert 1.8 < projection.total_usd < 1.9  # twice 900,000 tokens at a dollar for a million, and the answers
+    assert 1.8 < projection.total_usd < 1.9  # twice 900,000 tokens at a dollar per million, plus the output
     with pytest.raises(ValueError, match="first requests"):
         await coordinator.fork(specs, parent_history=long, aggregate_budget_usd=0.05)
     assert coordinator.is_resolved
@@ -187,28 +187,28 @@ async def test_what_is_spent_inside_a_branch_is_spent_by_it(workspace: Workspace
     handle = await coordinator.fork([BranchSpec("x", "outer", budget_usd=5.0)], parent_history=[])
     await all_over(coordinator)
     spent.append(coordinator.fork_cost().per_branch[handle.branches[0]].cumulative_usd)
-    assert spent == [pytest.approx(4 * 0.35, abs=0.01)]  # two of its own, and one of each branch inside
+    assert spent == [pytest.approx(4 * 0.35, abs=0.01)]  # two of its own, and one of each nested branch
     await coordinator.aclose()
 
 
-# Purses themselves
+# BudgetTracker
 
 
-async def test_a_purse_waits_until_what_is_under_way_is_settled() -> None:
-    purse = BudgetTracker(Budget(usd=1.0))
+async def test_a_tracker_waits_until_requests_in_flight_are_settled() -> None:
+    tracker = BudgetTracker(Budget(usd=1.0))
     big = RequestEstimate(usd=0.9)
-    await purse.admit(big)
-    second = asyncio.create_task(purse.admit(RequestEstimate(usd=0.8)))
+    await tracker.admit(big)
+    second = asyncio.create_task(tracker.admit(RequestEstimate(usd=0.8)))
     await asyncio.sleep(0)
     assert not second.done()
-    purse.usage.cost = Decimal("0.1")
-    purse.settle(big)
+    tracker.usage.cost = Decimal("0.1")
+    tracker.settle(big)
     await second
 
 
-async def test_an_empty_purse_lets_nothing_through_and_wakes_who_waits() -> None:
+async def test_a_spent_tracker_admits_nothing_and_wakes_waiters() -> None:
     fork = BudgetTracker(Budget(requests=2), "aggregate_budget_exhausted")
-    branch = BudgetTracker(above=fork)
+    branch = BudgetTracker(parent=fork)
     one = RequestEstimate()
     await branch.admit(one)
     await branch.admit(one)
@@ -223,10 +223,10 @@ async def test_an_empty_purse_lets_nothing_through_and_wakes_who_waits() -> None
 
 
 def test_a_sum_of_unknown_prices_is_unknown() -> None:
-    purse = BudgetTracker()
-    purse.usage = RunUsage(input_tokens=3, requests=1)
-    assert purse.spent == Usage(None, 3, 1)
-    assert purse.spent + Usage(0.5, 1, 1) == Usage(0.5, 4, 2)
+    tracker = BudgetTracker()
+    tracker.usage = RunUsage(input_tokens=3, requests=1)
+    assert tracker.spent == Usage(None, 3, 1)
+    assert tracker.spent + Usage(0.5, 1, 1) == Usage(0.5, 4, 2)
 
 
 def test_an_estimate_is_above_what_comes_and_counts_only_what_is_new() -> None:

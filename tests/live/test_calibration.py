@@ -1,4 +1,4 @@
-"""What judges picked, and what became of it: from real forks, through the ledger, back into how sure a merge is."""
+"""Calibration of judges: from the picks in real forks, through the ledger, into the merge confidence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASK = MergeStrategy(confidence_threshold=0.0)
 
 
 class Named:
-    """A judge with a name that always takes the branch of one label."""
+    """A judge with a name that always picks the branch with one label."""
 
     def __init__(self, name: str, label: str, confidence: float = 0.9) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Named:
 
 
 async def forked(workspace: Workspace, judge: Any, strategy: MergeStrategy, number: int) -> ForkCoordinator:
-    """A fork of two branches, judged; what it writes is named after its number."""
+    """Run and judge a fork of two branches; its files are named after its number."""
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=judge)
     specs = [BranchSpec(label, f"write {label}{number}.txt x") for label in ("one", "two")]
     await coordinator.fork(specs, parent_history=BEFORE, strategy=strategy)
@@ -69,7 +69,7 @@ async def test_what_became_of_picks(workspace: Workspace) -> None:
     combined = await forked(workspace, Named("other", "two", 1.0), ASK, 4)
     await combined.merge_or_select(f"combine:{','.join(combined.branches)}")
     dropped = await forked(workspace, Named("other", "two", 1.0), ASK, 5)
-    await dropped.abort_fork()  # nobody said what was wrong with it
+    await dropped.abort_fork()  # aborted: neither right nor wrong
     assert records(workspace) == [
         JudgedFork("other", 1.0),
         JudgedFork("other", 1.0),
@@ -82,17 +82,17 @@ async def test_what_became_of_picks(workspace: Workspace) -> None:
     assert (found["wise"].picks, found["wise"].undone, found["wise"].overridden) == (3, 1, 1)
     assert found["wise"].hold_rate == pytest.approx(1 / 3)
     assert found["other"].hold_rate == 1.0
-    undo(workspace, 2 + 1)  # the undo of the undo: the pick stands again
+    undo(workspace, 2 + 1)  # the undo of the undo: the pick is active again
     assert records(workspace)[3] == JudgedFork("wise", 0.5)
 
 
 async def test_a_judge_that_was_wrong_before_is_believed_less(workspace: Workspace) -> None:
     first = await forked(workspace, Named("hasty", "one", 1.0), AUTO, 0)
-    outcome = next(iter(first._outcomes.values()))
+    outcome = next(iter(first._verdicts._outcomes.values()))
     assert outcome.measured["track_record"] is None
     undo(workspace)
     second = await forked(workspace, Named("hasty", "one", 1.0), ASK, 1)
-    again = next(iter(second._outcomes.values()))
+    again = next(iter(second._verdicts._outcomes.values()))
     assert again.measured["track_record"] == pytest.approx(5 / 6)
     assert again.merge_confidence is not None
     await second.abort_fork()
@@ -142,7 +142,7 @@ async def test_a_person_who_decides_otherwise_overrides_the_judges(
     assert records(workspace) == [
         JudgedFork("x", 0.9, was_overridden=True),
         JudgedFork("y", 0.9, was_overridden=True),
-        JudgedFork("z", 0.9),  # whom the others outvoted, and who was right
+        JudgedFork("z", 0.9),  # was outvoted, and was right
     ]
     decided = await forked(workspace, Named("wise", "one"), AUTO, 1)
     await decided.override("two")

@@ -1,4 +1,4 @@
-"""Agents that fork themselves: with anybody's agent and deps, over the real clients, within a turn and across turns."""
+"""Agents that fork themselves: with any agent and deps, over the real clients, within a turn and across turns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pick(label: str) -> Any:
 
 
 async def test_an_agent_forks_itself_and_goes_on_as_the_winner(any_brain: Thinking, workspace: Workspace) -> None:
-    """Over the real clients as well: no message list draws a refusal."""
+    """Over the real clients too: the provider rejects no message list."""
     brain = any_brain(driver(SPECS, pick("b")))
     agent = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)], system_prompt="Be brief.")
     result = await agent.run("task")
@@ -52,7 +52,7 @@ async def test_an_agent_forks_itself_and_goes_on_as_the_winner(any_brain: Thinki
         for part in message.parts
         if isinstance(part, UserPromptPart)
     ]
-    assert prompts[:2] == ["task", "write name.txt technical"]  # what the winner was told, and not the other
+    assert prompts[:2] == ["task", "write name.txt technical"]  # the winner's prompts, not the loser's
     assert "done: write name.txt technical" in str(result.all_messages())
     assert "whimsical" not in str(result.new_messages()[3:])
     again = await agent.run("say goodbye", message_history=result.all_messages())
@@ -120,7 +120,7 @@ def _writer(asked: Asked) -> Any:
 
 @dataclass
 class Own:
-    """Deps of somebody who knows nothing of forks."""
+    """Deps without any field for forks."""
 
     name: str
 
@@ -172,7 +172,7 @@ async def test_a_fork_that_a_turn_left_is_there_in_the_next(workspace: Workspace
     assert coordinator.is_resolved
     assert (workspace.path / "name.txt").read_text() == "whimsical"
     await agent.run("say hi", message_history=second.all_messages())
-    assert capability.coordinator is not coordinator  # resolved: the next turn has a fresh one
+    assert capability.coordinator is not coordinator  # resolved: the next turn gets a new one
 
 
 async def test_concurrent_runs_share_nothing(workspace: Workspace) -> None:
@@ -208,13 +208,13 @@ async def test_cancelling_the_parent_ends_its_branches(workspace: Workspace) -> 
 
 
 async def test_ten_branches_cancelled_in_the_middle_of_commands(workspace: Workspace) -> None:
-    """Nothing is left: no process, no mount, no task (the fixture looks)."""
+    """Nothing is left: no process, mount or task (the fixture checks)."""
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     before = asyncio.all_tasks()
     specs = [BranchSpec(str(n), "run echo > begun && (sleep 100 & sleep 100)") for n in range(10)]
     await coordinator.fork(specs, parent_history=[])
     runtimes = list(coordinator.branches.values())
-    while not all((runtime.attempt.place.path / "begun").exists() for runtime in runtimes):
+    while not all((runtime.attempt.own_branch.path / "begun").exists() for runtime in runtimes):
         await asyncio.sleep(0.02)
     await coordinator.aclose()
     assert {status.state for status in coordinator.inspect_branches()} == {"terminated"}
@@ -222,7 +222,7 @@ async def test_ten_branches_cancelled_in_the_middle_of_commands(workspace: Works
 
 
 async def test_a_branch_of_an_agent_forks_itself(workspace: Workspace) -> None:
-    """Nested, by the tools alone; what is decided inside is part of the branch."""
+    """A nested fork, by the tools alone; its merge is part of the branch."""
     inner = [{"label": "deep", "steer": "write deep.txt inside"}]
 
     def think(asked: Asked) -> Any:
@@ -255,10 +255,10 @@ async def test_too_deep_is_told_and_not_raised(workspace: Workspace) -> None:
 
     agent = worker(Brain(decide=think), capabilities=[LiveForkCapability(workspace=workspace, max_depth=0)])
     result = await agent.run("task")
-    assert result.output.startswith("fork_run failed: forks are 0 deep")
+    assert result.output.startswith("fork_run failed: this agent runs 0 forks deep")
 
 
-async def test_what_a_run_said_is_kept_without_copies(workspace: Workspace) -> None:
+async def test_messages_of_a_run_are_kept_without_copies(workspace: Workspace) -> None:
     capability = LiveForkCapability(workspace=workspace)
     agent = worker(capabilities=[capability])
     result = await agent.run("write x.txt y")

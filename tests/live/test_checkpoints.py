@@ -1,4 +1,4 @@
-"""Checkpoints: where they are kept, when they are saved, which are let go, and the way back with the files."""
+"""Checkpoints: their stores, when they are saved, which are removed, and the rewind with the files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 
 def said(text: str) -> list[ModelMessage]:
-    """A conversation."""
+    """Build a conversation."""
     return [ModelRequest(parts=[UserPromptPart(text)]), ModelResponse(parts=[TextPart("well")])]
 
 
@@ -108,13 +108,13 @@ class TestFilesOfAStore:
 
     async def test_an_id_that_leads_elsewhere_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text("{}")
-        with pytest.raises(ValueError, match="no id"):
+        with pytest.raises(ValueError, match="not the id"):
             await FileCheckpointStore(tmp_path / "in").get("../x")
 
 
 @dataclass
 class Coordinator:
-    """As much of one as pruning asks for."""
+    """A coordinator with the attributes that pruning reads."""
 
     fork_id: str
     is_resolved: bool
@@ -139,7 +139,7 @@ class TestPruning:
 
 
 def plays(*steps: ModelResponse) -> FunctionModel:
-    """A model that says one thing after the other."""
+    """A model that gives scripted responses."""
     left = list(steps)
     return FunctionModel(lambda messages, info: left.pop(0))
 
@@ -230,15 +230,15 @@ class TestRewinding:
         assert names(backend) == {"a.txt": b"one\n"}
 
     async def test_is_all_or_nothing(self, workspace: Workspace) -> None:
-        """Of three commits the oldest cannot be undone: the two after it are there again, and nothing is lost."""
+        """Of three commits the oldest cannot be undone: the two after it are restored, and nothing is lost."""
         store, backend = InMemoryCheckpointStore(), LocalBackend(workspace)
         await save_checkpoint(store, "x", [], backend)
         for name in ("a.txt", "b.txt", "c.txt"):
             backend.write(name, "two\n")
-        (workspace.path / "a.txt").write_text("by somebody else\n")
+        (workspace.path / "a.txt").write_text("by another writer\n")
         with pytest.raises(ConflictError):
             await rewind(store, "x", backend)
-        assert names(backend) == {"a.txt": b"by somebody else\n", "b.txt": b"two\n", "c.txt": b"two\n"}
+        assert names(backend) == {"a.txt": b"by another writer\n", "b.txt": b"two\n", "c.txt": b"two\n"}
         assert [c.label for c in await store.list_all()] == ["x"]
 
     async def test_what_was_undone_before_stays_so(self, workspace: Workspace) -> None:
@@ -256,7 +256,7 @@ class TestRewinding:
     async def test_needs_the_same_files(self, workspace: Workspace) -> None:
         store = InMemoryCheckpointStore()
         await save_checkpoint(store, "x", [], StateBackend({"a": "1"}))
-        with pytest.raises(CommitError, match="not of these"):
+        with pytest.raises(CommitError, match="cannot be restored here"):
             await rewind(store, "x", LocalBackend(workspace))
         with pytest.raises(LookupError):
             await rewind(store, "../x", LocalBackend(workspace))
@@ -289,10 +289,10 @@ class TestRewinding:
 
 
 def names(backend: Backend) -> dict[str, bytes]:
-    """All files of a backend."""
+    """Read all files of a backend."""
     return {info["path"]: backend.read_bytes(info["path"]) for info in backend.glob_info("**")}
 
 
 def texts(messages: list[ModelMessage]) -> list[object]:
-    """What the user said."""
+    """Return the user prompts."""
     return [part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart)]

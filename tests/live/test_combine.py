@@ -1,4 +1,4 @@
-"""The work of several branches in one outcome: also inside a branch, and of branches that did not come to their end."""
+"""Combined branches: also inside a branch, and with branches that were stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.modules.brain import Asked, Brain, call
 
 pytestmark = pytest.mark.anyio
 
-#: Branches that are stopped in every way, each after it has written something: which, and the state it ends in.
+#: Branches that are stopped in every way, each after a write: the branch, and its final state.
 STOPPED = {
     "failed": (BranchSpec("s", "write s.txt some; fail"), "failed"),
     "out of budget": (BranchSpec("s", "write s.txt some; write t.txt more", budget=Budget(requests=1)), None),
@@ -38,7 +38,7 @@ OTHER = BranchSpec("o", "write o.txt other")
 
 
 def in_memory(asked: Any) -> Any:
-    """Works as a worker does, with the tools of a ready-made agent."""
+    """Work like a worker, with the tools of a ready-made agent."""
     said = work(asked)
     if getattr(said, "tool_name", "") == "write_file":
         return call("write", path=said.args["path"], content=said.args["text"])
@@ -58,7 +58,7 @@ def deep(brain: Brain) -> tuple[Agent[Any, Any], DeepAgentDeps]:
 
 
 async def stopped(coordinator: ForkCoordinator, how: str) -> None:
-    """Wait until the first branch is over, ending it by hand where that is how it is to end."""
+    """Wait until the first branch has ended; terminate it if that is its expected end."""
     runtime = next(iter(coordinator.branches.values()))
     if how == "terminated":
         while len(runtime.partial_history) < len(runtime.thread.conversation.path(runtime.thread.start)) + 3:
@@ -105,7 +105,7 @@ async def test_what_others_changed_meanwhile_is_not_taken_from_them(workspace: W
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     await coordinator.fork([BranchSpec("s", "write a.txt mine"), OTHER], parent_history=BEFORE)
     await all_over(coordinator)
-    with workspace.branch("somebody") as branch:
+    with workspace.branch("other") as branch:
         (branch.path / "b.txt").write_text("beside it")
     (workspace.path / "a.txt").write_text("newer\n")
     with pytest.raises(ConflictError, match=r"a\.txt"):
@@ -121,7 +121,7 @@ async def test_what_others_changed_meanwhile_is_not_taken_from_them(workspace: W
 
 
 def forking_inside(agent: Agent[Any, Any], make: Callable[[Any], ForkCoordinator], how: str) -> list[Any]:
-    """Give an agent a tool that forks the branch it runs in, and combines what came of it; gives the results."""
+    """Add a tool that forks the current branch and combines its branches. Return the list of results."""
     results: list[Any] = []
 
     @agent.tool
@@ -138,7 +138,7 @@ def forking_inside(agent: Agent[Any, Any], make: Callable[[Any], ForkCoordinator
 
 
 def splitting(rest: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Forks where it is told to ``split``, and then writes one more file."""
+    """Fork on the prompt ``split``, then write one more file."""
 
     def think(asked: Asked) -> Any:
         if asked.prompts[-1] != "split":
@@ -191,7 +191,7 @@ async def test_inside_a_branch_in_memory(how: str) -> None:
 
 
 async def test_an_agent_that_combines_goes_on_as_both_of_them(workspace: Workspace) -> None:
-    """Also where the conversation of one ends with results that nobody has answered."""
+    """Also if the conversation of a branch ends with tool results without a response."""
     specs = [{"label": "s", "steer": "write s.txt some; fail"}, {"label": "o", "steer": OTHER.steer}]
     brain = Brain(decide=driver(specs, lambda ids: f"combine:{ids['s']},{ids['o']}"))
     agent = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)])
@@ -208,7 +208,7 @@ async def test_a_fork_that_a_branch_leaves_open_goes_with_its_turn(workspace: Wo
 
     @agent.tool
     async def split(ctx: RunContext[Any]) -> str:
-        """Fork inside, and forget it."""
+        """Fork inside, and leave the fork open."""
         inner = ForkCoordinator(agent, workspace=workspace)
         left.append(inner.aclose)
         await inner.fork([BranchSpec("slow", "run sleep 100")], parent_history=BEFORE)

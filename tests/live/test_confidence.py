@@ -1,4 +1,4 @@
-"""Confidence: the guide's formula as it stands, the decision to merge beside it, and what judges are worth later."""
+"""Confidence: the documented formula, the merge confidence, and the calibration of judges."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ shares = st.floats(0, 1)
         ((0.0, 0.0, 1.0), 1.0, 0.2),
         ((0.5, 0.5, 0.5), 0.8, 0.4),
         ((1.0, None, 1.0), 1.0, 0.6),
-        ((2.0, None, 1.0), 1.0, 0.65),  # the cap holds whatever the others say
+        ((2.0, None, 1.0), 1.0, 0.65),  # the cap applies whatever the other signals are
         ((2.0, 1.0, 1.0), 1.0, 1.0),
         ((-1.0, 0.0, 0.0), 1.0, 0.0),
     ],
@@ -84,7 +84,7 @@ def test_the_guides_signals() -> None:
 
 def test_unanimous_branches_that_pass_their_tests_reach_the_threshold() -> None:
     case = evidence(ALIKE, a=1.0, b=1.0)
-    assert compute_confidence(measure_signals(case), 0.9) < THRESHOLD  # as the guide has it
+    assert compute_confidence(measure_signals(case), 0.9) < THRESHOLD  # by the documented formula
     assert merge_confidence(case).value == pytest.approx(0.9)
 
 
@@ -180,4 +180,4 @@ def test_a_judge_that_was_wrong_is_worth_less_and_one_that_was_right_more() -> N
     wrong = calibrate([JudgedFork("j", 0.85, was_undone=True)] * 10)["j"]
     right = calibrate([JudgedFork("j", 0.85)] * 10)["j"]
     assert wrong.adjusted(0.85) < 0.5 < 0.85 < right.adjusted(0.85) <= 1.0
-    assert wrong.adjusted(0.3) == pytest.approx(0.3)  # nothing is known of it there
+    assert wrong.adjusted(0.3) == pytest.approx(0.3)  # no record in that range

@@ -1,4 +1,4 @@
-"""Forks made by a program: branches run side by side, one is kept with its conversation and its files."""
+"""Forks from a program: branches run in parallel, one is merged with its conversation and its files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_fork_runs_its_branches_and_keeps_one(coordinator: ForkCoordinat
     handle = await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
     assert [(s.label, s.state) for s in coordinator.inspect_branches()] == [("a", "done"), ("b", "done")]
-    assert sorted(p.name for p in workspace.path.iterdir()) == ["a.txt"]  # nothing is seen before the merge
+    assert sorted(p.name for p in workspace.path.iterdir()) == ["a.txt"]  # nothing is visible before the merge
     result = await coordinator.merge_or_select(f"pick:{handle.branches[1]}")
     assert (result.winner_branch_id, result.discarded_branches) == (handle.branches[1], [handle.branches[0]])
     assert (result.applied_paths, result.conflicts, result.errors) == (["b.txt"], [], [])
@@ -60,7 +60,7 @@ async def test_the_history_after_a_merge_is_the_parents_and_the_winners(coordina
     result = await coordinator.merge_or_select("pick:b")
     history: list[ModelMessage] = result.history_after_merge
     assert history[:2] == BEFORE
-    assert history[0] is BEFORE[0]  # held, not copied
+    assert history[0] is BEFORE[0]  # the same object, not a copy
     assert [m.kind for m in history] == ["request", "response"] * 3
     assert isinstance(history[-1], ModelResponse)
     assert history[-1].parts == [TextPart("done: write b.txt beta")]
@@ -172,7 +172,7 @@ async def test_a_terminated_branch_can_be_picked_with_what_it_did(
     while "w.txt" not in runtime.overlay.touched() or len(runtime.partial_history) < 5:
         await asyncio.sleep(0.01)
     await coordinator.terminate_branch(handle.branches[0])
-    await coordinator.terminate_branch(handle.branches[0])  # which changes nothing more
+    await coordinator.terminate_branch(handle.branches[0])  # changes nothing
     assert runtime.status.state == "terminated"
     result = await coordinator.merge_or_select(f"pick:{handle.branches[0]}")
     assert (workspace.path / "w.txt").read_text() == "kept"
@@ -209,13 +209,13 @@ async def test_an_action_has_to_be_one(coordinator: ForkCoordinator) -> None:
         coordinator.fork_cost()
     await coordinator.fork(TWO, parent_history=BEFORE)
     for action in ("choose:a", "pick:", "pick:zzz"):
-        with pytest.raises(ValueError, match=r"no action|no branch"):
+        with pytest.raises(ValueError, match=r"not an action|no branch"):
             await coordinator.merge_or_select(action)
     result = await coordinator.merge_or_select("abort")
     assert (result.winner_branch_id, result.history_after_merge) == ("", BEFORE)
 
 
-# What is not to be repeated
+# Regressions
 
 
 async def test_a_merge_after_a_merge_is_refused(coordinator: ForkCoordinator) -> None:
@@ -385,7 +385,7 @@ async def test_the_mirror_says_where_branches_stand(workspace: Workspace, tmp_pa
     assert stand() == {"a": ("done", 1), "bad": ("failed", 0)}
 
 
-# Where there is no directory
+# Without a directory
 
 
 async def test_a_programmatic_fork_in_memory_as_the_guide_has_it() -> None:

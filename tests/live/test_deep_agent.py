@@ -1,4 +1,4 @@
-"""The ready-made agent: its tools, on files in memory and of a directory, and what is said to it while it runs."""
+"""The ready-made agent: its tools, on files in memory and in a directory, and messages to it while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Playing:
-    """A model that calls one tool after the other, and keeps what it was answered."""
+    """A model that calls one tool after the other, and records the results."""
 
     def __init__(self, *calls: tuple[str, dict[str, Any]]) -> None:
         self.calls = list(calls)
@@ -40,7 +40,7 @@ class Playing:
 
     @property
     def answers(self) -> list[str]:
-        """What its tools gave, in order."""
+        """The results of its tools, in order."""
         last = self.requests[-1]
         return [str(part.content) for m in last for part in m.parts if isinstance(part, ToolReturnPart)]
 
@@ -59,7 +59,7 @@ def backend(request: pytest.FixtureRequest, workspace: Workspace) -> Any:
 
 
 async def play(backend: Backend, *calls: tuple[str, dict[str, Any]], **options: Any) -> list[str]:
-    """What tools answer to calls."""
+    """Return the results of tool calls."""
     model = Playing(*calls)
     agent = create_deep_agent(FunctionModel(model), **options)
     await agent.run("go", deps=DeepAgentDeps(backend))
@@ -193,7 +193,7 @@ class TestSpeakingToIt:
 
 
 def prompts(messages: list[ModelMessage]) -> list[object]:
-    """What the user said."""
+    """Return the user prompts."""
     return [part.content for message in messages for part in message.parts if isinstance(part, UserPromptPart)]
 
 

@@ -1,4 +1,4 @@
-"""Diff reports: what the guide says of them, what the original gets wrong, and patches that apply."""
+"""Diff reports: their documented fields, known pitfalls, and patches that apply."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_any_report_can_be_told_to_a_model() -> None:
     assert json.loads(to_json(report))["paths"][0]["agreement"] == "split"
 
 
-def test_what_is_worked_out_late_is_there_whoever_asks() -> None:
-    """pydantic looks at the classes when it makes a schema of them, and is given nothing that is not worked out."""
+def test_lazily_computed_fields_are_serialized() -> None:
+    """pydantic reads the fields through a schema, so lazy ones must be computed for it as well."""
     described = TypeAdapter(BranchDiffReport)
     report = report_of({"x": b"1\n"}, a={"x": b"two\n"}, b={"x": b"two\nthree\n"})
     told = json.loads(described.dump_json(report))

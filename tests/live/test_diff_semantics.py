@@ -1,4 +1,4 @@
-"""Diffs that understand: renames, copies, moved blocks, definitions, and sequences of tool calls."""
+"""Semantic diffs: renames, copies, moved blocks, definitions, and sequences of tool calls."""
 
 from __future__ import annotations
 

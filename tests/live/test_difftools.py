@@ -1,4 +1,4 @@
-"""Diff tools: which is found, and what it is started with, by executables that only write down what they are given."""
+"""Diff tools: which one is found, and its arguments, by executables that only record them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts executables on an otherwise empty PATH; each writes its arguments into the directory ``calls``."""
+    """Put executables on an otherwise empty PATH; each writes its arguments into the directory ``calls``."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (tmp_path / "calls").mkdir()
@@ -36,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Callable[[list[subprocess.Popen[bytes]]], list[list[str]]]:
-    """What the started processes were given, when they are done."""
+    """Return the arguments of the started processes, once they have ended."""
 
     def calls(started: list[subprocess.Popen[bytes]]) -> list[list[str]]:
         assert [process.wait(10) for process in started] == [0] * len(started)

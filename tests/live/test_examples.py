@@ -1,4 +1,4 @@
-"""The examples in the docstrings, run as they stand."""
+"""The examples in the docstrings, run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seven tools, as a model meets them."""
+"""The seven tools, as a model calls them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_inspect_diff_and_cost(coordinator: ForkCoordinator) -> None:
 
 
 async def test_a_second_look_waits_for_a_change(workspace: Workspace) -> None:
-    """An agent that polls asks its model once for each branch that ends, not as often as it can."""
+    """An agent that polls makes one request for each branch that ends, not as many as it can."""
     specs = [{"label": "a", "steer": "run sleep 0.2"}, {"label": "b", "steer": "run sleep 0.4"}]
     brain = Brain(decide=driver(specs, lambda ids: "abort"))
     await worker(brain, capabilities=[LiveForkCapability(workspace=workspace)]).run("task")
@@ -139,7 +139,7 @@ async def test_an_aborted_fork_leaves_the_run_as_it_was(workspace: Workspace) ->
         Brain(decide=driver(specs, lambda ids: "abort")), capabilities=[LiveForkCapability(workspace=workspace)]
     )
     result = await agent.run("task")
-    assert result.output == "Fork aborted: 1 branches are gone, and nothing was changed."
+    assert result.output == "Fork aborted: 1 branches were dropped, and no files were changed."
     assert not (workspace.path / "x.txt").exists()
 
 

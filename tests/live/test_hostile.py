@@ -1,4 +1,4 @@
-"""Work that was made to be slow to look at: what it takes grows with its size, and is counted in steps, not in time."""
+"""Inputs made to be slow to compare: the work grows with their size, counted in steps, not in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.live.fork_scene import Scene, outcome, report_of
 
 
 def steps(work: Callable[[], object]) -> int:
-    """How many lines of forkwise are executed."""
+    """Count the executed lines of forkwise."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -42,15 +42,15 @@ def steps(work: Callable[[], object]) -> int:
 
 
 def must_be_linear(work: Callable[[int], object], size: int) -> None:
-    """Twice as much takes twice as many steps, or a little more."""
-    work(1)  # what is done once, such as loading a grammar
+    """Assert that twice the input takes about twice the steps."""
+    work(1)  # warm up: some work is done once, such as loading a grammar
     small, large = steps(lambda: work(size)), steps(lambda: work(2 * size))
     assert small > size, "nothing was counted"
     assert large < 2.6 * small, (small, large)
 
 
 def renames(count: int, text: str = "line {n} of {file}") -> Scene:
-    """So many files renamed, each with a line changed."""
+    """Rename ``count`` files, each with a changed line."""
     parent = {f"old/{f}.txt": "\n".join(text.format(n=n, file=f) for n in range(6)).encode() for f in range(count)}
     moved: dict[str, bytes | None] = dict.fromkeys(parent)
     moved |= {path.replace("old", "new"): content + b"\nmore\n" for path, content in parent.items()}
@@ -63,7 +63,7 @@ def test_renames(text: str) -> None:
         scene = renames(count, text)
         report = build_diff_report("fork", scene.runtimes)
         assert sum(change.renamed_from is not None for path in report.paths for change in path.branches.values()) in (
-            0,  # lines that all files have say nothing of where one came from
+            0,  # lines that all files share do not identify a source
             2 * count,
         )
         moved_blocks(report, "a")

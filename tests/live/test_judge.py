@@ -29,7 +29,7 @@ OUTCOMES = [outcome("a"), outcome("b")]
 
 
 class Scripted:
-    """A model that gives these verdicts in turn, and remembers what it was asked."""
+    """A model that gives these verdicts in turn, and records its requests."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = [{"confidence": 0.9, "reasoning": "because"} | answer for answer in answers]
@@ -217,7 +217,7 @@ async def test_a_streamed_judge_that_insists_does_not_raise() -> None:
 
 
 class Fixed:
-    """A judge that is not asked twice, by the order of what it is shown."""
+    """A judge that decides by the branches it is shown, without a model, and records them."""
 
     def __init__(self, choose: Callable[[Sequence[BranchOutcome]], tuple[str, float]]) -> None:
         self.choose = choose

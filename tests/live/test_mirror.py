@@ -1,4 +1,4 @@
-"""The mirror of a fork on disk: where things are, what is frozen, and that nothing is ever written outside."""
+"""The mirror of a fork on disk: its layout, what is read-only, and that nothing is written outside."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_cleanup_leaves_what_others_have_there(mirror: ForkMaterializer, tmp_pat
     mirror.cleanup()
     assert other.manifest_path().exists()
     other.cleanup()
-    assert (tmp_path / ".forkwise").exists()  # it was there when the second fork came
+    assert (tmp_path / ".forkwise").exists()  # the second fork found it there
 
 
 def test_artifacts_are_kept_on_request(tmp_path: Path) -> None:

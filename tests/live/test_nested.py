@@ -1,4 +1,4 @@
-"""Forks inside a branch outlive their process with it: they are gone on with, carried out, or given up."""
+"""Forks inside a branch survive their process: they are resumed, committed or aborted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.counts import rounds
 from tests.live.kill_nested import HOWS
 
 _ROUNDS = rounds(10, 30)
-_SPOKEN = 3  # so often does each branch inside speak
+_SPOKEN = 3  # responses of each nested branch
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What was found after each kill, and what the next process made of it."""
+    """The report of the next process for each kill."""
     home = tmp_path_factory.mktemp("nested")
     environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
     environment.pop("FORKWISE_STATE", None)
@@ -49,8 +49,8 @@ def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]
         assert then["content"] == (after if begun else before)
         if then["outcome"] == "went on":
             assert then["lost"] == then["dropped"] == []
-            assert then["spoken"] == [_SPOKEN, _SPOKEN]  # nothing that was said is said again
-            assert then["cost"]["a"] >= 2 * _SPOKEN + 4  # and all of it is paid for
+            assert then["spoken"] == [_SPOKEN, _SPOKEN]  # no message is repeated
+            assert then["cost"]["a"] >= 2 * _SPOKEN + 4  # and all requests are counted
             inside.update(then["inside"])
         seen.add(then["outcome"])
     assert "went on" in seen

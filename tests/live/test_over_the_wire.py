@@ -1,5 +1,7 @@
-"""The guide's main examples over the real clients of Anthropic and OpenAI, whose provider refuses what breaks a rule.
-After every merge the conversation is gone on with."""
+"""The main examples over the real clients of Anthropic and OpenAI, with a provider that rejects invalid requests.
+
+After every merge the conversation is continued.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ Think = Callable[[Callable[[Any], Any]], ProviderBrain]
 
 @pytest.fixture
 def brain(provider: StartProvider, model_of: ModelOf) -> Think:
-    """Whoever decides, behind each provider in turn."""
+    """Run the function behind each provider in turn."""
     return lambda decide: ProviderBrain(provider, model_of, decide)
 
 
 async def goes_on(agent: Agent[Any, Any], history: Sequence[ModelMessage], place: Any = None) -> None:
-    """The parent says something more to what came of a fork, and is answered."""
+    """Continue the merged conversation with a further prompt."""
     result = await agent.run("say fine", message_history=list(history), workspace=place)
     assert result.output == "fine"
 
@@ -85,7 +87,7 @@ async def test_fork_steer_follow_up_and_pick(brain: Think, workspace: Workspace)
     [
         ({"budget_usd": 0.5}, 2),
         ({"budget": Budget(requests=2)}, 2),
-        ({"budget": Budget(tokens=9_000)}, 1),  # what was said so far is more than is left
+        ({"budget": Budget(tokens=9_000)}, 1),  # the conversation is larger than the remaining budget
     ],
 )
 async def test_budgets_stop_a_branch_that_can_still_be_picked(
@@ -215,7 +217,7 @@ async def test_a_fork_beside_other_calls_of_one_turn(brain: Think, workspace: Wo
 
 
 async def test_the_quick_start(brain: Think) -> None:
-    """The ready-made agent, its files in memory, with checkpoints to come back to."""
+    """The ready-made agent, with files in memory and checkpoints."""
     specs = [{"label": "whimsical", "steer": "pitch"}, {"label": "technical", "steer": "pitch"}]
     plain = driver(specs, lambda ids: f"pick:{ids['technical']}")
 

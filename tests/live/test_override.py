@@ -1,4 +1,4 @@
-"""A person decides otherwise after a judge did: the winner is undone, and another branch takes its place."""
+"""A user overrides a judge: the winner is undone, and another branch is merged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VOTE = MergeStrategy(kind="vote")
 
 
 async def decided(coordinator: ForkCoordinator, strategy: MergeStrategy = VOTE) -> None:
-    """A fork that a judge decided for x."""
+    """Run a fork whose judge picks x."""
     await coordinator.fork(THREE, parent_history=BEFORE, strategy=strategy)
     assert (await coordinator.resolve()).committed
 
@@ -61,7 +61,7 @@ async def test_the_winner_is_undone_and_the_other_is_there(workspace: Workspace,
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=judge, checkpoint_store=store)
     await decided(coordinator, MergeStrategy(kind=kind, confidence_threshold=0.0))
     assert files(workspace) == AS_X
-    assert workspace.branches() == []  # nobody sees those that were set aside
+    assert workspace.branches() == []  # shelved branches are hidden
     result = await coordinator.override("y")
     assert files(workspace) == AS_Y
     assert (result.applied_paths, result.deleted_paths, result.applied_changes) == (["both.txt"], ["a.txt"], 2)
@@ -88,7 +88,7 @@ async def test_it_can_be_undone_like_any_other_merge_and_the_rest_goes(workspace
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)
     result = await coordinator.override("y")
-    with pytest.raises(RuntimeError, match="is what is there now"):
+    with pytest.raises(RuntimeError, match="is the winner already"):
         await coordinator.override("y")
     with pytest.raises(RuntimeError, match="nothing to merge"):
         await coordinator.override("bad")
@@ -99,12 +99,12 @@ async def test_it_can_be_undone_like_any_other_merge_and_the_rest_goes(workspace
     assert [p for p in (workspace.state / "branches").iterdir() if p.name.startswith(".aside")]
     await coordinator.aclose()
     assert not [p for p in (workspace.state / "branches").iterdir() if p.name.startswith(".aside")]
-    with pytest.raises(RuntimeError, match="only what auto or vote"):
+    with pytest.raises(RuntimeError, match="by auto or vote"):
         await coordinator.override("y")
 
 
 async def test_a_file_that_was_there_before_and_that_both_changed(workspace: Workspace) -> None:
-    """What the undo brought back is as it was when the branch was forked, and no conflict."""
+    """Files that the undo restored equal those at the fork, so they are no conflict."""
     (workspace.path / "d").mkdir()
     (workspace.path / "d" / "e.txt").write_text("deep")
     (workspace.path / "gone.txt").write_text("once")
@@ -127,19 +127,19 @@ async def test_a_file_that_was_there_before_and_that_both_changed(workspace: Wor
     await coordinator.aclose()
 
 
-async def test_where_somebody_went_on_nothing_is_changed(workspace: Workspace) -> None:
+async def test_nothing_is_changed_after_later_commits(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)
-    (workspace.path / "both.txt").write_text("somebody's own")
+    (workspace.path / "both.txt").write_text("a user's own")
     with pytest.raises(ConflictError, match=r"both\.txt"):
         await coordinator.override("y")
-    assert files(workspace) == AS_X | {"both.txt": "somebody's own"}
+    assert files(workspace) == AS_X | {"both.txt": "a user's own"}
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks()
         assert (fork.winner, fork.commit) == (f"{fork.id}.1", 1)
     (workspace.path / "other.txt").write_text("beside it")
     LocalBackend(workspace).write("later.txt", "committed since")
-    with pytest.raises(CommitError, match="committed to"):
+    with pytest.raises(CommitError, match="cannot be overridden"):
         await coordinator.override("y")
     assert (workspace.path / "later.txt").exists()
     await coordinator.aclose()
@@ -149,7 +149,7 @@ async def test_after_a_refusal_it_may_still_be_done(workspace: Workspace) -> Non
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)
     LocalBackend(workspace).write("later.txt", "committed since")
-    with pytest.raises(CommitError, match="committed to"):
+    with pytest.raises(CommitError, match="cannot be overridden"):
         await coordinator.override("y")
     workspace.undo()
     await coordinator.override("y")
@@ -166,7 +166,7 @@ async def test_what_a_person_picked_is_not_overridden(workspace: Workspace) -> N
     with pytest.raises(RuntimeError, match="not resolved"):
         await coordinator.override("x")
     await coordinator.merge_or_select("pick:x")
-    with pytest.raises(RuntimeError, match="only what auto or vote"):
+    with pytest.raises(RuntimeError, match="by auto or vote"):
         await coordinator.override("y")
 
 
@@ -179,7 +179,7 @@ async def test_the_next_fork_lets_the_losers_go(workspace: Workspace) -> None:
 
 
 def test_what_a_dead_process_set_aside_is_collected(workspace: Workspace) -> None:
-    left = workspace.state / "branches" / ".aside-4194305-00"  # a number that no process has
+    left = workspace.state / "branches" / ".aside-4194305-00"  # a pid that no process has
     left.mkdir()
     collect(workspace, force=False, keep=50, dry_run=False)
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""The ways of judging a fork: by pairs, in a tournament, for a domain, by counts of tests, and what they cost."""
+"""Judging modes: by pairs, in a tournament, for a domain, with test counts; and their costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.modules.brain import Asked, call
 
 pytestmark = pytest.mark.anyio
 
-# Says in TAP how many of four tests pass: as many as there are files of that name.
+# Reports four tests in TAP; as many pass as there are files with that name.
 TAP = """echo 1..4; n=0; bad=0
 for f in ok1 ok2 ok3 ok4; do
   n=$((n+1)); if test -e $f; then echo "ok $n"; else echo "not ok $n"; bad=1; fi
@@ -27,7 +27,7 @@ SPECS = [
 
 
 class Judge(Priced):
-    """A model that picks the branch of a label, at two cents each time, and remembers what it was told."""
+    """A model that picks the branch with a label, for two cents a request, and records its prompts."""
 
     def __init__(self, label: str = "most") -> None:
         self.told: list[Asked] = []
@@ -64,13 +64,13 @@ async def test_ways_of_judging_and_their_cost(workspace: Workspace, strategy: Me
     assert outcome.judge_usage.requests == requests
     assert coordinator.fork_cost().judge_usd == pytest.approx(0.02 * requests, abs=0.001 * requests)
     assert outcome.signals is not None
-    assert outcome.signals.test_pass_ratio == 0.75  # three of four, and not that the command failed
+    assert outcome.signals.test_pass_ratio == 0.75  # three of four, not the exit code of the command
     told = judge.told[0].prompts[-1]
-    assert "3 passed, 1 failed" in told or requests > 1  # a pair may be of the two others
+    assert "3 passed, 1 failed" in told or requests > 1  # a pair may consist of the two others
     assert JUDGE_PROMPTS[strategy.domain].strip() in judge.told[0].system
     again = await coordinator.resolve() if not outcome.committed else outcome
     assert again.verdict == outcome.verdict
-    assert judge.calls == requests  # what was said is kept
+    assert judge.calls == requests  # the verdict is cached
     await coordinator.aclose()
 
 

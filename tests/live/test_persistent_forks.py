@@ -1,4 +1,4 @@
-"""Forks outlive their process: the next one finds them, goes on with them, merges or drops them."""
+"""Forks survive their process: the next one finds, resumes, merges or drops them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ asyncio.run(main({project!r}))
 
 
 def left_by_a_killed_process(workspace: Workspace) -> str:
-    """A fork with one branch that was done and one that had done its first step; gives its id."""
+    """Create an interrupted fork: one branch done, the other after its first step. Return its id."""
     program = LEFT.replace("{project!r}", repr(str(workspace.path)))
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2]
@@ -82,7 +82,7 @@ async def test_the_next_process_goes_on_from_the_last_completed_turn(workspace: 
     assert quick.overlay.touched() == ["quick.txt"]
     await asyncio.wait([slow.task])
     assert slow.status.state == "done"
-    assert len(brain.asked) == 1  # what was said before is not said again
+    assert len(brain.asked) == 1  # earlier requests are not repeated
     assert "wrote slow.txt" in str(brain.asked[0].messages)
     costs = coordinator.fork_cost().per_branch
     assert [costs[r.id].requests for r in (quick, slow)] == [2, 3]
@@ -160,7 +160,7 @@ def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> N
 
 
 def _check_nothing_is_lost(then: dict[str, Any]) -> None:
-    """What a completed turn had said is still said, is not said again, and is paid for once."""
+    """The messages of a completed turn are kept, are not repeated, and are counted once."""
     before = then["before"]["said"]
     if then["outcome"] != "went on":
         return

@@ -1,4 +1,4 @@
-"""How a fork comes to its outcome: by a judge, by several, by a person, or by the work of several branches together."""
+"""The resolution of a fork: by a judge, by several, by a user, or by combining branches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Judge:
-    """Picks a branch by its label, and remembers what it was asked."""
+    """A judge that picks a branch by its label, and records its requests."""
 
     def __init__(self, label: str, confidence: float = 1.0) -> None:
         self.label = label
@@ -83,13 +83,13 @@ async def test_auto_merges_what_is_sure(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("kind", ["auto", "auto_with_fallback"])
 async def test_nothing_is_merged_below_the_threshold(workspace: Workspace, kind: Any) -> None:
-    """Without tests nobody is sure enough."""
+    """Without tests the confidence is too low."""
     coordinator = judged_by(workspace, Judge("good"))
     await coordinator.fork(TWO, parent_history=BEFORE, strategy=MergeStrategy(kind=kind))
     outcome = await coordinator.resolve()
     assert (outcome.committed, outcome.auto_eligible, outcome.merge_result) == (False, False, None)
     assert not coordinator.is_resolved
-    with pytest.raises(RuntimeError, match="too little"):
+    with pytest.raises(RuntimeError, match="too low"):
         await coordinator.merge_or_select("auto")
     assert list(workspace.path.glob("*.txt")) == [workspace.path / "a.txt"]
     await coordinator.aclose()
@@ -103,7 +103,7 @@ async def test_a_fallback_defers_the_merge_and_keeps_the_verdict(workspace: Work
     assert (first.committed, first.auto_eligible) == (False, True)
     assert first.verdict is not None
     assert await coordinator.resolve() is first
-    assert len(judge.asked) == 1  # to ask again costs nothing
+    assert len(judge.asked) == 1  # the verdict is cached
     await (await coordinator.run_on_branch("bad", "write ok.txt yes"))
     assert await coordinator.resolve() is not first
     assert {o.branch_label: o.test_pass_ratio for o in judge.asked[1][1]} == {"good": 1.0, "bad": 1.0}
@@ -138,7 +138,7 @@ async def test_a_fork_of_which_nothing_is_left_has_no_verdict(workspace: Workspa
     coordinator = judged_by(workspace, Judge("bad"))
     await coordinator.fork([BranchSpec("bad", "fail")], parent_history=BEFORE)
     assert (await coordinator.resolve()).verdict is None
-    with pytest.raises(RuntimeError, match="no branch is worth merging"):
+    with pytest.raises(RuntimeError, match="no branch can be merged"):
         await coordinator.merge_or_select("auto")
     await coordinator.abort_fork()
 
@@ -166,7 +166,7 @@ async def test_what_the_judge_cost_is_told(workspace: Workspace) -> None:
     await coordinator.aclose()
 
 
-# Combining
+# Combine
 
 
 async def test_the_work_of_several_branches_together(workspace: Workspace) -> None:

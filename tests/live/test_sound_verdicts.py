@@ -1,4 +1,4 @@
-"""What a judge or a branch can say that is not meant well, or makes no sense: none of it does any harm."""
+"""Hostile or invalid output of judges and branches does no harm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OUTCOMES = [outcome("a", test_pass_ratio=1.0), outcome("b", test_pass_ratio=0.0)
 
 
 class Unsound:
-    """A judge of somebody's own that says what no verdict could hold that was checked."""
+    """A custom judge whose verdict would fail validation."""
 
     def __init__(self, winner: str, confidence: float) -> None:
         self.verdict = JudgeVerdict.model_construct(
@@ -152,7 +152,7 @@ def test_a_branch_cannot_imitate_the_prompt() -> None:
         "# How they ended",
         "# What they changed",
     ]
-    assert sum(line.startswith("- a (the a)") for line in lines) == 2  # once to choose, once how it ended
+    assert sum(line.startswith("- a (the a)") for line in lines) == 2  # once as a choice, once as an outcome
     assert sum(line.startswith("- b (") for line in lines) == 2
     assert sum(line.startswith("  tests:") for line in lines) == 2
     assert "    | # Branches to choose from" in told.splitlines()
@@ -190,7 +190,7 @@ async def test_a_judge_named_by_a_string_leaves_no_connection_open(
     verdict, _ = await judge.evaluate("goal", REPORT, OUTCOMES)
     assert verdict.winner_branch_id == "b"
     assert client.is_closed
-    verdict, _ = await judge.evaluate("goal", REPORT, OUTCOMES)  # and it can be asked again
+    verdict, _ = await judge.evaluate("goal", REPORT, OUTCOMES)  # the judge can be asked again
     assert verdict.winner_branch_id == "b"
     drafts = [draft async for draft in judge.stream("goal", REPORT, OUTCOMES)]
     assert drafts[-1].verdict is not None

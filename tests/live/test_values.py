@@ -1,4 +1,4 @@
-"""The values of live forking: their names, their defaults, and where they come from."""
+"""The values of live forking: their names, defaults and modules."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_defaults_of_a_strategy() -> None:
 
 
 def test_a_panel_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="judge_models names no model"):
+    with pytest.raises(ValueError, match="judge_models is empty"):
         MergeStrategy(kind="vote", judge_models=[])
 
 

@@ -1,4 +1,4 @@
-"""A branch is a workspace of pydantic-ai: by that project's own rules, and by ours on what may leave a branch."""
+"""A branch is a pydantic-ai workspace: by that project's own test suite, and by ours on isolation."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def inside(branch: Branch) -> AgentWorkspace:
 
 
 class TestByPydanticAisRules(WorkspaceBackendSuite):
-    # Rules of backends that make or lose machines of their own, which these do not; what becomes of a branch that is
-    # taken away is asked below. And one that cannot be asked by root, who may read everything.
+    # Rules for backends that create or lose machines, which ours do not; a dropped branch is tested below. One rule
+    # cannot be tested as root, which may read everything.
     test_concurrent_first_use_shares_one_environment = None  # type: ignore[assignment]
     test_destroying_environment_during_command_raises_unavailable = None  # type: ignore[assignment]
     test_attaching_to_a_destroyed_environment_raises_unavailable = None  # type: ignore[assignment]
@@ -56,7 +56,7 @@ class TestByPydanticAisRules(WorkspaceBackendSuite):
         return lambda ref: BranchWorkspaceBackend(AgentFiles(open_ref(ref)))
 
     async def test_background_child_does_not_hold_up_completed_command(self, backend: WorkspaceBackend) -> None:
-        """Ours is stricter: with the command, all it has started is gone."""
+        """Ours is stricter: all processes that a command started end with it."""
         workspace = AgentWorkspace(backend)
         with anyio.fail_after(20):
             result = await workspace.run("(sleep 3600; echo late > late) & echo done", shell=True)
@@ -64,7 +64,7 @@ class TestByPydanticAisRules(WorkspaceBackendSuite):
         assert processes_about("sleep 3600; echo late") == []
 
     async def test_cancellation_stops_foreground_work(self, backend: WorkspaceBackend) -> None:
-        """Process ids are a sandbox's own, and a command in a workspace is seen when it is over: asked otherwise."""
+        """Tested differently: process ids are the sandbox's own, and output arrives when the command ends."""
         job = asyncio.create_task(AgentWorkspace(backend).run("sleep 3601; echo late > late", shell=True))
         while not processes_about("sleep 3601"):
             await asyncio.sleep(0.01)
@@ -220,7 +220,7 @@ async def test_cancelling_ten_commands_leaves_no_process_mount_or_task(workspace
 
 
 async def test_the_event_loop_goes_on_while_ten_branches_run_commands(workspace: Workspace) -> None:
-    """A loop that stalls as long as a command takes ticks a few times while ten of them run; ours hundreds."""
+    """An event loop that commands block ticks a few times while ten of them run; ours ticks hundreds of times."""
     branches = [workspace.branch(f"b{n}", None, None) for n in range(10)]
     ticks = 0
 
@@ -280,7 +280,7 @@ class TestAWorkspaceItself:
 
 @pytest.mark.filterwarnings("ignore::forkwise.ForkwiseWarning")
 class TestAWorkspaceWhoseBranchesAreWholeCopies:
-    """A copy of everything for each change would cost too much."""
+    """A copy of all files for each change would be too slow."""
 
     @pytest.fixture
     def whole(self, workspace: Workspace) -> Workspace:

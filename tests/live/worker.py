@@ -1,4 +1,4 @@
-"""Workers: agents for tests that do in a branch what they are told in a word or two."""
+"""Workers: scripted agents that execute the commands in their prompt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.modules.provider_brain import AskedProvider
 
 __all__ = ["BEFORE", "Priced", "all_over", "driver", "last_prompts", "last_results", "work", "worker"]
 
-#: What was said before a fork.
+#: The history before a fork.
 _THEN = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every process
 BEFORE: list[ModelMessage] = [
     ModelRequest(parts=[UserPromptPart("Name the library.", timestamp=_THEN)]),
@@ -39,7 +39,7 @@ _STEP = re.compile(r"(write|run|fail|say|ask) ?(\S*) ?(.*)", re.DOTALL)
 
 
 def last_prompts(asked: Any) -> list[str]:
-    """What users said in the last message."""
+    """Return the user prompts of the last message."""
     if isinstance(asked, AskedProvider):
         return [asked.request.messages[-1].text] if asked.request.messages[-1].text else []
     last = asked.messages[-1]
@@ -47,7 +47,7 @@ def last_prompts(asked: Any) -> list[str]:
 
 
 def last_results(asked: Any) -> dict[str, str]:
-    """What tools gave in the last message, by their names."""
+    """Return the tool results of the last message, by tool name."""
     if isinstance(asked, AskedProvider):
         return {result.name: result.text for result in asked.request.messages[-1].results}
     last = asked.messages[-1]
@@ -55,8 +55,10 @@ def last_results(asked: Any) -> dict[str, str]:
 
 
 def work(asked: Any) -> Any:
-    """Does what it was told last: ``write a.txt hello``, ``run make``, ``fail``, ``say something``; several steps are
-    separated by semicolons. When all is done it says so."""
+    """Execute the last prompt: ``write a.txt hello``, ``run make``, ``fail``, ``say something``.
+
+    Steps are separated by semicolons. The last response says that all steps are done.
+    """
     steps = [step.strip() for step in asked.prompts[-1].split(";")]
     since = _since_prompt(asked)
     if since >= len(steps):
@@ -76,7 +78,7 @@ def work(asked: Any) -> Any:
 
 
 def _since_prompt(asked: Any) -> int:
-    """How often the model spoke since somebody said something to it."""
+    """Count the responses since the last user prompt."""
     spoken = 0
     for message in reversed(asked.request.messages if isinstance(asked, AskedProvider) else asked.messages):
         if isinstance(message, ModelResponse) or getattr(message, "role", "") == "assistant":
@@ -87,7 +89,7 @@ def _since_prompt(asked: Any) -> int:
 
 
 def worker(brain: Any = None, **options: Any) -> Agent[Any, Any]:
-    """An agent with a file tool and a shell in its workspace."""
+    """Create an agent with a file tool and a shell in its workspace."""
     agent: Agent[Any, Any] = Agent((brain or Brain(decide=work)).model, **options)
 
     @agent.tool
@@ -103,15 +105,17 @@ def worker(brain: Any = None, **options: Any) -> Agent[Any, Any]:
 
     @agent.tool_plain(requires_approval=True)
     async def dangerous(what: str) -> str:
-        """Needs a person's word."""
+        """Do something that needs an approval."""
         return f"did {what}"
 
     return agent
 
 
 def driver(specs: list[dict[str, Any]], decide: Callable[[dict[str, str]], str], **more: Any) -> Callable[[Any], Any]:
-    """Forks when it is told its task, looks until no branch runs, and does what ``decide`` says of the ids by label; in
-    a branch it works as a worker does."""
+    """Build a model that forks on the prompt ``task``, waits for its branches, and takes the action of ``decide``.
+
+    ``decide`` maps the branch ids by label to an action. In a branch the model works like a worker.
+    """
 
     def think(asked: Any) -> Any:
         prompts, results = last_prompts(asked), last_results(asked)
@@ -137,9 +141,9 @@ def driver(specs: list[dict[str, Any]], decide: Callable[[dict[str, str]], str],
 
 
 class Priced(FunctionModel):
-    """A model whose every answer costs so many dollars, by the price list of a real one."""
+    """A model whose responses cost a fixed price, by the price list of a real model."""
 
-    PER_TOKEN = Decimal("0.000005")  # of an answer of the model it says it is
+    PER_TOKEN = Decimal("0.000005")  # the output price of the model that it names
 
     def __init__(self, usd: float, decide: Callable[[Asked], Any] = work, seconds: float = 0.0) -> None:
         self.calls = 0
@@ -160,10 +164,10 @@ class Priced(FunctionModel):
 
     @property
     def model(self) -> FunctionModel:
-        """Itself, as a brain would have it."""
+        """The model itself, with the interface of a brain."""
         return self
 
 
 async def all_over(coordinator: ForkCoordinator) -> None:
-    """Wait until every branch is over."""
+    """Wait until every branch has ended."""
     await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])

@@ -54,7 +54,7 @@ from forkwise.ledger.records import ForkRecord
 from forkwise.live.checkpoints import Checkpoint
 from forkwise.live.fork_plan import ForkPlan
 from forkwise.live.judging.verdict import ResolveOutcome
-from forkwise.live.resume import unfinished
+from forkwise.live.resume import list_unfinished
 from forkwise.live.values import MergeResult
 
 __all__ = [
@@ -131,7 +131,7 @@ async def _settle(desk: ChatServices, forks: Forks, merges: Merges, fork: str) -
                 Notice(f"fork {fork} was merged when the chat was cut short; the conversation goes on there")
             )
             return
-    elif record.id in {one.id for one in unfinished(kept.ledger)} and not forks.is_open:
+    elif record.id in {one.id for one in list_unfinished(kept.ledger)} and not forks.is_open:
         await forks.resume(record.id)
         if kept.ledger.fork(fork).is_over and merges.find_lost(fork):
             desk.feed.publish(Notice(f"fork {fork} was decided when the chat was cut short; it is merged now"))
@@ -152,7 +152,7 @@ def _claim(kept: StoredChat) -> None:
         if label.startswith(FORK)
     }
     own = [message.parts for message in kept.conversation.path()]
-    for record in unfinished(kept.ledger) if own else ():
+    for record in list_unfinished(kept.ledger) if own else ():
         if record.id not in known and _parent_parts(kept, record) == own:
             kept.mark(FORK, record.id, kept.here)
             kept.save()

@@ -1,1 +1,1 @@
-"""Live forking: a running agent splits into branches, is judged, and goes on as the winner."""
+"""Live forking: a running agent splits into branches, which are judged, and continues as the winner."""

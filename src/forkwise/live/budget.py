@@ -1,18 +1,19 @@
-"""Purse: what a branch, or all branches of a fork together, may spend and have spent.
+"""Budgets of branches and forks: estimates of requests, trackers of what is spent, and the costs of a fork.
 
-Purses lie in each other: a branch's in its fork's, and that of a fork made inside a branch in that branch's. Before a
-request is sent it has to be let through by all of them. A purse lets it through while the request, at its upper
-estimate, fits beside all that are under way; or, if it may not fit, alone. So it is overdrawn by one request at most.
+Trackers are nested: the tracker of a branch has its fork's as its parent, and a fork inside a branch has the branch's.
+Before a request is sent, every tracker on the way up has to admit it. A tracker admits a request if its upper estimate
+fits beside all requests in flight, or if none is in flight. So a budget is overdrawn by one request at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from genai_prices import calc_price
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
@@ -20,11 +21,17 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage, RunUsage
 
 from forkwise.errors import BudgetExceededError
-from forkwise.live.values import BranchState, Budget
+from forkwise.live.values import BranchCost, BranchState, Budget, ForkCostSummary
+
+if TYPE_CHECKING:
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord
+    from forkwise.live.branch_runtime import BranchRuntime
 
 __all__ = [
     "BudgetTracker",
     "CostProjection",
+    "ForkBudget",
     "RequestEstimate",
     "Usage",
     "estimate_request",
@@ -33,14 +40,17 @@ __all__ = [
 ]
 
 
-#: Tokens of an answer of which nobody said how long it may be.
-LONGEST_ANSWER = 32_000
+#: Output tokens assumed for a request whose settings have no ``max_tokens``.
+DEFAULT_OUTPUT_TOKENS = 32_000
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEstimate:
-    """What one request takes: ``tokens`` and ``usd`` at most, ``least_tokens`` and ``least_usd`` at least. None: it has
-    no known price."""
+    """The estimated cost of one request.
+
+    ``tokens`` and ``usd`` are upper bounds, ``least_tokens`` and ``least_usd`` lower bounds. Dollars are None if the
+    model has no known price.
+    """
 
     tokens: int = 0
     usd: float | None = None
@@ -50,9 +60,9 @@ class RequestEstimate:
 
 @dataclass(frozen=True, slots=True)
 class CostProjection:
-    """What a fork would cost if each of its branches made so many requests, by label and in all; None: no known price.
+    """The projected cost of a fork, per branch label and in total; None if no price is known.
 
-    ``first_usd`` is what it takes at least for every branch to make its first request.
+    ``first_usd`` is the least it costs to send the first request of every branch.
     """
 
     per_branch: dict[str, float | None]
@@ -63,18 +73,20 @@ class CostProjection:
 def estimate_request(
     model: Any, messages: Sequence[ModelMessage], settings: ModelSettings | None = None
 ) -> RequestEstimate:
-    """What it takes to send these messages. What was measured last is known; a token of all that came since is a byte
-    at least."""
-    known = _measured(messages)
-    new = _size(_since_measured(messages))
-    answer = (settings or {}).get("max_tokens") or LONGEST_ANSWER
-    most = RequestUsage(input_tokens=known + new, output_tokens=answer)
-    least = RequestUsage(input_tokens=known, cache_read_tokens=known)
-    return RequestEstimate(most.total_tokens, price(model, most), price(model, least), known)
+    """Estimate the cost of sending ``messages`` to ``model``.
+
+    The last response's usage gives the tokens up to it. For newer messages the upper bound counts each byte as a token.
+    """
+    measured = _last_measured_tokens(messages)
+    unmeasured = _count_bytes(_messages_since_measured(messages))
+    output = (settings or {}).get("max_tokens") or DEFAULT_OUTPUT_TOKENS
+    most = RequestUsage(input_tokens=measured + unmeasured, output_tokens=output)
+    least = RequestUsage(input_tokens=measured, cache_read_tokens=measured)
+    return RequestEstimate(most.total_tokens, price(model, most), price(model, least), measured)
 
 
 def price(model: Any, usage: RequestUsage) -> float | None:
-    """What a use of a model costs in dollars; None where nobody knows."""
+    """Return the price of ``usage`` in dollars; None if the model has no known price."""
     try:
         return float(calc_price(usage, model.model_name, provider_id=model.system).total_price)
     except (LookupError, ValueError, AttributeError):
@@ -82,37 +94,39 @@ def price(model: Any, usage: RequestUsage) -> float | None:
 
 
 def project_cost(
-    models: dict[str, Any], messages: Sequence[ModelMessage], requests: int, answer: int
+    models: dict[str, Any], messages: Sequence[ModelMessage], requests: int, output_tokens: int
 ) -> CostProjection:
-    """What branches would cost that begin with these messages and make so many requests, each answered by ``answer``
-    tokens; the models are those of the branches, by their labels."""
-    known = _measured(messages) or _size(messages) // 4
+    """Project the cost of branches that start with ``messages`` and make ``requests`` requests each.
+
+    ``models`` maps labels to models; each response is assumed to have ``output_tokens`` tokens.
+    """
+    input_tokens = _last_measured_tokens(messages) or _count_bytes(messages) // 4
     per_branch: dict[str, float | None] = {}
-    firsts = []
+    first_prices = []
     for label, model in models.items():
-        sums = [
-            price(model, RequestUsage(input_tokens=known + number * answer, output_tokens=answer))
+        prices = [
+            price(model, RequestUsage(input_tokens=input_tokens + number * output_tokens, output_tokens=output_tokens))
             for number in range(requests)
         ]
-        per_branch[label] = None if None in sums else sum(filter(None, sums))
-        firsts.append(price(model, RequestUsage(input_tokens=known, cache_read_tokens=known)))
-    return CostProjection(per_branch, _total(per_branch.values()), _total(firsts))
+        per_branch[label] = None if None in prices else sum(filter(None, prices))
+        first_prices.append(price(model, RequestUsage(input_tokens=input_tokens, cache_read_tokens=input_tokens)))
+    return CostProjection(per_branch, _sum_known(per_branch.values()), _sum_known(first_prices))
 
 
-def _total(sums: Iterable[float | None]) -> float | None:
-    known = [one for one in sums if one is not None]
+def _sum_known(amounts: Iterable[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
     return sum(known) if known else None
 
 
-def _measured(messages: Sequence[ModelMessage]) -> int:
-    """How many tokens the conversation had when it was measured last."""
+def _last_measured_tokens(messages: Sequence[ModelMessage]) -> int:
+    """Return the size of the conversation in tokens, as the last response with a usage reported it."""
     for message in reversed(messages):
         if isinstance(message, ModelResponse) and message.usage.total_tokens:
             return message.usage.total_tokens
     return 0
 
 
-def _since_measured(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+def _messages_since_measured(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     for number in range(len(messages), 0, -1):
         message = messages[number - 1]
         if isinstance(message, ModelResponse) and message.usage.total_tokens:
@@ -120,24 +134,24 @@ def _since_measured(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     return messages
 
 
-def _size(messages: Sequence[ModelMessage]) -> int:
-    """The bytes of all that messages say."""
-    return sum(_bytes(part) for message in messages for part in message.parts) + sum(
+def _count_bytes(messages: Sequence[ModelMessage]) -> int:
+    """Count the bytes of all parts, and of the instructions of the last message, which are the ones sent."""
+    return sum(_count_part_bytes(part) for message in messages for part in message.parts) + sum(
         len(instructions.encode())
         for message in messages[-1:]
         if (instructions := getattr(message, "instructions", None))
     )
 
 
-def _bytes(part: Any) -> int:
-    said = part.args if isinstance(part, ToolCallPart) else getattr(part, "content", "")
-    text = said if isinstance(said, str) else json.dumps(said, default=str)
+def _count_part_bytes(part: Any) -> int:
+    content = part.args if isinstance(part, ToolCallPart) else getattr(part, "content", "")
+    text = content if isinstance(content, str) else json.dumps(content, default=str)
     return len(text.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was spent; ``usd`` is None where no price is known of any of it."""
+    """The amounts spent; ``usd`` is None if no price of any part is known."""
 
     usd: float | None = None
     tokens: int = 0
@@ -149,69 +163,68 @@ class Usage:
 
 
 class BudgetTracker:
-    """A budget and what is spent of it: by ``usage``, which an agent's run counts up, and from the purses inside.
+    """A budget and what is spent of it: ``usage``, which an agent's run increments, and the child trackers' usage.
 
-    ``state`` is what a branch is called that it stops. ``shares`` lets what finished branches left over flow to those
-    that still run.
+    ``state`` is the state of a branch that this budget stops. With ``shares_unspent``, what finished children left
+    flows to the children that still run.
     """
 
     def __init__(
         self,
-        budget: Budget = Budget(),  # noqa: B008 - it never changes
+        budget: Budget = Budget(),  # noqa: B008 - immutable
         state: BranchState = "budget_exhausted",
-        above: BudgetTracker | None = None,
+        parent: BudgetTracker | None = None,
         *,
-        shares: bool = False,
+        shares_unspent: bool = False,
     ) -> None:
         self.budget = budget
         self.state = state
-        self.above = above
-        self.shares = shares
+        self.parent = parent
+        self.shares_unspent = shares_unspent
         self.usage = RunUsage()
         self.is_closed = False
-        self._inside: list[BudgetTracker] = []
-        self._under_way: list[RequestEstimate] = []
-        self._waiting: list[asyncio.Future[None]] = []
-        if above is not None:
-            above._inside.append(self)
+        self._children: list[BudgetTracker] = []
+        self._in_flight: list[RequestEstimate] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        if parent is not None:
+            parent._children.append(self)
 
     @property
     def spent(self) -> Usage:
-        """All that was spent, by those inside too."""
+        """What was spent, including the child trackers."""
         cost = self.usage.cost
         total = Usage(None if cost is None else float(cost), self.usage.total_tokens, self.usage.requests)
-        for purse in self._inside:
-            total += purse.spent
+        for child in self._children:
+            total += child.spent
         return total
 
     @property
     def cap(self) -> Budget:
-        """What may be spent: the budget, and what flows in from those beside it that are done."""
-        if self.above is None or not self.above.shares or self.is_closed or self.budget.is_unlimited:
+        """What may be spent: the budget, plus what finished siblings left if the parent shares it."""
+        if self.parent is None or not self.parent.shares_unspent or self.is_closed or self.budget.is_unlimited:
             return self.budget
-        mine, beside = _held(self.budget), [(_held(p.budget), _used(p.spent), p) for p in self.above._inside]
+        siblings = [(_limits(t.budget), _amounts(t.spent), t) for t in self.parent._children if t is not self]
         caps = []
-        for kind, own in enumerate(mine):
-            flowing = [
-                had - used[kind]
-                for budget, used, purse in beside
-                if purse is not self
-                and (had := budget[kind]) is not None
-                and (purse.is_closed or used[kind] > had)  # who took more than it had took it from what others left
+        for unit, limit in enumerate(_limits(self.budget)):
+            unspent = [
+                other - amounts[unit]
+                for limits, amounts, sibling in siblings
+                # a sibling above its limit took the excess from the shared amount: it counts as a negative rest
+                if (other := limits[unit]) is not None and (sibling.is_closed or amounts[unit] > other)
             ]
-            caps.append(None if own is None else own + max(0, sum(flowing)))
+            caps.append(None if limit is None else limit + max(0, sum(unspent)))
         usd, tokens, requests = caps
-        return Budget(usd, _whole(tokens), _whole(requests), self.budget.seconds)
+        return Budget(usd, _to_int(tokens), _to_int(requests), self.budget.seconds)
 
     @property
-    def left_usd(self) -> float | None:
-        """How many dollars are left; None where that is not limited."""
+    def remaining_usd(self) -> float | None:
+        """The dollars left; None if dollars are not limited."""
         cap = self.cap.usd
         return None if cap is None else cap - (self.spent.usd or 0.0)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is left of something."""
+    def is_spent(self) -> bool:
+        """Whether nothing is left of at least one limited unit."""
         cap, spent = self.cap, self.spent
         return (
             (cap.usd is not None and (spent.usd or 0.0) >= cap.usd)
@@ -220,94 +233,176 @@ class BudgetTracker:
         )
 
     @property
-    def limits_requests(self) -> bool:
-        """Whether a request has to be estimated for it, or for one around it."""
+    def is_limited(self) -> bool:
+        """Whether this budget or one above it limits requests, so that they have to be estimated."""
         own = (self.budget.usd, self.budget.tokens, self.budget.requests)
-        return own != (None, None, None) or (self.above is not None and self.above.limits_requests)
+        return own != (None, None, None) or (self.parent is not None and self.parent.is_limited)
 
     async def admit(self, estimate: RequestEstimate) -> None:
-        """Wait until a request may be sent; to be followed by ``settle``. Raises BudgetExceededError where it may not
-        be sent at all: nothing is left, or less than it takes at least."""
+        """Wait until the request may be sent; the caller has to call ``settle`` afterwards.
+
+        Raises BudgetExceededError if nothing is left, or less than the request's lower estimate.
+        """
         while True:
             self.check(estimate)
-            if not self._under_way or self._has_room(estimate):
+            if not self._in_flight or self._fits(estimate):
                 break
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
-        self._under_way.append(estimate)
-        if self.above is not None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        self._in_flight.append(estimate)
+        if self.parent is not None:
             try:
-                await self.above.admit(estimate)
+                await self.parent.admit(estimate)
             except BaseException:
-                self._end(estimate)
+                self._remove(estimate)
                 raise
 
     def settle(self, estimate: RequestEstimate) -> None:
-        """The request is over, whatever came of it."""
-        self._end(estimate)
-        if self.above is not None:
-            self.above.settle(estimate)
+        """Remove an admitted request from the requests in flight, whether it succeeded or failed."""
+        self._remove(estimate)
+        if self.parent is not None:
+            self.parent.settle(estimate)
 
-    def check(self, estimate: RequestEstimate = RequestEstimate()) -> None:  # noqa: B008
-        """Raise BudgetExceededError where nothing is left for a request that takes at least so much."""
-        if self.is_empty:
-            raise self._exceeded("it is spent")
-        left = self.left_usd
-        if left is not None and (estimate.least_usd or 0.0) > left:
-            raise self._exceeded(f"the next request takes {estimate.least_usd:.4f} USD at least")
+    def check(self, estimate: RequestEstimate = RequestEstimate()) -> None:  # noqa: B008 - immutable
+        """Raise BudgetExceededError if less is left than the request's lower estimate."""
+        if self.is_spent:
+            raise self._exceeded_error("it is spent")
+        remaining = self.remaining_usd
+        if remaining is not None and (estimate.least_usd or 0.0) > remaining:
+            raise self._exceeded_error(f"the next request takes {estimate.least_usd:.4f} USD at least")
         tokens = self.cap.tokens
         if tokens is not None and estimate.least_tokens > tokens - self.spent.tokens:
-            raise self._exceeded(f"the next request takes {estimate.least_tokens} tokens at least")
+            raise self._exceeded_error(f"the next request takes {estimate.least_tokens} tokens at least")
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Around all that may spend from it; what is left then may flow to others."""
+    def hold_open(self) -> Iterator[None]:
+        """Keep the tracker open during the block; afterwards its unspent amounts may flow to siblings."""
         self.is_closed = False
         try:
             yield
         finally:
             self.is_closed = True
-            self._wake(self.above)
+            if self.parent is not None:
+                self.parent._wake()
 
-    def _has_room(self, estimate: RequestEstimate) -> bool:
+    def _fits(self, estimate: RequestEstimate) -> bool:
         cap, spent = self.cap, self.spent
-        several = [*self._under_way, estimate]
-        if cap.usd is not None and (spent.usd or 0.0) + sum(e.usd or 0.0 for e in several) > cap.usd:
+        estimates = [*self._in_flight, estimate]
+        if cap.usd is not None and (spent.usd or 0.0) + sum(e.usd or 0.0 for e in estimates) > cap.usd:
             return False
-        if cap.tokens is not None and spent.tokens + sum(e.tokens for e in several) > cap.tokens:
+        if cap.tokens is not None and spent.tokens + sum(e.tokens for e in estimates) > cap.tokens:
             return False
-        return cap.requests is None or spent.requests + len(several) <= cap.requests
+        return cap.requests is None or spent.requests + len(estimates) <= cap.requests
 
-    def _end(self, estimate: RequestEstimate) -> None:
-        self._under_way.remove(estimate)
-        self._wake(self)
+    def _remove(self, estimate: RequestEstimate) -> None:
+        self._in_flight.remove(estimate)
+        self._wake()
 
-    @staticmethod
-    def _wake(purse: BudgetTracker | None) -> None:
-        if purse is not None:
-            waiting, purse._waiting = purse._waiting, []
-            for one in waiting:
-                if not one.done():
-                    one.set_result(None)
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def _exceeded(self, why: str) -> BudgetExceededError:
+    def _exceeded_error(self, reason: str) -> BudgetExceededError:
         spent, cap = self.spent, self.cap
-        told = [
+        amounts = [
             f"{spent.usd or 0.0:.4f} of {cap.usd:.4f} USD" if cap.usd is not None else "",
             f"{spent.tokens} of {cap.tokens} tokens" if cap.tokens is not None else "",
             f"{spent.requests} of {cap.requests} requests" if cap.requests is not None else "",
         ]
-        return BudgetExceededError(f"{', '.join(filter(None, told))}: {why}", state=self.state)
+        return BudgetExceededError(f"{', '.join(filter(None, amounts))}: {reason}", state=self.state)
 
 
-def _held(budget: Budget) -> tuple[float | None, ...]:
+def _limits(budget: Budget) -> tuple[float | None, ...]:
     return budget.usd, budget.tokens, budget.requests
 
 
-def _used(spent: Usage) -> tuple[float, ...]:
+def _amounts(spent: Usage) -> tuple[float, ...]:
     return spent.usd or 0.0, spent.tokens, spent.requests
 
 
-def _whole(number: float | None) -> int | None:
+def _to_int(number: float | None) -> int | None:
     return None if number is None else int(number)
+
+
+class ForkBudget:
+    """What one fork and its branches may spend and have spent. The ledger has what each branch spent.
+
+    ``tracker`` tracks the fork as a whole; ``parent`` is the tracker of the branch that the fork was started in.
+    """
+
+    def __init__(
+        self, budget: Budget, ledger: Ledger, parent: BudgetTracker | None = None, *, shares_unspent: bool = False
+    ) -> None:
+        self.tracker = BudgetTracker(budget, "aggregate_budget_exhausted", parent, shares_unspent=shares_unspent)
+        self._ledger = ledger
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the branches have spent what they may spend together."""
+        return self.tracker.is_spent
+
+    def track_branch(self, branch_id: str, budget: Budget) -> BudgetTracker:
+        """Return a tracker for a branch, which starts with what the ledger says the branch has spent before."""
+        tracker = BudgetTracker(budget, parent=self.tracker)
+        _count(tracker.usage, self._ledger.attempt(branch_id), 1)
+        for fork in self._ledger.children(branch_id):
+            for attempt in _attempts_below(self._ledger, fork.id):
+                _count(tracker.usage, attempt, 1)
+        return tracker
+
+    def take_over(self, fork_id: str) -> None:
+        """Remove what a resumed fork's branches spent from the parent's own usage: they get their own trackers."""
+        if self.tracker.parent is not None:
+            for attempt in _attempts_below(self._ledger, fork_id):
+                _count(self.tracker.parent.usage, attempt, -1)
+
+    def record(self, branch_id: str, tracker: BudgetTracker) -> None:
+        """Write what a branch has spent so far into the ledger, with and without the forks inside the branch."""
+        spent, usage = tracker.spent, tracker.usage
+        total = {"usd": spent.usd, "tokens": spent.tokens, "requests": spent.requests}
+        own = {"usd": None if usage.cost is None else float(usage.cost), "requests": usage.requests}
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        self._ledger.record_cost(branch_id, total | tokens | {"own": own | tokens})
+
+    def summarize(
+        self, fork_id: str, branches: Mapping[str, BranchRuntime], judge_usd: float | None
+    ) -> ForkCostSummary:
+        """Summarize the costs of the fork and of each branch."""
+        costs = {}
+        for runtime in branches.values():
+            spent, cap = runtime.cost_tracker.spent, runtime.cost_tracker.cap.usd
+            costs[runtime.id] = BranchCost(
+                runtime.id,
+                runtime.spec.label,
+                spent.usd,
+                runtime.budget_usd,
+                _remaining(cap, spent.usd),
+                runtime.status.state,
+                spent.tokens,
+                spent.requests,
+            )
+        total, cap = self.tracker.spent.usd, self.tracker.budget.usd
+        return ForkCostSummary(fork_id, costs, total, cap, _remaining(cap, total), judge_usd)
+
+
+def _remaining(cap: float | None, spent: float | None) -> float | None:
+    return None if cap is None else max(0.0, cap - (spent or 0.0))
+
+
+def _attempts_below(ledger: Ledger, fork_id: str) -> Iterator[AttemptRecord]:
+    for attempt in ledger.attempts(fork_id):
+        yield attempt
+        for inner in ledger.children(attempt.id):
+            yield from _attempts_below(ledger, inner.id)
+
+
+def _count(usage: RunUsage, attempt: AttemptRecord, sign: int) -> None:
+    cost = (attempt.cost or {}).get("own") or attempt.cost or {}
+    usage.requests += sign * cost.get("requests", 0)
+    usage.input_tokens += sign * cost.get("input_tokens", 0)
+    usage.output_tokens += sign * cost.get("output_tokens", 0)
+    if cost.get("usd") is not None:
+        usage.cost = (usage.cost or Decimal(0)) + sign * Decimal(str(cost["usd"]))

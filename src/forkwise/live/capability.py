@@ -1,4 +1,4 @@
-"""LiveForkCapability: what lets any agent of pydantic-ai's fork itself while it runs."""
+"""`LiveForkCapability`: lets any pydantic-ai agent fork itself while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forkwise.live.branch_runtime import current_branch
 from forkwise.live.coordinator import ForkCoordinator
 from forkwise.live.fork_tools import create_fork_toolset, register_coordinator
 from forkwise.live.judging.confidence import Signal
-from forkwise.live.live_fork import Place
+from forkwise.live.live_fork import WorkspaceLike
 from forkwise.live.resume import ForkStateStore
 
 __all__ = ["LiveForkCapability"]
@@ -36,10 +36,11 @@ __all__ = ["LiveForkCapability"]
 class LiveForkCapability(AbstractCapability[Any]):
     """Lets an agent fork itself: ``Agent(model, capabilities=[LiveForkCapability(workspace="project")])``.
 
-    ``workspace`` is the directory the agent works in, and what branches get files of their own from; forks are then
-    kept in its ledger and outlive the process. Without it that is the backend of the run's deps, if that is a
-    directory. ``test_command`` (``"auto"``: the project's own tests) says of each branch how good it is; ``judge`` and
-    ``signals`` replace who judges and what a merge goes by. ``keep_artifacts`` keeps the mirror of the branches' files.
+    ``workspace`` is the directory of the agent, which branches get copies of; forks are recorded in its ledger and
+    survive the process. By default it is the directory of the backend in the run's deps, if there is one.
+    ``test_command`` runs in each branch before it is judged (``"auto"``: the project's own tests). ``judge`` replaces
+    the models that a strategy names, ``signals`` the default signals of the merge confidence. ``keep_artifacts`` keeps
+    the mirror of the branches' files.
     """
 
     max_branches: int = 10
@@ -48,7 +49,7 @@ class LiveForkCapability(AbstractCapability[Any]):
     keep_artifacts: bool = False
     test_command: str | None = None
     test_timeout_s: float = 60.0
-    workspace: Place | None = None
+    workspace: WorkspaceLike | None = None
     judge: Any = None
     signals: Sequence[Signal] | None = None
     _coordinators: dict[str, ForkCoordinator] = field(default_factory=dict, init=False, repr=False)
@@ -61,18 +62,18 @@ class LiveForkCapability(AbstractCapability[Any]):
 
     @property
     def coordinator(self) -> ForkCoordinator | None:
-        """The coordinator of this run; of the capability that an agent was given, that of the last run it had."""
+        """The coordinator of this run; on the capability that the agent was created with, that of its last run."""
         return self._coordinator
 
     @property
     def latest_messages(self) -> list[ModelMessage]:
-        """What the run had said when it last asked its model."""
+        """The messages of the run before its last request."""
         return list(self._latest)
 
     def coordinator_for(
         self, agent: Agent[Any, Any], deps: Any = None, *, store: ForkStateStore | None = None
     ) -> ForkCoordinator:
-        """A coordinator for forking an agent that does not run, with what is set here."""
+        """Create a coordinator with these settings, to fork an agent that does not run."""
         return ForkCoordinator(
             agent,
             deps,
@@ -88,21 +89,21 @@ class LiveForkCapability(AbstractCapability[Any]):
         )
 
     async def resume(self, agent: Agent[Any, Any], deps: Any = None) -> ForkCoordinator | None:
-        """Go on with the last fork that a killed process left in the workspace; None where there is none."""
+        """Resume the last fork that a killed process left in the workspace; return None if there is none."""
         coordinator = self.coordinator_for(agent, deps)
         with suppress(ForkNotFoundError):
             await coordinator.resume()
             return coordinator
         return None
 
-    # What a run gets
+    # The hooks of a run
 
     def get_toolset(self) -> FunctionToolset[Any]:
-        """The seven tools."""
+        """Return the seven tools."""
         return _toolset()
 
     def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """The directory, for a run that was given none."""
+        """Return the directory as the workspace of a run that has none."""
         if not isinstance(self.workspace, Workspace | Branch):
             return None
         own = agent_workspace(self.workspace)
@@ -110,11 +111,10 @@ class LiveForkCapability(AbstractCapability[Any]):
         return own if is_own else None
 
     async def for_run(self, ctx: RunContext[Any]) -> LiveForkCapability:
-        """One for this run alone, with a coordinator of its own, or with that of an earlier turn whose fork is not
-        resolved yet."""
+        """Return a copy for this run, with a new coordinator or that of an earlier turn whose fork is not resolved."""
         own = copy(self)
         own._latest = ()
-        own._coordinator = self._earlier(ctx) or self.coordinator_for(_agent(ctx), ctx.deps)
+        own._coordinator = self._find_open(ctx) or self.coordinator_for(_require_agent(ctx), ctx.deps)
         own._coordinator.capability = own
         register_coordinator(ctx.run_id, own._coordinator)
         branch = current_branch()
@@ -124,11 +124,11 @@ class LiveForkCapability(AbstractCapability[Any]):
         if branch is None:
             self._coordinator = own._coordinator
         else:
-            await own._coordinator.take_up_left()
+            await own._coordinator.resume_left_inside()
         return own
 
-    def _earlier(self, ctx: RunContext[Any]) -> ForkCoordinator | None:
-        """The coordinator of an earlier turn of this conversation, if its fork is not resolved."""
+    def _find_open(self, ctx: RunContext[Any]) -> ForkCoordinator | None:
+        """Find the coordinator of an earlier turn of this conversation whose fork is not resolved."""
         known = getattr(ctx.deps, "fork_coordinator", None)
         if not isinstance(known, ForkCoordinator):
             known = self._coordinators.get(ctx.conversation_id or "")
@@ -137,13 +137,15 @@ class LiveForkCapability(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Keep what was said so far, as it is: messages are never changed."""
+        """Keep the messages so far; they are immutable, so a shallow copy is enough."""
         self._latest = tuple(ctx.messages)
         return request_context
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
-        """A fork outlives the turn that made it and ended without deciding it. It does not outlive a run that was
-        cancelled, nor the branch inside which it was made."""
+        """Run, and keep an unresolved fork for the next turn.
+
+        If the run is cancelled, or is that of a branch, its fork is dropped.
+        """
         try:
             result: AgentRunResult[Any] = await handler()
         except (asyncio.CancelledError, RunCancelled):
@@ -157,7 +159,7 @@ class LiveForkCapability(AbstractCapability[Any]):
         return result
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
-        """A turn is over; a fork that it did not decide is there for the next."""
+        """Return the result unchanged; an unresolved fork stays open for the next turn."""
         return result
 
     async def _close(self) -> None:
@@ -174,7 +176,7 @@ class LiveForkCapability(AbstractCapability[Any]):
             self._coordinators[ctx.conversation_id] = coordinator
 
 
-def _agent(ctx: RunContext[Any]) -> Agent[Any, Any]:
+def _require_agent(ctx: RunContext[Any]) -> Agent[Any, Any]:
     assert ctx.agent is not None
     return ctx.agent
 

@@ -1,4 +1,7 @@
-"""CheckpointCapability: saves checkpoints as an agent goes on, and lets the oldest go."""
+"""Checkpoints of a conversation and its files: their stores, the rewind to one, and `CheckpointCapability`.
+
+The capability saves checkpoints while an agent runs, and removes the oldest.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FilesMark:
-    """Where files stood: of a directory the number of the last commit, of files in memory their contents. Of a branch
-    its path and the name of a copy that it keeps of what it had changed, or, in memory, what it had changed (None:
-    removed)."""
+    """A saved state of files, which `restore_files` restores.
+
+    Of a workspace it is the number of the last commit (``head``), of files in memory their ``contents``. Of a branch on
+    disk it is the ``branch`` path and the name of a ``copy`` of its changes, of a branch in memory the ``changes``
+    themselves (None: deleted).
+    """
 
     workspace: str | None = None
     head: int = 0
@@ -65,10 +71,10 @@ class FilesMark:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A moment that can be gone back to: the messages up to it, and where the files stood.
+    """A state to rewind to: the messages so far, and the state of the files.
 
-    ``label`` is for people; a fork's are ``fork:<id>`` and ``post-fork:<id>``. ``turn`` counts the requests to the
-    model before it.
+    ``label`` is for display; the checkpoints of a fork are labelled ``fork:<id>`` and ``post-fork:<id>``. ``turn``
+    counts the requests to the model before the checkpoint.
     """
 
     label: str
@@ -81,82 +87,83 @@ class Checkpoint:
 
     @property
     def message_count(self) -> int:
-        """How many messages it has."""
+        """The number of messages."""
         return len(self.messages)
 
 
 @runtime_checkable
 class CheckpointStore(Protocol):
-    """Where checkpoints are kept."""
+    """A store of checkpoints."""
 
     async def save(self, checkpoint: Checkpoint) -> None:
-        """Keep one; one with the same id is replaced."""
+        """Save a checkpoint, replacing one with the same id."""
         ...
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        """The one with an id."""
+        """Return the checkpoint with an id; None if there is none."""
         ...
 
     async def get_by_label(self, label: str) -> Checkpoint | None:
-        """The newest with a label."""
+        """Return the newest checkpoint with a label; None if there is none."""
         ...
 
     async def list_all(self) -> list[Checkpoint]:
-        """All of them, oldest first."""
+        """Return all checkpoints, the oldest first."""
         ...
 
     async def remove(self, checkpoint_id: str) -> bool:
-        """Let go of one; False where there is none."""
+        """Remove a checkpoint. Return whether it existed."""
         ...
 
     async def count(self) -> int:
-        """How many there are."""
+        """Return the number of checkpoints."""
         ...
 
     async def clear(self) -> None:
-        """Let go of all."""
+        """Remove all checkpoints."""
         ...
 
 
 class InMemoryCheckpointStore:
-    """Checkpoints that last as long as this object."""
+    """A store of checkpoints in memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Checkpoint] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
 
     async def save(self, checkpoint: Checkpoint) -> None:
-        """Keep one; one with the same id is replaced."""
-        self._kept[checkpoint.id] = checkpoint
+        """Save a checkpoint, replacing one with the same id."""
+        self._checkpoints[checkpoint.id] = checkpoint
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        """The one with an id."""
-        return self._kept.get(checkpoint_id)
+        """Return the checkpoint with an id; None if there is none."""
+        return self._checkpoints.get(checkpoint_id)
 
     async def get_by_label(self, label: str) -> Checkpoint | None:
-        """The newest with a label."""
+        """Return the newest checkpoint with a label; None if there is none."""
         return next((c for c in reversed(await self.list_all()) if c.label == label), None)
 
     async def list_all(self) -> list[Checkpoint]:
-        """All of them, oldest first."""
-        return sorted(self._kept.values(), key=lambda checkpoint: checkpoint.created_at)
+        """Return all checkpoints, the oldest first."""
+        return sorted(self._checkpoints.values(), key=lambda checkpoint: checkpoint.created_at)
 
     async def remove(self, checkpoint_id: str) -> bool:
-        """Let go of one; False where there is none."""
-        return self._kept.pop(checkpoint_id, None) is not None
+        """Remove a checkpoint. Return whether it existed."""
+        return self._checkpoints.pop(checkpoint_id, None) is not None
 
     async def count(self) -> int:
-        """How many there are."""
-        return len(self._kept)
+        """Return the number of checkpoints."""
+        return len(self._checkpoints)
 
     async def clear(self) -> None:
-        """Let go of all."""
-        self._kept.clear()
+        """Remove all checkpoints."""
+        self._checkpoints.clear()
 
 
 async def fork_from_checkpoint(store: CheckpointStore, checkpoint_id: str) -> list[ModelMessage]:
-    """The messages to begin another conversation with, ``agent.run(…, message_history=…)``; the files stay as they are.
+    """Return the messages of a checkpoint, by id or label, to start another conversation with.
 
-    Raises LookupError where there is no such checkpoint.
+    Pass them as ``agent.run(…, message_history=…)``; the files are not changed. Raises LookupError if there is no such
+    checkpoint.
     """
     found = await store.get(checkpoint_id) or await store.get_by_label(checkpoint_id)
     if found is None:
@@ -168,33 +175,33 @@ _FORMAT = 1
 
 
 class FileCheckpointStore:
-    """Checkpoints that outlive the process: JSON files in a directory, which is made.
+    """A store of checkpoints as JSON files in a directory, which is created if needed.
 
-    Each is there as a whole or not at all, whatever is killed. Contents of files in memory are in it; those of a
-    directory are in that one's own history.
+    Each file is replaced atomically. It includes the contents of files in memory; the contents of a workspace are in
+    the workspace's own history.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
 
     async def save(self, checkpoint: Checkpoint) -> None:
-        """Keep one; one with the same id is replaced."""
+        """Save a checkpoint, replacing one with the same id."""
         await finish_then_cancel(run_in_thread(self._write, checkpoint))
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        """The one with an id."""
+        """Return the checkpoint with an id; None if there is none."""
         return await run_in_thread(self._read, self._path(checkpoint_id))
 
     async def get_by_label(self, label: str) -> Checkpoint | None:
-        """The newest with a label."""
+        """Return the newest checkpoint with a label; None if there is none."""
         return next((c for c in reversed(await self.list_all()) if c.label == label), None)
 
     async def list_all(self) -> list[Checkpoint]:
-        """All of them, oldest first."""
+        """Return all checkpoints, the oldest first."""
         return await run_in_thread(self._read_all)
 
     async def remove(self, checkpoint_id: str) -> bool:
-        """Let go of one; False where there is none."""
+        """Remove a checkpoint. Return whether it existed."""
         try:
             await finish_then_cancel(run_in_thread(self._path(checkpoint_id).unlink))
         except FileNotFoundError:
@@ -202,17 +209,17 @@ class FileCheckpointStore:
         return True
 
     async def count(self) -> int:
-        """How many there are."""
+        """Return the number of checkpoints."""
         return len(await run_in_thread(self._paths))
 
     async def clear(self) -> None:
-        """Let go of all."""
+        """Remove all checkpoints."""
         for path in await run_in_thread(self._paths):
             await self.remove(path.stem)
 
     def _path(self, checkpoint_id: str) -> Path:
         if not checkpoint_id.isalnum():
-            raise ValueError(f"{checkpoint_id!r} is no id of a checkpoint")
+            raise ValueError(f"{checkpoint_id!r} is not the id of a checkpoint: ids are alphanumeric")
         return self._directory / f"{checkpoint_id}.json"
 
     def _paths(self) -> list[Path]:
@@ -249,15 +256,15 @@ def _dump(checkpoint: Checkpoint) -> dict[str, Any]:
         and {
             "workspace": files.workspace,
             "head": files.head,
-            "contents": _encoded(files.contents),
+            "contents": _encode(files.contents),
             "branch": files.branch,
             "copy": files.copy,
-            "changes": _encoded(files.changes),
+            "changes": _encode(files.changes),
         },
     }
 
 
-def _encoded(files: Mapping[str, bytes] | Mapping[str, bytes | None] | None) -> dict[str, str | None] | None:
+def _encode(files: Mapping[str, bytes] | Mapping[str, bytes | None] | None) -> dict[str, str | None] | None:
     if files is None:
         return None
     return {path: None if content is None else base64.b64encode(content).decode() for path, content in files.items()}
@@ -281,8 +288,11 @@ def _load(data: dict[str, Any]) -> Checkpoint:
 
 @dataclass(frozen=True)
 class Rewound:
-    """What a rewind went back to. ``messages`` is what to go on with; ``commits`` is what it did to a directory;
-    ``before`` is a checkpoint of what was there, to rewind to if this was not what was wanted."""
+    """The result of a rewind to ``checkpoint``.
+
+    ``messages`` is the conversation to continue with. ``commits`` are the undo commits in a workspace. ``before`` is a
+    checkpoint of the state before the rewind: a rewind to it undoes this one.
+    """
 
     checkpoint: Checkpoint
     messages: list[ModelMessage]
@@ -293,11 +303,11 @@ class Rewound:
 async def rewind(
     store: CheckpointStore, checkpoint: str, backend: Backend, messages: Sequence[ModelMessage] = ()
 ) -> Rewound:
-    """Go back to a checkpoint, by its id or its label: its files are there again, its messages are given.
+    """Rewind to a checkpoint, by id or label: restore its files, and return its messages.
 
-    ``messages`` are those of now; with the files as they are they become the checkpoint ``before``. Where the files
-    cannot be had back (somebody changed them since, or too much was committed) nothing is changed and a CommitError
-    says why. LookupError where there is no such checkpoint.
+    ``messages`` are the current ones; with the current files they become the checkpoint ``before``. Raises CommitError,
+    with nothing changed, if the files cannot be restored (another writer changed them since, or commits are no longer
+    undoable), and LookupError if there is no such checkpoint.
     """
     found = await store.get_by_label(checkpoint) or (await store.get(checkpoint) if checkpoint.isalnum() else None)
     if found is None:
@@ -313,44 +323,46 @@ async def rewind(
 
 
 def mark_files(backend: Backend) -> FilesMark | None:
-    """Where the files of a backend stand; None of those that cannot be had back: another's own backend, and a branch
-    that is a whole tree."""
+    """Save the state of a backend's files.
+
+    Return None if it could not be restored: a custom backend, or a branch that is a whole tree.
+    """
     if isinstance(backend, PlaceBackend):
         place = backend.place
-        return mark_branch(place) if isinstance(place, Branch) else FilesMark(place.target, place.place.head)
+        return mark_branch(place) if isinstance(place, Branch) else FilesMark(place.target, place.state_dir.head)
     if isinstance(backend, MemoryOverlay):
         return FilesMark(changes=backend.layer)
     return FilesMark(contents=backend.files) if isinstance(backend, StateBackend) else None
 
 
 def mark_branch(branch: Branch) -> FilesMark | None:
-    """Where a branch stands: a copy is kept of what it changed."""
+    """Save a copy of a branch's changes; return None if the branch is a whole tree."""
     if not is_duplicable(branch):
         return None
     return FilesMark(branch.workspace.target, branch=branch.branch_path, copy=save_copy(branch))
 
 
 def forget_mark(backend: Backend, mark: FilesMark | None) -> None:
-    """Let go of what was kept for a mark."""
+    """Drop the copy of a branch's changes that belongs to a mark."""
     if isinstance(backend, PlaceBackend) and isinstance(backend.place, Branch) and mark is not None and mark.copy:
         drop_copy(backend.place, mark.copy)
 
 
 def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
-    """Have files stand where they stood; gives what was done to a directory for it, all of it or nothing."""
+    """Restore a saved state of files, entirely or not at all. Return the undo commits in a workspace."""
     if mark is None:
         return []
     if isinstance(backend, StateBackend) and mark.contents is not None:
         now = backend.files
-        gone: dict[str, bytes | None] = dict.fromkeys(now.keys() - mark.contents.keys())
-        backend.replace(gone | {p: c for p, c in mark.contents.items() if now.get(p) != c})
+        removed: dict[str, bytes | None] = dict.fromkeys(now.keys() - mark.contents.keys())
+        backend.replace(removed | {p: c for p, c in mark.contents.items() if now.get(p) != c})
         return []
     if isinstance(backend, MemoryOverlay) and mark.changes is not None:
         backend.restore(mark.changes)
         return []
-    if not _is_of(backend, mark) or not isinstance(backend, PlaceBackend):
-        where = mark.branch or mark.workspace or "memory"
-        raise CommitError(f"the checkpoint is of the files in {where}, and not of these")
+    if not _belongs_to(mark, backend) or not isinstance(backend, PlaceBackend):
+        origin = mark.branch or mark.workspace or "memory"
+        raise CommitError(f"the checkpoint cannot be restored here: it is of the files in {origin}")
     if isinstance(backend.place, Branch):
         with backend.lock:
             restore_copy(backend.place, mark.copy or "")
@@ -358,8 +370,8 @@ def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
     return rewind_to(backend.place, mark.head)
 
 
-def _is_of(backend: Backend, mark: FilesMark) -> bool:
-    if not isinstance(backend, PlaceBackend) or mark.workspace != backend.files.where:
+def _belongs_to(mark: FilesMark, backend: Backend) -> bool:
+    if not isinstance(backend, PlaceBackend) or mark.workspace != backend.files.workspace_path:
         return False
     own = backend.place.branch_path if isinstance(backend.place, Branch) else None
     return mark.branch == own
@@ -370,11 +382,11 @@ CheckpointFrequency = Literal["every_tool", "every_turn", "manual_only"]
 
 @dataclass
 class CheckpointCapability(AbstractCapability[Any]):
-    """Saves a checkpoint of conversation and files after the tools of a step have run (``every_tool``), or once for
-    each prompt (``every_turn``). Each is one that an agent can go on from: no tool call in it is unanswered.
+    """Saves checkpoints of the conversation and the files while an agent runs.
 
-    They go into the ``checkpoint_store`` of the run's deps, or into ``store``. Beyond ``max_checkpoints`` the oldest
-    are let go, but not the anchors of a fork that is open.
+    It saves one after the tools of a step have run (``every_tool``), or one per prompt (``every_turn``). An agent can
+    continue from each of them: no tool call is unanswered. They go into the ``checkpoint_store`` of the run's deps, or
+    into ``store``. Beyond ``max_checkpoints`` the oldest are removed, except the anchors of an open fork.
     """
 
     store: CheckpointStore | None = None
@@ -384,19 +396,20 @@ class CheckpointCapability(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Save one, where it is time to."""
+        """Save a checkpoint if one is due, and remove the oldest."""
         store = getattr(ctx.deps, "checkpoint_store", None) or self.store
-        label = self._label(request_context.messages)
+        label = self._choose_label(request_context.messages)
         if store is not None and label is not None:
             backend = getattr(ctx.deps, "backend", None)
             await save_checkpoint(store, label, request_context.messages, backend, turn=ctx.run_step)
-            for gone in await prune(store, self.max_checkpoints, getattr(ctx.deps, "fork_coordinator", None)):
+            coordinator = getattr(ctx.deps, "fork_coordinator", None)
+            for removed in await prune(store, self.max_checkpoints, coordinator):
                 if backend is not None:
-                    await run_in_thread(forget_mark, backend, gone.files)
+                    await run_in_thread(forget_mark, backend, removed.files)
         return request_context
 
-    def _label(self, messages: list[ModelMessage]) -> str | None:
-        """What a checkpoint of these messages is called; None where none is due."""
+    def _choose_label(self, messages: list[ModelMessage]) -> str | None:
+        """Return the label of a checkpoint of these messages; None if none is due."""
         last = messages[-1] if messages else None
         if not isinstance(last, ModelRequest) or self.frequency == "manual_only":
             return None
@@ -414,23 +427,25 @@ async def save_checkpoint(
     *,
     turn: int = 0,
 ) -> Checkpoint:
-    """Keep a conversation and its files as they are now."""
+    """Save a checkpoint of a conversation and its files."""
     files = None if backend is None else await run_in_thread(mark_files, backend)
     checkpoint = Checkpoint(label, list(messages), turn, files)
     await store.save(checkpoint)
     return checkpoint
 
 
-async def prune(store: CheckpointStore, most: int, coordinator: Any = None) -> list[Checkpoint]:
-    """Let go of the oldest until there are no more than so many; not of the anchors of a coordinator's open fork. Gives
-    those that went."""
+async def prune(store: CheckpointStore, max_checkpoints: int, coordinator: Any = None) -> list[Checkpoint]:
+    """Remove the oldest checkpoints beyond ``max_checkpoints``, except the anchors of the coordinator's open fork.
+
+    Return those that were removed.
+    """
     is_open = coordinator is not None and not coordinator.is_resolved
     anchors = {f"{kind}:{coordinator.fork_id}" for kind in ("fork", "post-fork")} if is_open else set()
-    if await store.count() <= most:
+    if await store.count() <= max_checkpoints:
         return []
-    kept = await store.list_all()
-    loose = [checkpoint for checkpoint in kept if checkpoint.label not in anchors]
-    gone = loose[: max(0, len(kept) - most)]
-    for checkpoint in gone:
+    checkpoints = await store.list_all()
+    removable = [checkpoint for checkpoint in checkpoints if checkpoint.label not in anchors]
+    removed = removable[: max(0, len(checkpoints) - max_checkpoints)]
+    for checkpoint in removed:
         await store.remove(checkpoint.id)
-    return gone
+    return removed

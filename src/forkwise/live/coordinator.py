@@ -1,10 +1,13 @@
-"""ForkCoordinator: the forks of one agent, one at a time: made, gone on with, and resolved into one outcome."""
+"""`ForkCoordinator`: forks an agent, one fork at a time, and resolves each fork into one outcome.
+
+Its parts: `LiveFork` is the current fork and has its `ForkBudget`, `BranchTurns` runs the branches, `Verdicts` has what
+judges said. The coordinator ties them together and serializes everything that opens, resolves or closes a fork.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,41 +19,38 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
 from forkwise.concurrency import finish, run_in_thread
-from forkwise.errors import BudgetExceededError, ForkDepthLimitError, ForkResolvedError, ForkwiseWarning
+from forkwise.errors import ForkDepthLimitError, ForkResolvedError
 from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch
 from forkwise.live.budget import CostProjection
-from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound, mark_files
-from forkwise.live.decision import goal_of, judge_fork, strategy_key
+from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound
+from forkwise.live.decision import JudgeSettings, Verdicts, find_goal
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.diff.diff_report import BranchDiffReport
 from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, Manifest
-from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, projected
+from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, project_fork_cost
 from forkwise.live.judging.confidence import Signal
 from forkwise.live.judging.verdict import JudgeVerdict, ResolveOutcome
-from forkwise.live.live_fork import LiveFork, Place, begin, source_for, state_of
-from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, costs_of, override_winner
+from forkwise.live.live_fork import LiveFork, WorkspaceLike, find_source, start_fork
+from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, override_winner
 from forkwise.live.resume import (
     ForkStateStore,
     InMemoryForkStateStore,
     LedgerForkStore,
+    abort_forks_inside,
     abort_orphans,
-    find_orphans,
-    give_up_inside,
     resume_fork,
 )
 from forkwise.live.turn import (
+    BUDGET_STATES,
     BranchRunner,
-    checkpoints_of,
-    mark_branch_now,
-    open_files,
-    rewind_branch_to,
-    run_agent,
-    take_turn,
+    BranchTurns,
+    checkpoint_branch,
+    checkpoint_store_of,
+    rewind_branch,
 )
 from forkwise.live.values import (
     BranchIsolation,
     BranchSpec,
-    BranchState,
     BranchStatus,
     Budget,
     ForkCostSummary,
@@ -60,486 +60,22 @@ from forkwise.live.values import (
     PendingApprovalRequest,
 )
 
-__all__ = [
-    "BranchHost",
-    "ForkCoordinator",
-    "ForkDecider",
-]
+__all__ = ["ForkCoordinator"]
 
 
-_BUDGETS: tuple[BranchState, ...] = ("budget_exhausted", "aggregate_budget_exhausted")
+class ForkCoordinator:
+    """Forks an agent into branches, and resolves the fork into one outcome.
 
+    A fork is a `Fork` in the ledger of ``workspace``; its branches are the attempts of that fork and have their ids.
+    ``workspace`` is the agent's directory. Without it, and without a directory in ``parent_deps``, the files are in
+    memory. ``judge`` replaces the models that a strategy names, ``signals`` the default signals of the merge
+    confidence. ``test_command`` runs in each branch before it is judged. ``usage_limits`` apply to each branch in
+    addition to its budget.
 
-class BranchHost:
-    """Runs the branches of a fork of an agent. ``inside`` is the branch in which the agent itself runs, ``depth`` how
-    many there are around it; ``model`` is what branches run on whose specs name none, where that is another than the
-    agent's own, ``last_look`` what the agent was told last of where the branches stand."""
-
-    def __init__(self, agent: Agent[Any, Any], parent_deps: Any, usage_limits: UsageLimits | None) -> None:
-        self.agent = agent
-        self.parent_deps = parent_deps
-        self.usage_limits = usage_limits
-        self.model: Any = None
-        self.branch_runner: BranchRunner | None = None
-        self.materializer: ForkMaterializer | None = None
-        self.manifest: Manifest | None = None
-        self.inside = current_branch()
-        self.depth: int = getattr(parent_deps, "fork_depth", 0) if self.inside is None else self.inside.depth
-        self.last_look = ""
-        self._live: LiveFork | None = None
-        self._is_over = False
-        self._outcomes: dict[str, ResolveOutcome] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._judge_usd: float | None = None
-
-    # What there is
-
-    @property
-    def branches(self) -> dict[str, BranchRuntime]:
-        """The branches of the last fork, by their ids."""
-        return self._live.branches if self._live is not None else {}
-
-    @property
-    def fork_id(self) -> str | None:
-        """The id of the last fork; None where there was none."""
-        return None if self._live is None else self._live.fork.id
-
-    @property
-    def handle(self) -> ForkHandle | None:
-        """What names the last fork."""
-        return None if self._live is None else self._live.handle
-
-    @property
-    def is_resolved(self) -> bool:
-        """Whether nothing is left to be decided: there was no fork, or it was merged or aborted."""
-        return self._live is None or self._is_over
-
-    @property
-    def last_verdict(self) -> JudgeVerdict | None:
-        """What judges said last of the fork, if any did."""
-        outcomes = list(self._outcomes.values())
-        return outcomes[-1].verdict if outcomes else None
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether the files of the last fork are in memory."""
-        return self._live is not None and self._live.ground.is_in_memory
-
-    def inspect_branches(self) -> list[BranchStatus]:
-        """Where the branches stand."""
-        return [runtime.status for runtime in self.branches.values()]
-
-    async def wait_for_change(self, seconds: float) -> None:
-        """Wait until one of the branches that run has ended, for so many seconds at most."""
-        going = [runtime.task for runtime in self.branches.values() if runtime.is_running]
-        if going:
-            await asyncio.wait(going, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    def note_status(self) -> None:
-        """A branch stands elsewhere: have the mirror say so."""
-        if self.manifest is not None and not self._is_over:
-            self.manifest.note()
-
-    def fork_cost(self) -> ForkCostSummary:
-        """What the fork has cost so far; RuntimeError where there is none."""
-        return costs_of(self._known(), self._judge_usd)
-
-    def iter_pending_approvals(self) -> list[tuple[str, PendingApprovalRequest]]:
-        """The branches that wait for somebody to approve something, each with what it asks."""
-        return [(r.id, r.pending_approval) for r in self.branches.values() if r.pending_approval is not None]
-
-    def diff_report(self, paths: Sequence[str] | None = None) -> BranchDiffReport:
-        """What the branches changed."""
-        live = self._known()
-        return build_diff_report(live.fork.id, list(live.branches.values()), paths_filter=paths)
-
-    # Running branches
-
-    async def _first_turn(self, runtime: BranchRuntime) -> tuple[bool, str]:
-        await self._turn(runtime)
-        return True, runtime.thread.last_text
-
-    async def _turn(self, runtime: BranchRuntime) -> Any:
-        if runtime.overlay is None:
-            await self._open_files(runtime)
-        live = self._known()
-        if live.is_resumed and not runtime.is_looked_into:
-            runtime.is_looked_into = True
-            runtime.left = await run_in_thread(find_orphans, live, runtime)
-        runner = self.branch_runner or run_agent
-        runtime.result = await take_turn(runtime, self.agent, runner, self.usage_limits)
-        return runtime.result
-
-    async def _open_files(self, runtime: BranchRuntime) -> None:
-        live = self._known()
-        await run_in_thread(open_files, runtime, live.ground, live.plan, self.parent_deps, self.materializer)
-        runtime.ready.set()
-
-    def _watch(self, live: LiveFork, runtime: BranchRuntime) -> None:
-        """Have ``task`` tell how the first turn of a branch ends."""
-
-        async def told() -> Any:
-            try:
-                await live.ended(runtime.attempt)
-            except asyncio.CancelledError:
-                await finish(asyncio.ensure_future(live.fork.cancel([runtime.attempt], "terminated")))
-                raise
-            finally:
-                attempt = runtime.attempt
-                runtime.end(state_of(attempt.state, attempt.reason), attempt.reason)
-            if runtime.status.state == "done":
-                return runtime.result
-            raise runtime.attempt.error or asyncio.CancelledError(runtime.attempt.reason)
-
-        runtime.run(told())
-
-    async def run_on_branch(self, branch_id: str, user_message: str) -> asyncio.Task[Any]:
-        """Say something to a branch that is done; gives the task of the turn that this begins. ValueError for a branch
-        that there is not, RuntimeError for one that is not done."""
-        runtime = self._find(branch_id)
-        if self._is_over or runtime.status.state != "done":
-            raise RuntimeError(f"branch {runtime.id} is {runtime.status.state}: only one that is done is told more")
-        runtime.thread.say(user_message)
-        self.save()
-        return self._go_on(runtime)
-
-    def _go_on(self, runtime: BranchRuntime) -> asyncio.Task[Any]:
-        self._outcomes.clear()  # judges saw another branch than it will be
-        runtime.status.state = "running"
-        runtime.status.current_turn += 1
-        self.note_status()
-        return runtime.run(self._further_turn(runtime))
-
-    async def _further_turn(self, runtime: BranchRuntime) -> Any:
-        runtime.attempt.begin()
-        try:
-            result = await self._turn(runtime)
-        except BudgetExceededError as error:
-            runtime.end("budget_exhausted" if error.state == _BUDGETS[0] else _BUDGETS[1], str(error))
-            raise
-        except asyncio.CancelledError as error:
-            runtime.end(state_of("cancelled", str(error)), str(error) or "terminated")
-            raise
-        except Exception as error:
-            runtime.end("failed", f"{type(error).__name__}: {error}")
-            raise
-        runtime.end("done", None)
-        return result
-
-    def steer_branch(self, branch_id: str, message: str) -> None:
-        """Say something to a branch while it runs; it hears it with its next request."""
-        self._find(branch_id).steering.append(message)
-
-    async def terminate_branch(self, branch_id: str, *, reason: str | None = None) -> None:
-        """End a branch that runs; one that is over stays as it is. ``reason`` may be that a budget is exhausted."""
-        runtime = self._find(branch_id)
-        if runtime.is_running:
-            await self._end(runtime, reason if reason in _BUDGETS else "terminated")
-
-    async def _end(self, runtime: BranchRuntime, reason: str) -> None:
-        live = self._known()
-        if runtime.status.current_turn:
-            runtime.task.cancel(reason)
-        else:
-            await live.fork.cancel([runtime.attempt], reason)
-        await asyncio.wait([runtime.task])
-
-    def stop_spent(self, but: BranchRuntime | None) -> None:
-        """End all branches whose common budget is spent; the one that has just come to its answer may say it."""
-        if self._known().purse.is_empty:
-            self.stop_all(but)
-
-    def stop_all(self, but: BranchRuntime | None = None) -> None:
-        """End all branches that run, because what they may spend together is spent."""
-        for runtime in self.branches.values():
-            if runtime is not but and runtime.is_running:
-                task = asyncio.create_task(self.terminate_branch(runtime.id, reason=self._known().purse.state))
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
-
-    # Going back in a branch
-
-    async def branch_checkpoints(self, branch_id: str) -> list[Checkpoint]:
-        """The checkpoints that were saved in a branch, the oldest first."""
-        return await checkpoints_of(self._find(branch_id)).list_all()
-
-    async def checkpoint_branch(self, branch_id: str, label: str) -> Checkpoint:
-        """Keep the conversation and the files of a branch that does not run, to go back to."""
-        return await mark_branch_now(self._find(branch_id), label)
-
-    async def rewind_branch(self, branch_id: str, checkpoint: str) -> Rewound:
-        """Go back to a checkpoint of a branch, by its id or its label: its files and its conversation are there again,
-        and it can be told to go on. ``before`` of what comes back is the way forth again. RuntimeError for a branch
-        that runs, LookupError where there is no such checkpoint; BranchError, with nothing changed, where the files
-        cannot be had back."""
-        back = await rewind_branch_to(self._find(branch_id), checkpoint)
-        self.save()
-        return back
-
-    def capture_partial_history(self, branch_id: str, messages: Sequence[ModelMessage]) -> None:
-        """Keep what a branch has said so far; that of no known branch is ignored."""
-        if branch_id in self.branches:
-            self.branches[branch_id].partial_history = list(messages)
-
-    def save(self) -> None:
-        """Write what was said into the ledger."""
-        live = self._live
-        if live is not None and not self._is_over:
-            live.saved.save()
-
-    def record_cost(self, runtime: BranchRuntime) -> None:
-        """Write what a branch has cost into the ledger."""
-        live = self._live
-        if live is not None and not self._is_over:
-            live.record_cost(runtime)
-
-    def _known(self) -> LiveFork:
-        if self._live is None:
-            raise RuntimeError("there is no fork: fork first")
-        return self._live
-
-    def _find(self, name: str) -> BranchRuntime:
-        """A branch by its id, or by its label."""
-        found = self.branches.get(name) or next((r for r in self.branches.values() if r.spec.label == name), None)
-        if found is None:
-            known = ", ".join(f"{r.id} ({r.spec.label})" for r in self.branches.values()) or "none"
-            raise ValueError(f"there is no branch {name!r}; there are: {known}")
-        return found
-
-
-class ForkDecider(BranchHost):
-    """Brings the fork of an agent to one outcome. ``judge`` and ``signals`` replace who judges and what a merge goes
-    by, ``test_command`` is run in each branch for that; ``merge_result`` is what came of the last fork."""
-
-    test_command: str | None
-    test_timeout_s: float
-    judge: Any
-    signals: Sequence[Signal] | None
-    checkpoint_store: CheckpointStore | None
-
-    def __init__(self, agent: Agent[Any, Any], parent_deps: Any, usage_limits: UsageLimits | None) -> None:
-        super().__init__(agent, parent_deps, usage_limits)
-        self.merge_result: MergeResult | None = None
-        self._open = AsyncExitStack()
-        self._lock = asyncio.Lock()
-
-    async def merge_or_select(self, action: str, *, prefer: Mapping[str, str] | None = None) -> MergeResult:
-        """Resolve the fork: ``pick:<id>`` keeps one branch, ``combine:<id>,<id>`` the work of several, ``auto`` that of
-        the branch a judge chooses, ``abort`` none. A branch that still runs is waited for.
-
-        In a combination ``prefer`` says by path whose version it is where branches clash. Raises ValueError for what is
-        no action or no branch, RuntimeError where there is nothing to resolve or nothing to merge.
-        """
-        kind, _, names = action.partition(":")
-        if self._live is None or self._is_over:
-            raise RuntimeError("there is no fork to resolve" if self._live is None else "the fork is resolved already")
-        if kind == "abort":
-            history = self._live.parent_history()
-            return MergeResult(self._live.fork.id, "", await self.abort_fork(), history)
-        if kind == "auto":
-            outcome = await self.resolve(_as_auto(self._live.plan.strategy))
-            if outcome.merge_result is None:
-                raise RuntimeError(_unsure(outcome))
-            return outcome.merge_result
-        if kind not in ("pick", "combine") or not names:
-            raise ValueError(f"{action!r} is no action: say pick:<id>, combine:<id>,<id>, auto or abort")
-        chosen = [self._find(name.strip()) for name in names.split(",")]
-        return await self._merge(chosen, kind, {}, prefer or {})
-
-    async def _merge(
-        self, chosen: Sequence[BranchRuntime], how: str, detail: Mapping[str, Any], prefer: Mapping[str, str]
-    ) -> MergeResult:
-        for runtime in chosen:
-            if runtime.is_running:
-                await asyncio.wait([runtime.task])
-        async with self._lock:
-            live = self._known()
-            if self._is_over:
-                raise RuntimeError("the fork is resolved already")
-            return await finish(asyncio.ensure_future(self._carry_out(live, chosen, how, detail, prefer)))
-
-    async def _carry_out(
-        self,
-        live: LiveFork,
-        chosen: Sequence[BranchRuntime],
-        how: str,
-        detail: Mapping[str, Any],
-        prefer: Mapping[str, str],
-    ) -> MergeResult:
-        await self._must_be_undecided(live)
-        check_mergeable(chosen, together=how == "combine")
-        for runtime in live.branches.values():
-            if runtime.is_running:
-                await self._end(runtime, "another branch won")
-        if how == "combine":
-            favourite = [o.verdict.winner_branch_id for o in self._outcomes.values() if o.verdict is not None]
-            result = await combine_branches(live, chosen, prefer, favourite)
-        else:
-            result = await commit_branch(live, chosen[0], how, detail)
-        await self._close()
-        await self._anchor(live, f"post-fork:{live.fork.id}", result.history_after_merge)
-        self.merge_result = result
-        return result
-
-    async def _must_be_undecided(self, live: LiveFork) -> None:
-        """Let go of a fork that somebody else has decided, such as from the command line, and say so."""
-        record = live.fork.ledger.fork(live.fork.id)
-        if record.is_over:
-            await live.fork.abort("it was decided elsewhere")
-            await self._close()
-            whom = f" for {record.winner}" if record.winner else ""
-            raise ForkResolvedError(f"fork {record.id} was {record.state}{whom} by somebody else", fork=record.id)
-
-    async def override(self, branch: str) -> MergeResult:
-        """Decide otherwise after a judge or a vote did: what the winner put into the files is undone, and this branch
-        is merged instead. The result has the conversation to go on with; the ledger has that the judge was overridden.
-
-        The losers are there for that until the next fork, ``aclose``, or the end of the process. CommitError, with
-        nothing changed, where the files have been changed since; RuntimeError where a person decided, or where the
-        fork was made inside a branch; ValueError where there is no such branch.
-        """
-        async with self._lock:
-            live, runtime = self._known(), self._find(branch)
-            if not self._is_over:
-                raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
-            return await finish(asyncio.ensure_future(self._override(live, runtime)))
-
-    async def _override(self, live: LiveFork, runtime: BranchRuntime) -> MergeResult:
-        result = await override_winner(live, runtime)
-        await self._anchor(live, f"post-fork:{live.fork.id}", result.history_after_merge)
-        self.merge_result = result
-        return result
-
-    async def abort_fork(self) -> list[str]:
-        """Drop the fork with all its branches; gives their ids. RuntimeError where there is none to drop."""
-        live = self._known()
-        if not self._is_over:
-            await self.aclose()
-        return list(live.branches)
-
-    async def aclose(self) -> None:
-        """Drop the fork, if it is not resolved, and leave nothing of it behind. To be called as often as one likes."""
-        if self._live is not None and not self._is_over:
-            await finish(asyncio.ensure_future(self._drop(self._live)))
-        async with self._lock:
-            await self._let_losers_go()
-
-    async def _let_losers_go(self) -> None:
-        if self._live is not None and self._live.losers is not None:
-            losers, self._live.losers = self._live.losers, None
-            await finish(run_in_thread(losers.let_go))
-
-    async def leave(self) -> ForkHandle | None:
-        """Let go of the fork undecided, for ``resume`` to go on with, here or in another process; gives what names it.
-        Branches that run are ended, and are running again when it is resumed. None where nothing is undecided, or where
-        there is nothing that could be resumed: files in memory are dropped."""
-        if self._live is None or self._is_over:
-            return None
-        if self.is_in_memory:
-            await self.aclose()
-            return None
-        return await finish(asyncio.ensure_future(self._leave(self._live)))
-
-    async def _leave(self, live: LiveFork) -> ForkHandle | None:
-        async with self._lock:
-            if self._is_over:
-                return None
-            handle = live.handle
-            for runtime in live.branches.values():
-                if runtime.is_running and runtime.status.current_turn:
-                    runtime.task.cancel("the fork was left")
-            await live.fork.detach()
-            await asyncio.wait([runtime.task for runtime in live.branches.values()])
-            live.saved.save()
-            await self._close()
-            self._live = None
-            return handle
-
-    async def _drop(self, live: LiveFork) -> None:
-        async with self._lock:
-            if not self._is_over:
-                for runtime in live.branches.values():
-                    if runtime.is_running:
-                        await self._end(runtime, "the fork was aborted")
-                await live.fork.abort("the fork was aborted")
-                await self._close()
-
-    async def _close(self) -> None:
-        self._is_over = True
-        live = self._known()
-        for runtime in live.branches.values():
-            runtime.close()
-        if self.manifest is not None:
-            await self.manifest.close()
-        if self.materializer is not None:
-            await run_in_thread(self.materializer.cleanup)
-        if live.is_resumed:
-            for name in live.branches:
-                await run_in_thread(give_up_inside, live.fork.ledger, live.ground.parent.workspace, name)
-        await self._open.aclose()
-
-    async def resolve(self, strategy: MergeStrategy | None = None) -> ResolveOutcome:
-        """Let judges decide, as the strategy says; branches that still run are waited for.
-
-        ``manual`` leaves it to the caller. ``auto`` and ``vote`` merge what was chosen; ``auto`` only where that is
-        sure enough. ``auto_with_fallback`` says whether it would be, and leaves the merge to the caller. What judges
-        said is kept until a branch is told more: to ask again with the same strategy costs nothing.
-        """
-        live = self._known()
-        if self._is_over:
-            raise RuntimeError("the fork is resolved already")
-        strategy = strategy or live.plan.strategy
-        if strategy.kind == "manual":
-            return ResolveOutcome(False, False, None, None, 0.0, None)
-        await asyncio.wait([runtime.task for runtime in live.branches.values()])
-        key = strategy_key(strategy)
-        if key not in self._outcomes:
-            outcome = await judge_fork(self, live, strategy)
-            self._outcomes[key] = outcome
-            if outcome.judge_cost_usd is not None:
-                self._judge_usd = (self._judge_usd or 0.0) + outcome.judge_cost_usd
-        outcome = self._outcomes[key]
-        if outcome.verdict is None or strategy.kind == "auto_with_fallback":
-            return outcome
-        if strategy.kind == "auto" and not outcome.auto_eligible:
-            return outcome
-        live.decide_conflicts(strategy.conflict_policy)
-        winner = self._find(outcome.verdict.winner_branch_id)
-        result = await self._merge([winner], strategy.kind, {"confidence": outcome.merge_confidence}, {})
-        return replace(outcome, committed=True, auto_eligible=False, merge_result=result)
-
-    async def _anchor(self, live: LiveFork, label: str, messages: list[ModelMessage], id_: str | None = None) -> None:
-        """Save a checkpoint to come back to."""
-        if self.checkpoint_store is not None:
-            files = await run_in_thread(mark_files, live.ground.backend)
-            await self.checkpoint_store.save(Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6)))
-        elif live.ground.is_in_memory and id_ is not None:
-            warnings.warn(
-                "there is no checkpoint store: what is merged from this fork cannot be taken back", ForkwiseWarning, 4
-            )
-
-
-def _as_auto(strategy: MergeStrategy) -> MergeStrategy:
-    return strategy if strategy.kind == "vote" else replace(strategy, kind="auto")
-
-
-def _unsure(outcome: ResolveOutcome) -> str:
-    if outcome.verdict is None:
-        return "no branch is worth merging: look at them, pick one or abort"
-    return (
-        f"not merged: the judge would pick {outcome.verdict.winner_branch_id} ({outcome.verdict.reasoning}), with a "
-        f"confidence of {outcome.merge_confidence or 0.0:.2f}, which is too little. Pick one yourself, or abort"
-    )
-
-
-class ForkCoordinator(ForkDecider):
-    """Forks an agent, and brings the fork to one outcome.
-
-    A fork is a `Fork` in the ledger of ``workspace``, its branches are the attempts of that, and their ids are the
-    attempts'. ``workspace`` is the directory the agent works in; without one, and without a directory in
-    ``parent_deps``, files are those in memory. ``judge`` replaces the models that a strategy names; ``signals`` those
-    that a merge goes by. ``usage_limits`` are those that each branch has beside its budget. ``model`` is what branches
-    run on whose specs name none, where that is another than the agent's own.
+    The attribute ``model`` is the model of branches whose specs name none; None is the agent's own. ``branch_runner``
+    replaces ``Agent.run``. ``inside`` is the branch that the agent itself runs in, ``depth`` the number of branches
+    around the agent. ``merge_result`` is the result of the last merge, ``last_inspection`` the last answer of the tool
+    ``inspect_branches``.
     """
 
     def __init__(
@@ -556,12 +92,13 @@ class ForkCoordinator(ForkDecider):
         materializer_root: Path | None = None,
         test_command: str | None = None,
         test_timeout_s: float = 60.0,
-        workspace: Place | None = None,
+        workspace: WorkspaceLike | None = None,
         usage_limits: UsageLimits | None = None,
         judge: Any = None,
         signals: Sequence[Signal] | None = None,
     ) -> None:
-        super().__init__(agent, parent_deps, usage_limits)
+        self.agent = agent
+        self.parent_deps = parent_deps
         self.max_branches = max_branches
         self.max_depth = max_depth
         self.store = store
@@ -572,17 +109,127 @@ class ForkCoordinator(ForkDecider):
         self.test_command = test_command
         self.test_timeout_s = test_timeout_s
         self.workspace = workspace
+        self.usage_limits = usage_limits
         self.judge = judge
         self.signals = signals
+        self.model: Any = None
+        self.branch_runner: BranchRunner | None = None
         self.capability: Any = None
+        self.last_inspection = ""
+        self.materializer: ForkMaterializer | None = None
+        self.manifest: Manifest | None = None
+        self.inside = current_branch()
+        self.depth: int = getattr(parent_deps, "fork_depth", 0) if self.inside is None else self.inside.depth
+        self.merge_result: MergeResult | None = None
+        self._live: LiveFork | None = None
+        self._turns = BranchTurns(self)
+        self._verdicts = Verdicts()
+        self._lock = asyncio.Lock()
 
-    # Making a fork
+    # The current fork
+
+    @property
+    def branches(self) -> dict[str, BranchRuntime]:
+        """The branches of the last fork, by id."""
+        return self._live.branches if self._live is not None else {}
+
+    @property
+    def fork_id(self) -> str | None:
+        """The id of the last fork; None before the first."""
+        return None if self._live is None else self._live.fork.id
+
+    @property
+    def handle(self) -> ForkHandle | None:
+        """The handle of the last fork; None before the first."""
+        return None if self._live is None else self._live.handle
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether no fork is open: there was none, or it was merged or aborted."""
+        return self._live is None or self._live.is_over
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the files of the last fork are in memory."""
+        return self._live is not None and self._live.source.is_in_memory
+
+    @property
+    def last_verdict(self) -> JudgeVerdict | None:
+        """The last verdict of judges on the fork; None if there is none."""
+        return self._verdicts.last
+
+    def inspect_branches(self) -> list[BranchStatus]:
+        """Return the status of each branch."""
+        return [runtime.status for runtime in self.branches.values()]
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until one of the running branches ends, for ``seconds`` at most."""
+        tasks = [runtime.task for runtime in self.branches.values() if runtime.is_running]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def iter_pending_approvals(self) -> list[tuple[str, PendingApprovalRequest]]:
+        """Return the id and the request of each branch that waits for an approval."""
+        return [(r.id, r.pending_approval) for r in self.branches.values() if r.pending_approval is not None]
+
+    def diff_report(self, paths: Sequence[str] | None = None) -> BranchDiffReport:
+        """Compare the changes of the branches, of all files or of ``paths``. Raises RuntimeError without a fork."""
+        live = self._require_fork()
+        return build_diff_report(live.fork.id, list(live.branches.values()), paths_filter=paths)
+
+    def _require_fork(self) -> LiveFork:
+        if self._live is None:
+            raise RuntimeError("there is no fork: call fork() first")
+        return self._live
+
+    def _require_open_fork(self) -> LiveFork:
+        live = self._require_fork()
+        if live.is_over:
+            raise RuntimeError(f"fork {live.fork.id} is resolved already")
+        return live
+
+    def _require_no_open_fork(self) -> None:
+        if not self.is_resolved:
+            raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
+
+    def _find_branch(self, name: str) -> BranchRuntime:
+        """Find a branch by its id or its label."""
+        found = self.branches.get(name) or next((r for r in self.branches.values() if r.spec.label == name), None)
+        if found is None:
+            known = ", ".join(f"{r.id} ({r.spec.label})" for r in self.branches.values()) or "none"
+            raise ValueError(f"there is no branch {name!r}; the branches are: {known}")
+        return found
+
+    # Costs
 
     def project_cost(
         self, specs: Sequence[BranchSpec], parent_history: Sequence[ModelMessage], *, requests: int = 5
     ) -> CostProjection:
-        """What a fork would cost if each branch made so many requests, as far as prices are known."""
-        return projected(self.model or self.agent.model, specs, parent_history, requests)
+        """Project the cost of a fork whose branches make ``requests`` requests each, as far as prices are known."""
+        return project_fork_cost(self.model or self.agent.model, specs, parent_history, requests)
+
+    def fork_cost(self) -> ForkCostSummary:
+        """Return what the fork has cost so far. Raises RuntimeError without a fork."""
+        live = self._require_fork()
+        return live.budget.summarize(live.fork.id, live.branches, self._verdicts.cost_usd)
+
+    def record_cost(self, runtime: BranchRuntime) -> None:
+        """Write what a branch has cost into the ledger."""
+        if not self.is_resolved:
+            runtime.live_fork.budget.record(runtime.id, runtime.cost_tracker)
+
+    def stop_if_spent(self, except_for: BranchRuntime | None) -> None:
+        """Stop the branches if their common budget is spent, except for one that has just given its answer."""
+        if self._require_fork().budget.is_spent:
+            self.stop_all(except_for)
+
+    def stop_all(self, except_for: BranchRuntime | None = None) -> None:
+        """Stop all branches because their common budget is spent."""
+        if self._live is not None:
+            others = [runtime for runtime in self._live.branches.values() if runtime is not except_for]
+            self._turns.stop_soon(others, self._live.budget.tracker.state)
+
+    # Start and resume
 
     async def fork(
         self,
@@ -595,118 +242,360 @@ class ForkCoordinator(ForkDecider):
         aggregate_budget: Budget | None = None,
         share_unspent: bool = False,
     ) -> ForkHandle:
-        """Split into branches, which begin to run. Each goes on from ``parent_history`` with its steer.
+        """Start a branch for each spec. A branch continues ``parent_history`` with the spec's steer.
 
-        ``aggregate_budget`` is what all may spend together, ``aggregate_budget_usd`` its dollars. With
-        ``share_unspent`` what finished branches left of their own budgets is there for those that run. Raises
-        ValueError where the specs make no sense, or where the budget does not even pay for the first requests;
-        ForkBranchLimitError, ForkDepthLimitError; RuntimeError where the last fork is not resolved.
+        ``aggregate_budget`` limits what all branches spend together, ``aggregate_budget_usd`` its dollars. With
+        ``share_unspent``, what finished branches leave of their budgets flows to those that still run. Raises
+        ValueError if a spec is invalid or the budget does not pay for the first requests, ForkBranchLimitError,
+        ForkDepthLimitError, and RuntimeError if the last fork is not resolved.
         """
         if self.depth >= self.max_depth:
             raise ForkDepthLimitError(
-                f"forks are {self.depth} deep here already, and {self.max_depth} is the most",
+                f"this agent runs {self.depth} forks deep, and the limit is {self.max_depth}: raise max_depth to fork",
                 depth=self.depth,
                 limit=self.max_depth,
             )
         check_specs(specs, self.max_branches)
         async with self._lock:
-            if not self.is_resolved:
-                raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
+            self._require_no_open_fork()
             usd = self.aggregate_budget_usd if aggregate_budget_usd is None else aggregate_budget_usd
             plan = plan_fork(specs, isolation, strategy, aggregate_budget or Budget(), usd, share_unspent)
             plan.check_affordable(self.project_cost(plan.specs, parent_history, requests=1))
-            return await self._begin(plan, parent_history)
+            return await self._start(plan, parent_history)
 
-    async def _begin(self, plan: ForkPlan, history: Sequence[ModelMessage]) -> ForkHandle:
-        await self._let_losers_go()
-        self._forget()
-        left = None if self.inside is None else self.inside.left
-        if left is not None and (known := left.same_as(plan)) is not None:
-            return await self._take_up(known)
+    async def _start(self, plan: ForkPlan, history: Sequence[ModelMessage]) -> ForkHandle:
+        await self._reset()
+        orphans = None if self.inside is None else self.inside.orphans
+        if orphans is not None and (same := orphans.same_as(plan)) is not None:
+            return await self._resume_orphan(same)
         if self.inside is not None:
             await abort_orphans(self.inside)
         async with AsyncExitStack() as stack:
-            ground = await run_in_thread(source_for, self.workspace, self.parent_deps)
-            stack.push_async_callback(run_in_thread, ground.close)
-            above = self.inside.purse if self.inside is not None else None
-            plan = plan.with_names(secrets.token_hex(6), goal_of(history))
-            live, threads = await begin(ground, plan, history, above, stack)
-            await self._anchor(live, f"fork:{live.fork.id}", list(history), plan.checkpoint)
+            source = await run_in_thread(find_source, self.workspace, self.parent_deps)
+            stack.push_async_callback(run_in_thread, source.close)
+            parent_tracker = self.inside.cost_tracker if self.inside is not None else None
+            plan = plan.with_names(secrets.token_hex(6), find_goal(history))
+            live, threads = await start_fork(source, plan, history, parent_tracker, stack)
+            await live.save_anchor(self.checkpoint_store, f"fork:{live.fork.id}", list(history), plan.checkpoint)
             return await self.adopt(live, threads, stack)
 
+    async def resume(self, fork_id: str | None = None) -> ForkHandle:
+        """Resume a fork that a killed process left, by default the last one.
+
+        Branches that were done stay as they were; the others continue after the last turn they completed. A fork that
+        was resolved but not committed is committed, see ``merge_result``. Raises ForkNotFoundError if there is none.
+        """
+        async with self._lock:
+            self._require_no_open_fork()
+            await self._reset()
+            return await resume_fork(self, fork_id)
+
+    async def resume_left_inside(self) -> None:
+        """Resume the fork that a killed process left open inside the branch that the agent runs in, if any."""
+        orphans = None if self.inside is None else self.inside.orphans
+        if orphans is not None and orphans.last is not None:
+            async with self._lock:
+                await self._reset()
+                await self._resume_orphan(orphans.last)
+
+    async def _resume_orphan(self, fork_id: str) -> ForkHandle:
+        """Resume one of the orphaned forks of the current branch, and abort the others."""
+        assert self.inside is not None
+        orphans, self.inside.orphans = self.inside.orphans, None
+        handle = await resume_fork(self, fork_id)
+        self.inside.orphans = orphans
+        await abort_orphans(self.inside)  # the resumed fork is owned by this process now, so it is not aborted
+        return handle
+
     async def adopt(self, live: LiveFork, threads: Sequence[Thread], stack: AsyncExitStack) -> ForkHandle:
-        """Take over a fork that was opened: its branches run from now on, and what is open is closed with it."""
+        """Make an opened fork the current one, and start its branches. ``stack`` is closed with the fork."""
         await self._open_mirror(live)
         self._live = live
         if self.inside is not None:
             self.inside.inner.append(self)
         for number, (spec, thread) in enumerate(zip(live.plan.specs, threads, strict=True)):
-            runtime = live.add(spec, number, thread, self._first_turn, self)
+            runtime = live.add(spec, number, thread, self._turns.run_first, self)
             if runtime.attempt.branch is not None:
-                await self._open_files(runtime)
+                await self._turns.open_files(runtime)
             if runtime.status.state == "done" and not thread.is_answered:
-                self._go_on(runtime)  # it was told more when its process was killed
+                self._turns.start_next(runtime)  # its process was killed after run_on_branch
             else:
-                self._watch(live, runtime)
+                self._turns.start_first(runtime)
         if live.plan.budget.seconds is not None:
             stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
-        self._open = stack.pop_all()
-        self.note_status()
-        await self._opened(live)
+        live.resources = stack.pop_all()
+        self.update_manifest()
+        await self._turns.wait_for_files(live.branches.values())
+        assert self.store is not None
+        await self.store.save(live.handle)
         return live.handle
-
-    def _forget(self) -> None:
-        self._is_over = False
-        self._live = None
-        self._outcomes.clear()
-        self._judge_usd = None
-        self.merge_result = None
 
     async def _open_mirror(self, live: LiveFork) -> None:
         root = self.materializer_root or (
-            FORKS_ROOT if live.ground.is_in_memory else live.ground.parent.workspace.state / "mirrors"
+            FORKS_ROOT if live.source.is_in_memory else live.source.parent.workspace.state / "mirrors"
         )
         self.materializer = await run_in_thread(
             ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts
         )
         self.manifest = Manifest(self.materializer, lambda: [runtime.status for runtime in live.branches.values()])
         if self.store is None:
-            in_ledger = not live.ground.is_in_memory
-            self.store = LedgerForkStore(live.ground.parent.workspace) if in_ledger else InMemoryForkStateStore()
+            is_on_disk = not live.source.is_in_memory
+            self.store = LedgerForkStore(live.source.parent.workspace) if is_on_disk else InMemoryForkStateStore()
 
-    async def _opened(self, live: LiveFork) -> None:
-        """Wait until each branch has its files, or has failed to get them."""
-        for runtime in live.branches.values():
-            ready = asyncio.ensure_future(runtime.ready.wait())
-            await asyncio.wait([ready, runtime.task], return_when=asyncio.FIRST_COMPLETED)
-            ready.cancel()
-        assert self.store is not None
-        await self.store.save(live.handle)
+    def update_manifest(self) -> None:
+        """Have the mirror's manifest show the current status of the branches."""
+        if self.manifest is not None and not self.is_resolved:
+            self.manifest.note()
 
-    async def resume(self, fork_id: str | None = None) -> ForkHandle:
-        """Go on with a fork that a killed process left, by default the last one: branches that were over are as they
-        were, the others go on from the last turn they completed. One that was decided and not committed is committed,
-        see ``merge_result``. Raises ForkNotFoundError where there is none."""
+    async def _reset(self) -> None:
+        """Drop what is left of the last fork."""
+        await self._discard_rejected()
+        self._live = None
+        self._verdicts = Verdicts()
+        self.merge_result = None
+
+    # Run branches
+
+    async def run_on_branch(self, branch_id: str, user_message: str) -> asyncio.Task[Any]:
+        """Send a message to a branch that is done. Return the task of the turn that answers it.
+
+        Raises ValueError if there is no such branch, RuntimeError if it is not done.
+        """
+        runtime = self._find_branch(branch_id)
+        if self.is_resolved or runtime.status.state != "done":
+            raise RuntimeError(f"branch {runtime.id} is {runtime.status.state}: only a done branch can continue")
+        runtime.thread.say(user_message)
+        self.save()
+        self._verdicts.invalidate()
+        return self._turns.start_next(runtime)
+
+    def steer_branch(self, branch_id: str, message: str) -> None:
+        """Send a message to a running branch, with its next request."""
+        self._find_branch(branch_id).steering.append(message)
+
+    async def terminate_branch(self, branch_id: str, *, reason: str | None = None) -> None:
+        """Stop a running branch; one that has ended stays as it is. ``reason`` may be a state of a spent budget."""
+        runtime = self._find_branch(branch_id)
+        await self._turns.stop(runtime, reason if reason in BUDGET_STATES else "terminated")
+
+    async def branch_checkpoints(self, branch_id: str) -> list[Checkpoint]:
+        """Return the checkpoints of a branch, the oldest first."""
+        return await checkpoint_store_of(self._find_branch(branch_id)).list_all()
+
+    async def checkpoint_branch(self, branch_id: str, label: str) -> Checkpoint:
+        """Save a checkpoint of the conversation and the files of a branch that does not run."""
+        return await checkpoint_branch(self._find_branch(branch_id), label)
+
+    async def rewind_branch(self, branch_id: str, checkpoint: str) -> Rewound:
+        """Rewind a branch and its files to a checkpoint, by id or label; it is done then, and can run again.
+
+        ``before`` of the result is a checkpoint of the state before the rewind. Raises RuntimeError if the branch runs,
+        LookupError if there is no such checkpoint, and BranchError, with nothing changed, if the files cannot be
+        restored.
+        """
+        rewound = await rewind_branch(self._find_branch(branch_id), checkpoint)
+        self.save()
+        return rewound
+
+    def capture_partial_history(self, branch_id: str, messages: Sequence[ModelMessage]) -> None:
+        """Keep the messages of a branch so far; an unknown branch is ignored."""
+        if branch_id in self.branches:
+            self.branches[branch_id].partial_history = list(messages)
+
+    def save(self) -> None:
+        """Save the conversations of the branches in the ledger."""
+        if self._live is not None and not self._live.is_over:
+            self._live.conversation.save()
+
+    # Resolve
+
+    async def merge_or_select(self, action: str, *, prefer: Mapping[str, str] | None = None) -> MergeResult:
+        """Resolve the fork.
+
+        ``pick:<id>`` merges one branch, ``combine:<id>,<id>`` several, ``auto`` the choice of a judge, ``abort`` none.
+        A chosen branch that still runs is waited for. In a combination, ``prefer`` maps a path to the branch whose
+        version wins a conflict. Raises ValueError for an unknown action or branch, RuntimeError if there is no open
+        fork or nothing to merge.
+        """
+        kind, _, names = action.partition(":")
+        live = self._require_open_fork()
+        if kind == "abort":
+            history = live.parent_history()
+            return MergeResult(live.fork.id, "", await self.abort_fork(), history)
+        if kind == "auto":
+            strategy = live.plan.strategy
+            outcome = await self.resolve(strategy if strategy.kind == "vote" else replace(strategy, kind="auto"))
+            if outcome.merge_result is None:
+                raise RuntimeError(_explain_unmerged(outcome))
+            return outcome.merge_result
+        if kind not in ("pick", "combine") or not names:
+            raise ValueError(f"{action!r} is not an action: use pick:<id>, combine:<id>,<id>, auto or abort")
+        chosen = [self._find_branch(name.strip()) for name in names.split(",")]
+        return await self._merge(chosen, kind, prefer=prefer or {})
+
+    async def resolve(self, strategy: MergeStrategy | None = None) -> ResolveOutcome:
+        """Have judges decide as a strategy says; branches that still run are waited for.
+
+        ``manual`` asks no judge. ``auto`` and ``vote`` merge the winner, ``auto`` only if the confidence is high
+        enough. ``auto_with_fallback`` returns whether it is, and leaves the merge to the caller. A verdict is kept
+        until a branch runs again: to resolve again with the same strategy costs nothing.
+        """
+        live = self._require_open_fork()
+        strategy = strategy or live.plan.strategy
+        if strategy.kind == "manual":
+            return ResolveOutcome(False, False, None, None, 0.0, None)
+        await asyncio.wait([runtime.task for runtime in live.branches.values()])
+        settings = JudgeSettings(self.judge, self.signals, self.test_command, self.test_timeout_s)
+        outcome = await self._verdicts.judge(live, strategy, settings)
+        if outcome.verdict is None or strategy.kind == "auto_with_fallback":
+            return outcome
+        if strategy.kind == "auto" and not outcome.auto_eligible:
+            return outcome
+        live.set_conflict_policy(strategy.conflict_policy)
+        winner = self._find_branch(outcome.verdict.winner_branch_id)
+        result = await self._merge([winner], strategy.kind, {"confidence": outcome.merge_confidence})
+        return replace(outcome, committed=True, auto_eligible=False, merge_result=result)
+
+    async def _merge(
+        self,
+        chosen: Sequence[BranchRuntime],
+        kind: str,
+        detail: Mapping[str, Any] | None = None,
+        prefer: Mapping[str, str] | None = None,
+    ) -> MergeResult:
+        for runtime in chosen:
+            if runtime.is_running:
+                await asyncio.wait([runtime.task])
         async with self._lock:
-            if not self.is_resolved:
-                raise RuntimeError(f"fork {self.fork_id} is not resolved: merge or abort it first")
-            await self._let_losers_go()
-            self._forget()
-            return await resume_fork(self, fork_id)
+            live = self._require_open_fork()
+            merge = self._merge_locked(live, chosen, kind, detail or {}, prefer or {})
+            return await finish(asyncio.ensure_future(merge))
 
-    async def take_up_left(self) -> None:
-        """Go on with the fork that a killed process had open inside the branch that this runs in, if there is one."""
-        left = None if self.inside is None else self.inside.left
-        if left is not None and left.last is not None:
-            async with self._lock:
-                self._forget()
-                await self._take_up(left.last)
+    async def _merge_locked(
+        self,
+        live: LiveFork,
+        chosen: Sequence[BranchRuntime],
+        kind: str,
+        detail: Mapping[str, Any],
+        prefer: Mapping[str, str],
+    ) -> MergeResult:
+        await self._check_unresolved(live)
+        check_mergeable(chosen, together=kind == "combine")
+        for runtime in live.branches.values():
+            await self._turns.stop(runtime, "another branch won")
+        if kind == "combine":
+            result = await combine_branches(live, chosen, prefer, self._verdicts.winners)
+        else:
+            result = await commit_branch(live, chosen[0], kind, detail)
+        await self._close(live)
+        return await self._keep_result(live, result)
 
-    async def _take_up(self, fork_id: str) -> ForkHandle:
-        """Go on with a fork that was left inside this branch; others that were are given up."""
-        assert self.inside is not None
-        left, self.inside.left = self.inside.left, None
-        handle = await resume_fork(self, fork_id)
-        self.inside.left = left
-        await abort_orphans(self.inside)  # which is what is not adopted by now
-        return handle
+    async def _check_unresolved(self, live: LiveFork) -> None:
+        """Close the fork and raise ForkResolvedError if another process, such as the command line, resolved it."""
+        record = live.fork.ledger.fork(live.fork.id)
+        if record.is_over:
+            await live.fork.abort("it was decided elsewhere")
+            await self._close(live)
+            winner = f" for {record.winner}" if record.winner else ""
+            raise ForkResolvedError(f"fork {record.id} was {record.state}{winner} by another process", fork=record.id)
+
+    async def _keep_result(self, live: LiveFork, result: MergeResult) -> MergeResult:
+        await live.save_anchor(self.checkpoint_store, f"post-fork:{live.fork.id}", result.history_after_merge)
+        self.merge_result = result
+        return result
+
+    async def override(self, branch: str) -> MergeResult:
+        """Replace the winner of a judge or a vote by another branch.
+
+        The winner's changes are undone and the other branch is merged. ``history_after_merge`` of the result is the
+        conversation to continue with; the ledger records that the judge was overridden. Losing branches are shelved for
+        this until the next fork, ``aclose``, or the end of the process. Raises CommitError, with nothing changed, if
+        the files were changed since; RuntimeError if no judge decided, or if the fork was started inside a branch;
+        ValueError if there is no such branch.
+        """
+        async with self._lock:
+            live, runtime = self._require_fork(), self._find_branch(branch)
+            self._require_no_open_fork()
+            return await finish(asyncio.ensure_future(self._override_locked(live, runtime)))
+
+    async def _override_locked(self, live: LiveFork, runtime: BranchRuntime) -> MergeResult:
+        return await self._keep_result(live, await override_winner(live, runtime))
+
+    # Abort, detach and close
+
+    async def abort_fork(self) -> list[str]:
+        """Drop the fork with all its branches. Return their ids. Raises RuntimeError without a fork."""
+        live = self._require_fork()
+        if not live.is_over:
+            await self.aclose()
+        return list(live.branches)
+
+    async def aclose(self) -> None:
+        """Drop the fork if it is not resolved, and release everything. May be called more than once."""
+        if self._live is not None and not self._live.is_over:
+            await finish(asyncio.ensure_future(self._abort(self._live)))
+        async with self._lock:
+            await self._discard_rejected()
+
+    async def _abort(self, live: LiveFork) -> None:
+        async with self._lock:
+            if not live.is_over:
+                for runtime in live.branches.values():
+                    await self._turns.stop(runtime, "the fork was aborted")
+                await live.fork.abort("the fork was aborted")
+                await self._close(live)
+
+    async def leave(self) -> ForkHandle | None:
+        """Detach from the fork without resolving it, and return its handle for ``resume``, here or in another process.
+
+        Running branches are stopped, and run again once the fork is resumed. Returns None if no fork is open; a fork in
+        memory cannot be resumed and is dropped.
+        """
+        if self._live is None or self._live.is_over:
+            return None
+        if self.is_in_memory:
+            await self.aclose()
+            return None
+        return await finish(asyncio.ensure_future(self._detach(self._live)))
+
+    async def _detach(self, live: LiveFork) -> ForkHandle | None:
+        async with self._lock:
+            if live.is_over:
+                return None
+            handle = live.handle
+            for runtime in live.branches.values():
+                if runtime.is_running and runtime.status.current_turn:
+                    runtime.task.cancel("the fork was left")
+            await live.fork.detach()
+            await asyncio.wait([runtime.task for runtime in live.branches.values()])
+            live.conversation.save()
+            await self._close(live)
+            self._live = None
+            return handle
+
+    async def _close(self, live: LiveFork) -> None:
+        live.is_over = True
+        for runtime in live.branches.values():
+            runtime.close()
+        if self.manifest is not None:
+            await self.manifest.close()
+        if self.materializer is not None:
+            await run_in_thread(self.materializer.cleanup)
+        if live.is_resumed:
+            for branch_id in live.branches:
+                await run_in_thread(abort_forks_inside, live.fork.ledger, live.source.parent.workspace, branch_id)
+        await live.resources.aclose()
+
+    async def _discard_rejected(self) -> None:
+        if self._live is not None and self._live.rejected is not None:
+            rejected, self._live.rejected = self._live.rejected, None
+            await finish(run_in_thread(rejected.discard))
+
+
+def _explain_unmerged(outcome: ResolveOutcome) -> str:
+    if outcome.verdict is None:
+        return "nothing was merged: no branch can be merged. Inspect the branches, pick one or abort"
+    return (
+        f"nothing was merged: the judge would pick {outcome.verdict.winner_branch_id} ({outcome.verdict.reasoning}), "
+        f"but the confidence of {outcome.merge_confidence or 0.0:.2f} is too low. Pick a branch yourself, or abort"
+    )

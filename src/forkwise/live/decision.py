@@ -1,11 +1,14 @@
-"""Resolving: what is known of the branches when a fork is to be decided, and what judges make of it."""
+"""The decision on a fork by judges: tests and diffs of its branches, the verdict, and how far to trust it.
+
+`Verdicts` remembers the outcomes for one fork, so that judges are asked once per strategy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.usage import RunUsage
@@ -36,19 +39,62 @@ from forkwise.live.merge import is_mergeable
 from forkwise.live.values import MergeStrategy
 from forkwise.testing.report import TestReport
 
-if TYPE_CHECKING:
-    from forkwise.live.coordinator import ForkDecider
+__all__ = ["Decision", "JudgeSettings", "Verdicts", "decide", "find_goal", "judge_fork", "run_tests"]
 
-__all__ = ["Decision", "decide", "goal_of", "judge_fork", "outcome_of", "run_tests", "strategy_key"]
-
-#: What asks for the tests that a project makes plain.
+#: The test command that stands for the project's own tests.
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
+class JudgeSettings:
+    """How branches are judged.
+
+    ``judge`` replaces the models that a strategy names, ``signals`` the default signals of the merge confidence.
+    ``test_command`` runs in each branch, for ``test_timeout_s`` seconds at most.
+    """
+
+    judge: Any = None
+    signals: Sequence[Signal] | None = None
+    test_command: str | None = None
+    test_timeout_s: float = 60.0
+
+
+class Verdicts:
+    """The judges' outcomes for one fork, by strategy, and their cost. They are valid until a branch runs again."""
+
+    def __init__(self) -> None:
+        self.cost_usd: float | None = None
+        self._outcomes: dict[str, ResolveOutcome] = {}
+
+    @property
+    def last(self) -> JudgeVerdict | None:
+        """The last verdict; None if no judge was asked, or no branch could win."""
+        outcomes = list(self._outcomes.values())
+        return outcomes[-1].verdict if outcomes else None
+
+    @property
+    def winners(self) -> list[str]:
+        """The ids of the branches that judges chose."""
+        return [o.verdict.winner_branch_id for o in self._outcomes.values() if o.verdict is not None]
+
+    async def judge(self, live: LiveFork, strategy: MergeStrategy, settings: JudgeSettings) -> ResolveOutcome:
+        """Return the outcome for a strategy; ask its judges only if they were not asked before."""
+        key = _strategy_key(strategy)
+        if key not in self._outcomes:
+            outcome = await judge_fork(live, strategy, settings)
+            self._outcomes[key] = outcome
+            if outcome.judge_cost_usd is not None:
+                self.cost_usd = (self.cost_usd or 0.0) + outcome.judge_cost_usd
+        return self._outcomes[key]
+
+    def invalidate(self) -> None:
+        """Drop the outcomes, but not their cost: a branch is about to change."""
+        self._outcomes.clear()
+
+
+@dataclass(frozen=True)
 class Decision:
-    """What a judge, or several, said of a fork, and how sure that is. ``judges`` are the names of those who gave the
-    ``verdicts``."""
+    """The verdict on a fork, with the confidence in it. ``judges`` are the names of the judges of ``verdicts``."""
 
     verdict: JudgeVerdict
     verdicts: list[JudgeVerdict]
@@ -61,20 +107,20 @@ class Decision:
 
     @property
     def cost_usd(self) -> float | None:
-        """What the judges cost."""
+        """The cost of the judges in dollars; None if no price is known."""
         return None if self.usage.cost is None else float(self.usage.cost)
 
 
 async def run_tests(
-    branches: Sequence[BranchRuntime], command: str | None, timeout: float
+    branches: Sequence[BranchRuntime], command: str | None, timeout_s: float
 ) -> dict[str, TestReport | None]:
-    """What the tests say of each branch, all at once; None where there are none, or they did not come to an end."""
+    """Test all branches at the same time. Return a report per branch id; None without tests or a valid result."""
     if command is None:
         return {}
-    tests = Tests(None if command == AUTO else command, timeout=timeout)
+    tests = Tests(None if command == AUTO else command, timeout=timeout_s)
 
     async def test(runtime: BranchRuntime) -> TestReport | None:
-        if runtime.attempt.branch is None or runtime.coordinator.is_in_memory:
+        if runtime.attempt.branch is None or runtime.live_fork.source.is_in_memory:
             return None
         report = await tests.test(runtime.attempt.branch)
         return report if report.is_signal and report.doubt is None else None
@@ -83,15 +129,15 @@ async def run_tests(
     return {runtime.id: report for runtime, report in zip(branches, reports, strict=True)}
 
 
-def outcome_of(runtime: BranchRuntime, report: TestReport | None) -> BranchOutcome:
-    """What a judge is told of a branch."""
+def _build_outcome(runtime: BranchRuntime, report: TestReport | None) -> BranchOutcome:
+    """Build the summary of a branch for the judge."""
     own = runtime.thread.own_messages()
     return BranchOutcome(
         branch_id=runtime.id,
         branch_label=runtime.spec.label,
         steer=runtime.spec.steer,
         final_assistant_message=runtime.thread.last_text,
-        cost_usd=runtime.purse.spent.usd,
+        cost_usd=runtime.cost_tracker.spent.usd,
         turns=sum(isinstance(message, ModelResponse) for message in own),
         error_count=int(runtime.status.state != "done"),
         retry_count=count_retry_parts(own),
@@ -102,8 +148,8 @@ def outcome_of(runtime: BranchRuntime, report: TestReport | None) -> BranchOutco
     )
 
 
-def goal_of(history: Sequence[ModelMessage]) -> str:
-    """What a person asked for last."""
+def find_goal(history: Sequence[ModelMessage]) -> str:
+    """Return the last user prompt of a history."""
     for message in reversed(history):
         if isinstance(message, ModelRequest):
             for part in reversed(message.parts):
@@ -122,14 +168,17 @@ async def decide(
     signals: Sequence[Signal] | None = None,
     calibrations: Mapping[str, Calibration] | None = None,
 ) -> Decision:
-    """Ask the judge, or the panel. ``judge`` is used instead of those that the strategy names. How often the picks of
-    these judges held before, by their ``calibrations``, is one of the signals, unless others are given."""
+    """Ask the judge or the panel of a strategy.
+
+    ``judge`` replaces the models that the strategy names. Unless ``signals`` are given, one signal is how often earlier
+    picks of the same judges were kept, which ``calibrations`` say.
+    """
     if strategy.kind == "vote":
         models = [judge] if judge is not None else strategy.judge_models or detect_judge_models(strategy.judge_model)
-        found = await vote([_judge(model, strategy) for model in models], goal, report, outcomes)
+        found = await vote([_build_judge(model, strategy) for model in models], goal, report, outcomes)
         verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
     else:
-        chosen = _judge(strategy.judge_model if judge is None else judge, strategy)
+        chosen = _build_judge(strategy.judge_model if judge is None else judge, strategy)
         verdict, usage = await ask_judge(chosen, goal, report, outcomes)
         verdicts, judges = [verdict], (name_of(chosen),)
     evidence = Evidence(report, outcomes, verdict)
@@ -139,55 +188,63 @@ async def decide(
     return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges)
 
 
-async def judge_fork(coordinator: ForkDecider, live: LiveFork, strategy: MergeStrategy) -> ResolveOutcome:
-    """What judges say of a fork whose branches are all over. A branch that failed, or never spoke, cannot win; where
-    none is left there is no verdict."""
+async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSettings) -> ResolveOutcome:
+    """Have judges decide between the branches of a fork, none of which runs.
+
+    A branch that failed, or that has no response, cannot win; if no branch can, the outcome has no verdict.
+    """
     branches = [runtime for runtime in live.branches.values() if is_mergeable(runtime)]
     if not branches:
         return ResolveOutcome(False, False, None, None, 0.0, None)
     reports, diff = await asyncio.gather(
-        run_tests(branches, coordinator.test_command, coordinator.test_timeout_s),
+        run_tests(branches, settings.test_command, settings.test_timeout_s),
         run_in_thread(build_diff_report, live.fork.id, branches),
     )
-    outcomes = [outcome_of(runtime, reports.get(runtime.id)) for runtime in branches]
+    outcomes = [_build_outcome(runtime, reports.get(runtime.id)) for runtime in branches]
     for runtime, outcome in zip(branches, outcomes, strict=True):
         if outcome.test_report is not None:
             live.fork.ledger.record_tests(runtime.id, outcome.test_report.as_json())
-    made = await decide(
+    decision = await decide(
         strategy,
         live.plan.goal,
         diff,
         outcomes,
-        judge=coordinator.judge,
-        signals=coordinator.signals,
+        judge=settings.judge,
+        signals=settings.signals,
         calibrations=await run_in_thread(Calibration.from_ledger, live.fork.ledger),
     )
-    told = {"winner": made.verdict.winner_branch_id, "how": strategy.kind, "confidence": made.merge_confidence}
     live.fork.ledger.record_verdict(
-        live.fork.id, told | {"reasoning": made.verdict.reasoning, "votes": votes_of(made.judges, made.verdicts)}
+        live.fork.id,
+        {
+            "winner": decision.verdict.winner_branch_id,
+            "how": strategy.kind,
+            "confidence": decision.merge_confidence,
+            "reasoning": decision.verdict.reasoning,
+            "votes": votes_of(decision.judges, decision.verdicts),
+        },
     )
     return ResolveOutcome(
         committed=False,
-        auto_eligible=made.merge_confidence >= strategy.confidence_threshold,
-        verdict=made.verdict,
-        signals=made.signals,
-        effective_confidence=made.effective_confidence,
+        auto_eligible=decision.merge_confidence >= strategy.confidence_threshold,
+        verdict=decision.verdict,
+        signals=decision.signals,
+        effective_confidence=decision.effective_confidence,
         merge_result=None,
-        judge_usage=made.usage,
-        merge_confidence=made.merge_confidence,
-        measured=made.measured,
-        verdicts=made.verdicts,
-        judge_cost_usd=made.cost_usd,
+        judge_usage=decision.usage,
+        merge_confidence=decision.merge_confidence,
+        measured=decision.measured,
+        verdicts=decision.verdicts,
+        judge_cost_usd=decision.cost_usd,
     )
 
 
-def strategy_key(strategy: MergeStrategy) -> str:
-    """What two strategies have in common that lead to the same question to the same judges."""
-    how = "vote" if strategy.kind == "vote" else "judge"
-    return f"{how} {replace(strategy, kind='manual')}"
+def _strategy_key(strategy: MergeStrategy) -> str:
+    """Return a key that is equal for strategies that put the same question to the same judges."""
+    kind = "vote" if strategy.kind == "vote" else "judge"
+    return f"{kind} {replace(strategy, kind='manual')}"
 
 
-def _judge(model: Any, strategy: MergeStrategy) -> Judge:
+def _build_judge(model: Any, strategy: MergeStrategy) -> Judge:
     judge: Judge = model if hasattr(model, "evaluate") else JudgeAgent(model, domain=strategy.domain)
     if strategy.judging == "pairwise":
         return PairwiseJudge(judge)

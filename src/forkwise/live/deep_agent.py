@@ -1,4 +1,7 @@
-"""create_deep_agent: a lean ready-made agent with files, commands, checkpoints and live forking."""
+"""`create_deep_agent`: a ready-made agent with files, commands, checkpoints and live forking.
+
+The docstrings of the tools are the descriptions that the model sees.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ __all__ = [
 ]
 
 
-_MOST_SHOWN = 500  # names, or lines, in one answer
+_MAX_LINES = 500  # in one tool result
 T = TypeVar("T")
 
 
@@ -43,7 +46,7 @@ async def ls(ctx: RunContext[DeepAgentDeps], path: str = "/") -> str:
     Args:
         path: The directory; the top by default.
     """
-    return await _answer(lambda: _shown(ctx.deps.backend.ls_info(path), f"nothing in {path}"))
+    return await _run_tool(lambda: _format_files(ctx.deps.backend.ls_info(path), f"nothing in {path}"))
 
 
 async def read(ctx: RunContext[DeepAgentDeps], path: str, offset: int = 0, limit: int = 2000) -> str:
@@ -54,7 +57,7 @@ async def read(ctx: RunContext[DeepAgentDeps], path: str, offset: int = 0, limit
         offset: The number of lines to skip.
         limit: The most lines to read.
     """
-    return await _answer(lambda: ctx.deps.backend.read(path, offset, limit))
+    return await _run_tool(lambda: ctx.deps.backend.read(path, offset, limit))
 
 
 async def write(ctx: RunContext[DeepAgentDeps], path: str, content: str) -> str:
@@ -62,25 +65,25 @@ async def write(ctx: RunContext[DeepAgentDeps], path: str, content: str) -> str:
 
     Args:
         path: The file.
-        content: All that it is to hold.
+        content: The whole new content.
     """
 
     def work() -> str:
         done = ctx.deps.backend.write(path, content)
         return f"Error: {done.error}" if done.error else f"wrote {done.path}"
 
-    return await _answer(work)
+    return await _run_tool(work)
 
 
 async def edit(
     ctx: RunContext[DeepAgentDeps], path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> str:
-    """Replace a text in a file. The text has to occur exactly once, unless all occurrences are to be replaced.
+    """Replace a text in a file. The text must occur exactly once, unless replace_all is set.
 
     Args:
         path: The file.
-        old_string: The text as it is there, with its white space.
-        new_string: What is to take its place.
+        old_string: The text to replace, with its exact white space.
+        new_string: The new text.
         replace_all: Whether to replace every occurrence.
     """
 
@@ -88,7 +91,7 @@ async def edit(
         done = ctx.deps.backend.edit(path, old_string, new_string, replace_all)
         return f"Error: {done.error}" if done.error else f"edited {done.path} ({done.occurrences} replaced)"
 
-    return await _answer(work)
+    return await _run_tool(work)
 
 
 async def glob(ctx: RunContext[DeepAgentDeps], pattern: str, path: str = "/") -> str:
@@ -96,18 +99,20 @@ async def glob(ctx: RunContext[DeepAgentDeps], pattern: str, path: str = "/") ->
 
     Args:
         pattern: The pattern; `*` stays within a directory, `**` does not.
-        path: The directory to look in.
+        path: The directory to search.
     """
-    return await _answer(lambda: _shown(ctx.deps.backend.glob_info(pattern, path), f"nothing matches {pattern}"))
+    return await _run_tool(
+        lambda: _format_files(ctx.deps.backend.glob_info(pattern, path), f"nothing matches {pattern}")
+    )
 
 
 async def grep(ctx: RunContext[DeepAgentDeps], pattern: str, path: str | None = None, glob: str | None = None) -> str:
-    """Search the content of files for a regular expression. Hidden files are left out.
+    """Search the content of files for a regular expression. Hidden files are skipped.
 
     Args:
         pattern: The regular expression.
         path: The file or the directory to search; everything by default.
-        glob: A pattern for the names of files to search.
+        glob: Search only files whose names match this pattern.
     """
 
     def work() -> str:
@@ -115,13 +120,13 @@ async def grep(ctx: RunContext[DeepAgentDeps], pattern: str, path: str | None = 
         if isinstance(found, str):
             return found
         lines = [f"{match['path']}:{match['line_number']}: {match['line']}" for match in found]
-        return _some(lines, f"nothing matches {pattern}")
+        return _format_lines(lines, f"nothing matches {pattern}")
 
-    return await _answer(work)
+    return await _run_tool(work)
 
 
 async def delete(ctx: RunContext[DeepAgentDeps], path: str) -> str:
-    """Delete a file, or a directory with all it holds.
+    """Delete a file, or a directory with everything in it.
 
     Args:
         path: The file or the directory.
@@ -130,37 +135,40 @@ async def delete(ctx: RunContext[DeepAgentDeps], path: str) -> str:
     def work() -> str:
         return f"deleted {path}" if ctx.deps.backend.delete(path) else f"Error: {path!r} does not exist"
 
-    return await _answer(work)
+    return await _run_tool(work)
 
 
 async def execute(ctx: RunContext[DeepAgentDeps], command: str, timeout: float | None = None) -> str:
-    """Run a shell command where the files are, and wait for it. Whatever it starts ends with it.
+    """Run a shell command in the directory of the files, and wait for it. All processes it starts end with it.
 
     Args:
         command: The command, as for `sh -c`.
-        timeout: The most seconds it may take; 120 by default.
+        timeout: The time limit in seconds; 120 by default.
     """
     try:
         done = await ctx.deps.backend.async_execute(command, timeout)
     except (OSError, BranchingError) as error:
-        return _plain(f"Error: {error}")
-    left_out = "\n(there was more output than this)" if done.truncated else ""
-    return f"{_plain(done.output)}{left_out}\nexit code: {done.exit_code}"
+        return _escape_invalid(f"Error: {error}")
+    note = "\n(the output was truncated)" if done.truncated else ""
+    return f"{_escape_invalid(done.output)}{note}\nexit code: {done.exit_code}"
 
 
 async def write_todos(ctx: RunContext[DeepAgentDeps], todos: list[Todo]) -> str:
-    """Write down what is to be done, in place of what was written down before.
+    """Replace your todo list.
 
     Args:
-        todos: All that is to be done, is being done, and was done.
+        todos: All items: pending, in progress and completed.
     """
     ctx.deps.todos[:] = todos
     return "\n".join(f"[{todo.status}] {todo.content}" for todo in todos) or "nothing to do"
 
 
 def create_file_toolset(*, include_execute: bool = True) -> FunctionToolset[DeepAgentDeps]:
-    """The tools ``ls``, ``read``, ``write``, ``edit``, ``glob``, ``grep``, ``delete``, ``execute`` and ``write_todos``,
-    on whatever backend and todos a run's deps have."""
+    """Create the toolset that works on the backend and the todos of a run's deps.
+
+    The tools are ``ls``, ``read``, ``write``, ``edit``, ``glob``, ``grep``, ``delete``, ``execute`` and
+    ``write_todos``.
+    """
     toolset: FunctionToolset[DeepAgentDeps] = FunctionToolset(
         [ls, read, write, edit, glob, grep, delete, write_todos], id="deep-files"
     )
@@ -171,17 +179,19 @@ def create_file_toolset(*, include_execute: bool = True) -> FunctionToolset[Deep
 
 @dataclass
 class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
-    """Gives an agent the files of its deps: as tools, and as the workspace of its runs, so that toolsets written for
-    those work on the same files. Delivers what is put into the message queue."""
+    """Gives an agent the files of its deps as tools, and delivers the messages in its queue.
+
+    The files are also the workspace of the agent's runs, so that toolsets for workspaces use the same files.
+    """
 
     toolset: FunctionToolset[DeepAgentDeps] = field(default_factory=create_file_toolset)
 
     def get_toolset(self) -> FunctionToolset[DeepAgentDeps]:
-        """The tools."""
+        """Return the tools."""
         return self.toolset
 
     def get_workspace(self, ctx: RunContext[DeepAgentDeps], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """The backend of the deps, if that is a directory's. A conversation that was in another branch goes on here."""
+        """Return the backend of the deps if it is a directory, also for a history that names another branch."""
         backend = ctx.deps.backend
         if isinstance(backend, PlaceBackend) and (ref is None or ref.provider == PROVIDER):
             return BranchWorkspaceBackend(backend.files, ref)
@@ -190,32 +200,32 @@ class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
     async def before_model_request(
         self, ctx: RunContext[DeepAgentDeps], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Deliver what was said meanwhile."""
+        """Deliver the queued messages."""
         for message, urgency in ctx.deps.message_queue.drain():
             ctx.enqueue(message, priority=urgency)
         return request_context
 
 
-async def _answer(work: Callable[[], str]) -> str:
-    """What a tool says: what came of it, or why it did not. The event loop goes on meanwhile."""
+async def _run_tool(work: Callable[[], str]) -> str:
+    """Run a tool in a thread. Return its answer, or the error as text."""
     try:
-        return _plain(await finish_then_cancel(run_in_thread(work)))
+        return _escape_invalid(await finish_then_cancel(run_in_thread(work)))
     except (OSError, ValueError, BranchingError) as error:
-        return _plain(f"Error: {error}")
+        return _escape_invalid(f"Error: {error}")
 
 
-def _shown(found: list[FileInfo], otherwise: str) -> str:
+def _format_files(found: list[FileInfo], otherwise: str) -> str:
     lines = [f"{info['path']}/" if info["is_dir"] else f"{info['path']} ({info['size']} bytes)" for info in found]
-    return _some(lines, otherwise)
+    return _format_lines(lines, otherwise)
 
 
-def _some(lines: list[str], otherwise: str) -> str:
-    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return "\n".join(lines[:_MOST_SHOWN] + more) or otherwise
+def _format_lines(lines: list[str], otherwise: str) -> str:
+    more = [f"... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    return "\n".join(lines[:_MAX_LINES] + more) or otherwise
 
 
-def _plain(text: str) -> str:
-    """The same where a name in it is not UTF-8, which no provider would take."""
+def _escape_invalid(text: str) -> str:
+    """Escape surrogates, which stand for file names that are not UTF-8: no provider accepts them."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -225,10 +235,10 @@ it should: run the tests if there are any. Say in the end what you did, in a few
 
 FORKING_PROMPT = """\
 ## Forking
-Where several approaches are worth trying, `fork_run` starts a branch for each. A branch goes on from this \
-conversation with its own copy of the files; what it changes is seen by nobody else. Look at them with \
-`inspect_branches` until they are done, compare them with `diff_branches`, and decide before you end your turn: \
-`merge_or_select` with `pick:<id>` keeps one branch with its files, `auto` has a judge decide, `abort` drops all."""
+If several approaches are worth trying, `fork_run` starts a branch for each. A branch continues this conversation \
+with its own copy of the files; nobody else sees its changes. Call `inspect_branches` until the branches are done, \
+compare them with `diff_branches`, and decide before you end your turn: `merge_or_select` with `pick:<id>` keeps one \
+branch with its files, `auto` has a judge decide, `abort` drops all."""
 
 
 def create_deep_agent(
@@ -244,12 +254,11 @@ def create_deep_agent(
     capabilities: Sequence[AbstractCapability[DeepAgentDeps]] = (),
     **options: Any,
 ) -> Agent[DeepAgentDeps, Any]:
-    """An agent with file tools (``ls``, ``read``, ``write``, ``edit``, ``glob``, ``grep``, ``delete``) and ``execute``,
-    which work on the backend of a run's `DeepAgentDeps`.
+    """Create an agent with tools for files and commands, which work on the backend of a run's `DeepAgentDeps`.
 
-    ``forking`` lets it fork itself: True, or a `LiveForkCapability` with limits of one's own. ``include_checkpoints``
-    saves checkpoints into the ``checkpoint_store`` of the deps, or into the one given here. All other options are those
-    of ``pydantic_ai.Agent``.
+    The tools are those of `create_file_toolset`. ``forking`` lets the agent fork itself: True, or a configured
+    `LiveForkCapability`. ``include_checkpoints`` saves checkpoints into the ``checkpoint_store`` of the deps, or into
+    the one given here. All other options are those of ``pydantic_ai.Agent``.
     """
     added: list[AbstractCapability[DeepAgentDeps]] = [
         DeepAgentTools(create_file_toolset(include_execute=include_execute))
@@ -258,7 +267,7 @@ def create_deep_agent(
     if include_checkpoints:
         added.append(CheckpointCapability(checkpoint_store, checkpoint_frequency, max_checkpoints))
     if forking:
-        from forkwise.live.capability import LiveForkCapability  # noqa: PLC0415 - loaded when somebody forks
+        from forkwise.live.capability import LiveForkCapability  # noqa: PLC0415 - slow to import, loaded only for forking
 
         added.append(LiveForkCapability() if forking is True else forking)
         prompts.append(FORKING_PROMPT)

@@ -1,4 +1,4 @@
-"""DeepAgentDeps: what a ready-made agent works with, and how a branch gets its own."""
+"""`DeepAgentDeps`: the deps of a ready-made agent, and how they are cloned for a branch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ __all__ = [
 ]
 
 
-#: With the next request, or when the agent would otherwise be done.
+#: When to deliver a message: with the next request, or when the agent would otherwise be done.
 Urgency = Literal["asap", "when_idle"]
 
 
 class MessageQueue:
-    """Messages that wait for an agent. Any thread may put one; what is not taken by the end of a run is there for the
-    next.
+    """Messages to an agent, which any thread may put. Those not delivered by the end of a run wait for the next.
 
     >>> queue = MessageQueue()
     >>> queue.put("make them shorter"); len(queue)
@@ -38,29 +37,29 @@ class MessageQueue:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[str, Urgency]] = deque()
+        self._messages: deque[tuple[str, Urgency]] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._messages)
 
     def __bool__(self) -> bool:
         return True
 
     def put(self, message: str, urgency: Urgency = "asap") -> None:
-        """Say something to the agent."""
-        self._waiting.append((message, urgency))
+        """Put a message for the agent."""
+        self._messages.append((message, urgency))
 
     def drain(self) -> list[tuple[str, Urgency]]:
-        """Take all that waits, oldest first."""
-        taken = []
-        while self._waiting:
-            taken.append(self._waiting.popleft())
-        return taken
+        """Remove and return all messages, the oldest first."""
+        drained = []
+        while self._messages:
+            drained.append(self._messages.popleft())
+        return drained
 
 
 @dataclass
 class Todo:
-    """Something an agent has set itself to do."""
+    """An item of the agent's todo list."""
 
     content: str
     status: Literal["pending", "in_progress", "completed"] = "pending"
@@ -68,10 +67,10 @@ class Todo:
 
 @dataclass
 class DeepAgentDeps:
-    """What an agent of `create_deep_agent` works with, given to each run as ``deps``.
+    """The deps of an agent of `create_deep_agent`.
 
-    ``backend`` has its files. ``message_queue`` is how to speak to it while it runs. ``fork_coordinator`` is set by
-    live forking and holds the fork that is not decided yet. ``branch_id`` and ``fork_depth`` are those of a branch.
+    ``backend`` has the files. ``message_queue`` takes messages while the agent runs. ``fork_coordinator`` is set by
+    live forking and holds the unresolved fork. ``branch_id`` and ``fork_depth`` are set in a branch.
     """
 
     backend: Backend = field(default_factory=StateBackend)
@@ -85,10 +84,10 @@ class DeepAgentDeps:
 
 
 def clone_for_branch(deps: DeepAgentDeps, isolation: BranchIsolation, label: str = "branch") -> DeepAgentDeps:
-    """The deps of a branch, of the same class, with what the isolation says for itself and the rest shared.
+    """Clone deps for a branch: copy or share each field as ``isolation`` says.
 
-    A copied backend is a `BranchOverlay`, which over a directory makes a branch on the disk. A branch starts with an
-    empty list of todos unless they are shared, and keeps its checkpoints apart from the parent's.
+    A copied backend is a `BranchOverlay`; over a directory, this creates a branch on disk. A branch starts with an
+    empty todo list unless todos are shared, and has a checkpoint store of its own.
     """
     backend: Backend = deps.backend
     if isolation.backend == "copy":

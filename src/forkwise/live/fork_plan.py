@@ -1,4 +1,7 @@
-"""Planning a fork: whether what is asked for makes sense and can be paid for, and the plan that comes of it."""
+"""The plan of a fork: the checked request of the caller, as the ledger stores it.
+
+Checks that the specs are valid and that the budget pays for the first requests.
+"""
 
 from __future__ import annotations
 
@@ -21,44 +24,47 @@ __all__ = [
     "KIND",
     "ForkPlan",
     "check_specs",
-    "plain_labels",
+    "clean_labels",
     "plan_fork",
-    "projected",
+    "project_fork_cost",
 ]
 
 
-_LONGEST = 80
-_ODD = re.compile(r"[/\\\x00-\x1f\x7f]+")
+_MAX_LABEL_LENGTH = 80
+_UNSAFE_CHARACTERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 
 
-def plain_labels(labels: Iterable[str]) -> list[str]:
-    """The labels as they are used: without what leads out of a directory, and each once.
+def clean_labels(labels: Iterable[str]) -> list[str]:
+    """Make labels safe as file names, and unique.
 
-    >>> plain_labels(["fast", "fast", " ", "../../etc/x"])
+    >>> clean_labels(["fast", "fast", " ", "../../etc/x"])
     ['fast', 'fast-2', 'branch-3', 'etc-x']
     """
     used: set[str] = set()
-    plain = []
+    cleaned = []
     for number, label in enumerate(labels, start=1):
-        first = name = _ODD.sub("-", label).lstrip(" .-").rstrip()[:_LONGEST] or f"branch-{number}"
-        times = 1
+        base = _UNSAFE_CHARACTERS.sub("-", label).lstrip(" .-").rstrip()[:_MAX_LABEL_LENGTH] or f"branch-{number}"
+        name, suffix = base, 1
         while name.casefold() in used:
-            times += 1
-            name = f"{first}-{times}"
+            suffix += 1
+            name = f"{base}-{suffix}"
         used.add(name.casefold())
-        plain.append(name)
-    return plain
+        cleaned.append(name)
+    return cleaned
 
 
-#: What live forks are called in the ledger.
+#: The kind of live forks in the ledger.
 KIND = "live"
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """What a fork was asked for. ``conversation`` names the one that its branches are branches of, ``checkpoint`` what
-    was saved before it; ``goal`` is what the judge is told the branches were for. ``maker`` is the tool that made it,
-    where one did inside a branch."""
+    """The plan of one fork.
+
+    ``conversation`` is the id of the stored conversation that the branches share, ``checkpoint`` the id of the
+    checkpoint before the fork. ``goal`` is the task in the judge's prompt. ``maker`` names the tool that started the
+    fork, if a tool inside a branch did.
+    """
 
     specs: tuple[BranchSpec, ...]
     conversation: str
@@ -71,48 +77,50 @@ class ForkPlan:
     maker: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As the ledger holds it."""
-        told: dict[str, Any] = _adapter.dump_python(self, mode="json")
-        return told
+        """Return the plan as the ledger stores it."""
+        document: dict[str, Any] = _adapter.dump_python(self, mode="json")
+        return document
 
     def with_names(self, checkpoint: str, goal: str) -> ForkPlan:
-        """The same, with what it is to be found by."""
+        """Return a copy with a new conversation id, and with the given checkpoint and goal."""
         return replace(self, conversation=secrets.token_hex(4), checkpoint=checkpoint, goal=goal)
 
     def check_affordable(self, projection: CostProjection) -> None:
-        """Raise ValueError where the budget does not pay for the first request of every branch."""
+        """Raise ValueError if the budget does not pay for the first request of every branch."""
         cap, least = self.budget.usd, projection.first_usd
         if cap is not None and least is not None and least > cap:
             raise ValueError(
-                f"the first requests of {len(self.specs)} branches take {least:.4f} USD at least, and {cap:.4f} is all "
-                "there is: ask for fewer branches, or for a larger budget"
+                f"the budget of {cap:.4f} USD is too small: the first requests of {len(self.specs)} branches take "
+                f"{least:.4f} USD at least. Start fewer branches, or raise the budget"
             )
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], fork: str) -> ForkPlan:
-        """From how the ledger holds it; LedgerError where that is no live fork."""
+        """Parse a plan from the ledger. Raises LedgerError if it is not the plan of a live fork."""
         try:
             return _adapter.validate_python(dict(document))
         except ValidationError as error:
-            raise LedgerError(f"fork {fork} is no live fork of an agent: {error}", subject=fork) from error
+            raise LedgerError(f"fork {fork} is not a live fork of an agent: {error}", subject=fork) from error
 
 
 _adapter = TypeAdapter(ForkPlan)
 
 
-_ANSWER = 500  # tokens of an answer, where somebody wants to know what a fork may cost
+_PROJECTED_OUTPUT_TOKENS = 500  # per response, in a projection
 
 
-def check_specs(specs: Sequence[BranchSpec], most: int) -> None:
-    """Raise where there are no branches, too many, or ones that are told nothing."""
+def check_specs(specs: Sequence[BranchSpec], max_branches: int) -> None:
+    """Raise ValueError or ForkBranchLimitError if there are no specs, too many, or one with an empty steer."""
     if not specs:
-        raise ValueError("a fork has one branch at least: give a spec for each")
-    if len(specs) > most:
+        raise ValueError("a fork needs at least one branch: pass a spec for each")
+    if len(specs) > max_branches:
         raise ForkBranchLimitError(
-            f"{len(specs)} branches were asked for, and {most} is the most", asked=len(specs), limit=most
+            f"{len(specs)} branches were requested, and the limit is {max_branches}: request fewer branches",
+            asked=len(specs),
+            limit=max_branches,
         )
     if blank := [spec.label for spec in specs if not spec.steer.strip()]:
-        raise ValueError(f"a branch is told what to do: the steer of {', '.join(map(repr, blank))} is empty")
+        raise ValueError(f"the steer of {', '.join(map(repr, blank))} is empty: say what the branch is to do")
 
 
 def plan_fork(
@@ -123,8 +131,8 @@ def plan_fork(
     usd: float | None,
     shares: bool,
 ) -> ForkPlan:
-    """The plan of a fork. ``usd`` caps the dollars of the budget, the lower of both where both do."""
-    labels = plain_labels(spec.label for spec in specs)
+    """Plan a fork. The lower of ``usd`` and ``budget.usd`` limits the dollars."""
+    labels = clean_labels(spec.label for spec in specs)
     caps = [cap for cap in (usd, budget.usd) if cap is not None]
     return ForkPlan(
         specs=tuple(replace(spec, label=label) for spec, label in zip(specs, labels, strict=True)),
@@ -137,19 +145,19 @@ def plan_fork(
     )
 
 
-def projected(
+def project_fork_cost(
     model: Any, specs: Sequence[BranchSpec], history: Sequence[ModelMessage], requests: int
 ) -> CostProjection:
-    """What branches would cost, on a model where their specs name no other."""
-    models = {spec.label: _model(spec.model or model) for spec in specs}
-    return project_cost(models, history, requests, _ANSWER)
+    """Project the cost of branches on the models of their specs, or on ``model``."""
+    models = {spec.label: _infer_model(spec.model or model) for spec in specs}
+    return project_cost(models, history, requests, _PROJECTED_OUTPUT_TOKENS)
 
 
-def _model(model: Any) -> Any:
-    """A model by what names it; what cannot be had here has no price either."""
+def _infer_model(model: Any) -> Any:
+    """Return the model that a name stands for; None if it is not available here, and so has no price."""
     if not isinstance(model, str):
         return model
     try:
         return infer_model(model)
-    except Exception:  # noqa: BLE001 - no key, no such package: the run will say so
+    except Exception:  # noqa: BLE001 - a missing key or package: the run reports it
         return None

@@ -1,43 +1,53 @@
-"""LiveFork: one fork of a running agent while it is there: the Fork of its attempts, the conversation that its branches
-are branches of, their files and their purse. What a branch does is not known here.
+"""`LiveFork`: one fork of a running agent, with its source, its branches and its budget.
+
+Also here: what a fork is made from (`ForkSource`) and what a later override needs (`RejectedBranches`). How a branch
+runs is not known here.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage
-from pydantic_ai.usage import RunUsage
 
 from forkwise.concurrency import run_in_thread
 from forkwise.conversation.store import StoredConversation
-from forkwise.errors import BranchingError, CommitError, ForkNotFoundError, ForkResolvedError, LedgerError
+from forkwise.errors import (
+    BranchingError,
+    CommitError,
+    ForkNotFoundError,
+    ForkResolvedError,
+    ForkwiseWarning,
+    LedgerError,
+)
 from forkwise.files.branch import Branch
 from forkwise.files.shelf import ShelvedBranch, shelve
+from forkwise.files.store.changes import ConflictPolicy
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
-from forkwise.fork.resolve import ConflictPolicy, bring_back, replace_winner
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord, AttemptState
+from forkwise.fork.resolve import replace_winner, unshelve_loser
+from forkwise.ledger.records import AttemptState
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay, MemoryOverlay, content_of, flushed
 from forkwise.live.backends.local import PlaceBackend
 from forkwise.live.backends.memory import StateBackend
-from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_from, current_branch, started
-from forkwise.live.budget import BudgetTracker
+from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_from, current_branch, start_thread
+from forkwise.live.budget import BudgetTracker, ForkBudget
+from forkwise.live.checkpoints import Checkpoint, CheckpointStore, mark_files
 from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
 
@@ -45,29 +55,29 @@ if TYPE_CHECKING:
     from forkwise.live.coordinator import ForkCoordinator
 
 __all__ = [
-    "JUDGED",
+    "JUDGED_KINDS",
     "ForkSource",
     "LiveFork",
-    "LosersInMemory",
-    "LosersOnDisk",
-    "Place",
     "RejectedBranches",
-    "Run",
-    "begin",
-    "place_label",
-    "reopen",
-    "source_for",
-    "state_of",
+    "RejectedInMemory",
+    "RejectedOnDisk",
+    "RunTurn",
+    "WorkspaceLike",
+    "branch_state",
+    "find_source",
+    "reopen_fork",
+    "start_fork",
+    "thread_label",
 ]
 
 
-#: What can be given as an agent's directory.
-Place = Workspace | Branch | str | os.PathLike[str]
+#: The accepted types of an agent's directory.
+WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class ForkSource:
-    """``parent`` is forked; ``backend`` is what the parent's tools see of the files, or of those in memory."""
+    """What a fork is made from: ``parent`` is forked, ``backend`` has the files that the parent's tools see."""
 
     parent: Workspace | Branch
     backend: Backend
@@ -75,43 +85,43 @@ class ForkSource:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the files that count are in memory."""
+        """Whether the agent's files are in memory."""
         return not isinstance(self.backend, PlaceBackend)
 
     def overlay(self, branch: Branch, label: str, policy: ConflictPolicy) -> BranchOverlay:
-        """The files of a branch that was made from here."""
+        """Return the files of a branch of this source."""
         if isinstance(self.backend, PlaceBackend):
             return FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
         return MemoryOverlay(self.backend, label, conflict_policy=policy)
 
     def close(self) -> None:
-        """Remove the directory that was made for this fork alone."""
+        """Remove the temporary directory of a fork in memory."""
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def source_for(place: Place | None, deps: Any) -> ForkSource:
-    """What a fork of an agent with these deps is made from; ``place`` is the directory it was told of."""
+def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
+    """Find what to fork: the current branch, else ``workspace``, else the backend of ``deps``."""
     inside = current_branch()
     if inside is not None and inside.attempt.branch is not None:
         return ForkSource(inside.attempt.branch, _backend_in(inside, deps))
     backend = getattr(deps, "backend", None)
-    if isinstance(backend, PlaceBackend) and (place is None or _is_at(backend, place)):
+    if isinstance(backend, PlaceBackend) and (workspace is None or _has_same_files(backend, workspace)):
         return ForkSource(backend.place, backend)
-    if place is not None:
-        parent = parent_of(place)
-        return ForkSource(parent, _PlainPlace(parent))
+    if workspace is not None:
+        parent = parent_of(workspace)
+        return ForkSource(parent, _PlainBackend(parent))
     directory = Path(tempfile.mkdtemp(prefix="forkwise-live-"))
     (directory / "files").mkdir()
     empty = Workspace(directory / "files", state=directory / "state", durable=False)
     return ForkSource(empty, backend if isinstance(backend, Backend) else StateBackend(), directory)
 
 
-class _PlainPlace(PlaceBackend):
-    """The files of a workspace or of a branch, for those who have no backend."""
+class _PlainBackend(PlaceBackend):
+    """The files of a workspace or branch, for an agent whose deps have no backend."""
 
-    def __init__(self, place: Workspace | Branch) -> None:
-        self.files = AgentFiles(place)
+    def __init__(self, parent: Workspace | Branch) -> None:
+        self.files = AgentFiles(parent)
 
 
 def _backend_in(branch: BranchRuntime, deps: Any) -> Backend:
@@ -119,72 +129,77 @@ def _backend_in(branch: BranchRuntime, deps: Any) -> Backend:
     return backend if isinstance(backend, Backend) else branch.overlay or StateBackend()
 
 
-def _is_at(backend: PlaceBackend, place: Place) -> bool:
-    path = place.branch_path if isinstance(place, Branch) else None
+def _has_same_files(backend: PlaceBackend, workspace: WorkspaceLike) -> bool:
+    branch_path = workspace.branch_path if isinstance(workspace, Branch) else None
     own = backend.place.branch_path if isinstance(backend.place, Branch) else None
-    where = place.workspace.path if isinstance(place, Workspace | Branch) else Path(os.path.realpath(place))
-    return path == own and where == backend.place.workspace.path
+    if isinstance(workspace, Workspace | Branch):
+        directory = workspace.workspace.path
+    else:
+        directory = Path(os.path.realpath(workspace))
+    return branch_path == own and directory == backend.place.workspace.path
 
 
-#: The ways of deciding a fork after which a person may decide otherwise.
-JUDGED = ("auto", "vote")
+#: The kinds of resolution that `ForkCoordinator.override` may replace.
+JUDGED_KINDS = ("auto", "vote")
 
 
 class RejectedBranches(ABC):
-    """The branches that did not win, by their ids, as long as somebody may say that one of them should have."""
+    """The branches that lost, by id, as long as one of them may still replace the winner."""
 
     @property
     @abstractmethod
-    def names(self) -> Collection[str]:
-        """Their ids."""
+    def ids(self) -> Collection[str]:
+        """The ids of the branches."""
 
     @abstractmethod
-    def put_in_place(self, name: str, label: str, policy: ConflictPolicy) -> FlushReport:
-        """Undo what the winner changed, and make the changes of this one the parent's instead. CommitError, with
-        nothing changed, where somebody has gone on with what the winner left."""
+    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+        """Undo the winner's changes, and apply those of another branch instead.
+
+        Raises CommitError, with nothing changed, if the parent was changed since.
+        """
 
     @abstractmethod
-    def let_go(self) -> None:
-        """Nobody will decide otherwise any more."""
+    def discard(self) -> None:
+        """Drop the branches: an override is no longer possible."""
 
 
 @dataclass
-class LosersOnDisk(RejectedBranches):
-    """Branches of a workspace, set aside."""
+class RejectedOnDisk(RejectedBranches):
+    """Shelved branches of a workspace."""
 
     fork: str
     workspace: Workspace
     backend: PlaceBackend
-    aside: dict[str, ShelvedBranch]
+    shelved: dict[str, ShelvedBranch]
 
     @property
-    def names(self) -> Collection[str]:
-        """Their ids."""
-        return self.aside
+    def ids(self) -> Collection[str]:
+        """The ids of the branches."""
+        return self.shelved
 
-    def put_in_place(self, name: str, label: str, policy: ConflictPolicy) -> FlushReport:
-        """By an undo and a commit; what is meant is in the ledger first."""
-        branch = bring_back(self.workspace, self.fork, self.aside[name])
-        del self.aside[name]
+    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+        """Undo the winner's commit and commit another branch; the ledger records the intent first."""
+        branch = unshelve_loser(self.workspace, self.fork, self.shelved[branch_id])
+        del self.shelved[branch_id]
         overlay = FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
         try:
             standing = overlay.standing()
             changes = overlay.changes()
-            landed = replace_winner(self.workspace, self.fork, name, policy)
+            landed = replace_winner(self.workspace, self.fork, branch_id, policy)
         except BranchingError:
-            self.aside[name] = shelve(branch)
+            self.shelved[branch_id] = shelve(branch)
             raise
         return flushed(landed, standing, changes)
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """Drop the branches."""
-        while self.aside:
-            self.aside.popitem()[1].discard()
+        while self.shelved:
+            self.shelved.popitem()[1].discard()
 
 
 @dataclass
-class LosersInMemory(RejectedBranches):
-    """Overlays in memory. ``before`` and ``after`` are what the parent had where the winner changed it."""
+class RejectedInMemory(RejectedBranches):
+    """Overlays in memory. ``before`` and ``after`` are the parent's contents of the paths that the winner changed."""
 
     backend: Backend
     overlays: dict[str, BranchOverlay]
@@ -192,19 +207,19 @@ class LosersInMemory(RejectedBranches):
     after: Mapping[str, bytes | None] = field(default_factory=dict)
 
     @property
-    def names(self) -> Collection[str]:
-        """Their ids."""
+    def ids(self) -> Collection[str]:
+        """The ids of the branches."""
         return self.overlays
 
-    def put_in_place(self, name: str, label: str, policy: ConflictPolicy) -> FlushReport:
-        """By giving each file back what it held, and then the loser's changes."""
+    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+        """Restore the contents from before the winner, and apply another branch's changes."""
         with self.backend.lock:
-            changed = sorted(path for path, held in self.after.items() if content_of(self.backend, path) != held)
+            changed = sorted(path for path, content in self.after.items() if content_of(self.backend, path) != content)
             if changed:
                 raise CommitError(
-                    f"the fork cannot be decided otherwise: {', '.join(changed)} changed since", paths=changed
+                    f"the winner cannot be overridden: {', '.join(changed)} changed since the merge", paths=changed
                 )
-            overlay = self.overlays[name]
+            overlay = self.overlays[branch_id]
             self.backend.replace(self.before)
             known = {path: self.before[path] for path in overlay.touched() if path in self.before}
             own = {path: content_of(self.backend, path) for path in overlay.touched()}
@@ -212,212 +227,187 @@ class LosersInMemory(RejectedBranches):
             if report.errors:
                 self.backend.replace(self.after)
                 return report
-        del self.overlays[name]
+        del self.overlays[branch_id]
         self.before = own
         self.after = {path: content_of(self.backend, path) for path in own}
         return report
 
-    def let_go(self) -> None:
-        """Forget the overlays."""
+    def discard(self) -> None:
+        """Drop the overlays."""
         self.overlays.clear()
 
 
-#: Runs one turn of a branch: gives whether it came to an answer, and what that was.
-Run = Callable[[BranchRuntime], Awaitable[tuple[bool, str]]]
+#: Runs the first turn of a branch; returns whether it succeeded, and the text of the last response.
+RunTurn = Callable[[BranchRuntime], Awaitable[tuple[bool, str]]]
 
-_TOLD = "You are now in the branch {label!r} of this fork. Do what you are told next; whoever forked picks and merges."
+_FORK_RESULT = (
+    "You are now in the branch {label!r} of this fork. Follow the next instruction; the parent run picks and merges."
+)
 
 
-def state_of(state: AttemptState, reason: str | None) -> BranchState:
-    """Where a branch stands, from what the ledger says of its attempt."""
+def branch_state(state: AttemptState, reason: str | None) -> BranchState:
+    """Return the state of a branch, from the state of its attempt in the ledger."""
     if state in ("pending", "running"):
         return "running"
     if state == "succeeded":
         return "done"
-    why = (reason or "").removeprefix("BudgetExceededError: ").partition(":")[0]
-    if why == "aggregate_budget_exhausted":
+    cause = (reason or "").removeprefix("BudgetExceededError: ").partition(":")[0]
+    if cause == "aggregate_budget_exhausted":
         return "aggregate_budget_exhausted"
-    if why == "budget_exhausted":
+    if cause == "budget_exhausted":
         return "budget_exhausted"
     return "failed" if state == "failed" else "terminated"
 
 
 @dataclass(eq=False)
 class LiveFork:
-    """A fork that is not resolved, or was just now. ``losers`` are those that may still be decided for."""
+    """A fork of a running agent, until the next one.
+
+    ``fork`` runs the branches as attempts. ``resources`` closes what the fork has open. ``is_over`` says that it was
+    resolved, aborted or detached; ``rejected`` are the branches that an override may still choose.
+    """
 
     fork: Fork
     plan: ForkPlan
-    ground: ForkSource
-    saved: StoredConversation
-    purse: BudgetTracker
+    source: ForkSource
+    conversation: StoredConversation
+    budget: ForkBudget
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
-    losers: RejectedBranches | None = None
+    resources: AsyncExitStack = field(default_factory=AsyncExitStack)
+    rejected: RejectedBranches | None = None
     is_resumed: bool = False
+    is_over: bool = False
 
     @property
     def handle(self) -> ForkHandle:
-        """What names it."""
-        began = datetime.fromtimestamp(self.fork.record.started, UTC)
-        return ForkHandle(self.fork.id, self.plan.checkpoint, list(self.branches), self.plan.strategy, began)
+        """The handle of the fork."""
+        started = datetime.fromtimestamp(self.fork.record.started, UTC)
+        return ForkHandle(self.fork.id, self.plan.checkpoint, list(self.branches), self.plan.strategy, started)
 
     def parent_history(self) -> list[ModelMessage]:
-        """What was said before the fork."""
+        """Return the messages from before the fork."""
         thread = next(iter(self.branches.values())).thread
         return thread.conversation.path(thread.start)
 
     def add(
-        self, spec: BranchSpec, index: int, thread: Thread, run: Run, coordinator: ForkCoordinator
+        self, spec: BranchSpec, index: int, thread: Thread, run_turn: RunTurn, coordinator: ForkCoordinator
     ) -> BranchRuntime:
-        """Have a branch made for a spec, and its first turn run in it; or take over one whose first turn is over."""
-        made: list[BranchRuntime] = []
+        """Add a branch whose attempt runs its first turn; in a resumed fork that turn may be over already."""
 
         async def turn(_path: Path) -> tuple[bool, str]:
-            return await run(made[0])
+            return await run_turn(runtime)
 
         attempt = self.fork.add(Candidate(spec.label, turn), index)
-        state = state_of(attempt.state, attempt.reason)
+        state = branch_state(attempt.state, attempt.reason)
         error = None if state in ("running", "done") else attempt.reason
         status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
-        runtime = BranchRuntime(
-            spec, status, coordinator, attempt, thread, BudgetTracker(spec.spending, above=self.purse)
-        )
-        _recall_cost(runtime, self.fork.ledger)
-        runtime.tool_purses = {name: BudgetTracker(budget) for name, budget in spec.tool_budgets.items()}
-        made.append(runtime)
+        tracker = self.budget.track_branch(attempt.id, spec.spending)
+        runtime = BranchRuntime(spec, status, coordinator, attempt, thread, tracker, self)
+        runtime.tool_trackers = {name: BudgetTracker(budget) for name, budget in spec.tool_budgets.items()}
         self.branches[attempt.id] = runtime
         return runtime
 
-    async def ended(self, attempt: Attempt) -> None:
-        """Wait until an attempt is over, whoever ends it."""
+    async def wait_for(self, attempt: Attempt) -> None:
+        """Wait until an attempt has ended, even if another process resolved the fork."""
         with suppress(ForkResolvedError):
             await self.fork.run([attempt])
 
-    def record_cost(self, runtime: BranchRuntime) -> None:
-        """Write down what a branch has cost so far, with the forks inside it."""
-        spent, usage = runtime.purse.spent, runtime.purse.usage
-        told = {"usd": spent.usd, "tokens": spent.tokens, "requests": spent.requests}
-        own = {"usd": None if usage.cost is None else float(usage.cost), "requests": usage.requests}
-        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        self.fork.ledger.record_cost(runtime.id, told | tokens | {"own": own | tokens})
-
-    # Its one resolution
+    async def save_anchor(
+        self, store: CheckpointStore | None, label: str, messages: list[ModelMessage], id_: str | None = None
+    ) -> None:
+        """Save a checkpoint of the parent before the fork (which has an ``id_``) or after it."""
+        if store is not None:
+            files = await run_in_thread(mark_files, self.source.backend)
+            await store.save(Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6)))
+        elif self.source.is_in_memory and id_ is not None:
+            warnings.warn("there is no checkpoint store: a merge of this fork cannot be undone", ForkwiseWarning, 4)
 
     async def commit(self, winner: BranchRuntime, how: str, detail: dict[str, Any]) -> FlushReport:
-        """Decide for a branch, and make its changes the parent's. What could not be changed is reported."""
+        """Resolve the fork for a branch and apply its changes to the parent; the report lists what failed."""
         overlay = winner.overlay
-        may_be_overridden = how in JUDGED and self.fork.inside is None
+        can_be_overridden = how in JUDGED_KINDS and self.fork.inside is None
         if not isinstance(overlay, FilesOverlay):
-            return await self._commit_in_memory(winner, how, detail, may_be_overridden)
+            return await self._commit_in_memory(winner, how, detail, can_be_overridden)
         standing = await run_in_thread(overlay.standing)
         changes = await run_in_thread(overlay.changes)
         try:
-            await self.fork.resolve(winner.attempt, how, detail, aside=may_be_overridden)
+            await self.fork.resolve(winner.attempt, how, detail, shelve=can_be_overridden)
         except CommitError as error:
             return FlushReport([], 0, [], [FlushError(p, "write", str(error)) for p in error.paths or [""]])
         assert self.fork.landed is not None
-        if may_be_overridden:
-            place, backend = self.ground.parent.workspace, self.ground.backend
+        if can_be_overridden:
+            workspace, backend = self.source.parent.workspace, self.source.backend
             assert isinstance(backend, PlaceBackend)
-            self.losers = LosersOnDisk(self.fork.id, place, backend, self.fork.aside)
+            self.rejected = RejectedOnDisk(self.fork.id, workspace, backend, self.fork.shelved)
         return await run_in_thread(flushed, self.fork.landed, standing, changes)
 
     async def _commit_in_memory(
-        self, winner: BranchRuntime, how: str, detail: dict[str, Any], may_be_overridden: bool
+        self, winner: BranchRuntime, how: str, detail: dict[str, Any], can_be_overridden: bool
     ) -> FlushReport:
         await self.fork.resolve(winner.attempt, how, detail)
-        overlay, backend = winner.overlay, self.ground.backend
+        overlay, backend = winner.overlay, self.source.backend
         before = {path: content_of(backend, path) for path in overlay.touched()}
         report: FlushReport = overlay.flush_to(backend)
-        if may_be_overridden:
+        if can_be_overridden:
             others = {r.id: r.overlay for r in self.branches.values() if r is not winner and r.overlay is not None}
-            self.losers = LosersInMemory(backend, others, before, {path: content_of(backend, path) for path in before})
+            after = {path: content_of(backend, path) for path in before}
+            self.rejected = RejectedInMemory(backend, others, before, after)
         return report
 
-    def decide_conflicts(self, policy: ConflictPolicy) -> None:
-        """What becomes of paths that somebody else changed meanwhile."""
+    def set_conflict_policy(self, policy: ConflictPolicy) -> None:
+        """Set which version wins if another writer changed a path in the parent meanwhile."""
         self.fork.settings = replace(self.fork.settings, policy=policy)
 
 
-async def begin(
-    ground: ForkSource,
+async def start_fork(
+    source: ForkSource,
     plan: ForkPlan,
     history: Sequence[ModelMessage],
-    above: BudgetTracker | None,
+    parent_tracker: BudgetTracker | None,
     stack: AsyncExitStack,
 ) -> tuple[LiveFork, list[Thread]]:
-    """A new fork, and the threads that its branches begin with; nothing runs yet."""
+    """Start a fork, and the threads of its branches; nothing runs yet. ``stack`` closes the fork."""
     conversation, last = await run_in_thread(conversation_from, history)
     threads = [
-        started(conversation, last, spec.steer, _TOLD.format(label=spec.label), place_label(number))
+        start_thread(conversation, last, spec.steer, _FORK_RESULT.format(label=spec.label), thread_label(number))
         for number, spec in enumerate(plan.specs)
     ]
-    fork = Fork(ground.parent, KIND, _settings(plan), spec=plan.as_json())
+    fork = Fork(source.parent, KIND, _settings(plan), spec=plan.as_json())
     await stack.enter_async_context(fork)
-    saved = StoredConversation(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
-    await run_in_thread(saved.save)
-    return LiveFork(fork, plan, ground, saved, _purse(plan, above)), threads
+    stored = StoredConversation(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
+    await run_in_thread(stored.save)
+    return LiveFork(fork, plan, source, stored, _fork_budget(fork, plan, parent_tracker)), threads
 
 
-async def reopen(
-    ground: ForkSource, plan: ForkPlan, fork_id: str, above: BudgetTracker | None, stack: AsyncExitStack
+async def reopen_fork(
+    source: ForkSource, plan: ForkPlan, fork_id: str, parent_tracker: BudgetTracker | None, stack: AsyncExitStack
 ) -> tuple[LiveFork, list[Thread]]:
-    """A fork that another process left, and its threads as far as they had come."""
-    fork = Fork(ground.parent, KIND, _settings(plan), resume=fork_id)
+    """Reopen a fork that another process left, with its threads at their last saved nodes."""
+    fork = Fork(source.parent, KIND, _settings(plan), resume=fork_id)
     await stack.enter_async_context(fork)
     try:
-        saved = await run_in_thread(StoredConversation.load, fork.ledger.conversations, plan.conversation)
+        stored = await run_in_thread(StoredConversation.load, fork.ledger.conversations, plan.conversation)
     except LedgerError as error:
-        raise ForkNotFoundError(f"fork {fork_id} was killed before it began; it is given up: {error}") from error
-    conversation = saved.conversation
+        raise ForkNotFoundError(f"fork {fork_id} was killed before it started and is dropped: {error}") from error
+    conversation = stored.conversation
     start = conversation.here
     threads = [
-        Thread(conversation, conversation.labels[place_label(number)], place_label(number), start)
+        Thread(conversation, conversation.labels[thread_label(number)], thread_label(number), start)
         for number in range(len(plan.specs))
     ]
-    if above is not None:
-        _uncount(above, fork.ledger, fork.id)
-    return LiveFork(fork, plan, ground, saved, _purse(plan, above), is_resumed=True), threads
-
-
-def _recall_cost(runtime: BranchRuntime, ledger: Ledger) -> None:
-    """Take over what a branch had cost when its process was killed, if one was, with the forks inside it."""
-    _count(runtime.purse.usage, ledger.attempt(runtime.id), 1)
-    for fork in ledger.children(runtime.id):
-        for attempt in _all_in(ledger, fork.id):
-            _count(runtime.purse.usage, attempt, 1)
-
-
-def _uncount(purse: BudgetTracker, ledger: Ledger, fork: str) -> None:
-    """A fork inside a branch is gone on with: its branches have purses of their own again."""
-    for attempt in _all_in(ledger, fork):
-        _count(purse.usage, attempt, -1)
-
-
-def _all_in(ledger: Ledger, fork: str) -> Iterator[AttemptRecord]:
-    for attempt in ledger.attempts(fork):
-        yield attempt
-        for inner in ledger.children(attempt.id):
-            yield from _all_in(ledger, inner.id)
-
-
-def _count(usage: RunUsage, attempt: AttemptRecord, sign: int) -> None:
-    cost = (attempt.cost or {}).get("own") or attempt.cost or {}
-    usage.requests += sign * cost.get("requests", 0)
-    usage.input_tokens += sign * cost.get("input_tokens", 0)
-    usage.output_tokens += sign * cost.get("output_tokens", 0)
-    if cost.get("usd") is not None:
-        usage.cost = (usage.cost or Decimal(0)) + sign * Decimal(str(cost["usd"]))
+    budget = _fork_budget(fork, plan, parent_tracker)
+    budget.take_over(fork.id)
+    return LiveFork(fork, plan, source, stored, budget, is_resumed=True), threads
 
 
 def _settings(plan: ForkPlan) -> ForkSettings:
     return ForkSettings(max_parallel=len(plan.specs), policy=plan.strategy.conflict_policy, reopens=True)
 
 
-def _purse(plan: ForkPlan, above: BudgetTracker | None) -> BudgetTracker:
-    return BudgetTracker(plan.budget, "aggregate_budget_exhausted", above, shares=plan.shares)
+def _fork_budget(fork: Fork, plan: ForkPlan, parent_tracker: BudgetTracker | None) -> ForkBudget:
+    return ForkBudget(plan.budget, fork.ledger, parent_tracker, shares_unspent=plan.shares)
 
 
-def place_label(number: int) -> str:
-    """How a branch's place in the conversation is labelled."""
+def thread_label(number: int) -> str:
+    """Return the label of a branch's node in the stored conversation."""
     return f"branch-{number}"

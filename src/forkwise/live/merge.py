@@ -1,7 +1,7 @@
-"""Together: a fork decided for the work of several of its branches: their files merged, their conversations in a row.
+"""The merge of a live fork: one branch committed, several combined, or the winner replaced by another branch.
 
-Branches that were stopped by a budget, terminated, or failed after they had spoken, are taken with what they did until
-then.
+In a combination, the files are merged and the conversations are joined. Branches that a budget stopped, that were
+terminated, or that failed after their first response, take part with what they did until then.
 """
 
 from __future__ import annotations
@@ -21,85 +21,70 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
 from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
 from forkwise.live.live_fork import LiveFork
-from forkwise.live.values import BranchCost, FlushReport, ForkCostSummary, MergeResult
+from forkwise.live.values import FlushReport, MergeResult
 from forkwise.text.merge3 import is_text, merge
 
 __all__ = [
     "check_mergeable",
     "combine_branches",
     "commit_branch",
-    "concatenate_histories",
-    "costs_of",
     "detach_history",
     "is_mergeable",
-    "merge_result",
+    "join_threads",
     "override_winner",
 ]
 
 
 def is_mergeable(runtime: BranchRuntime) -> bool:
-    """Whether a branch has anything to be merged: it is done, or was stopped when it had begun to speak."""
+    """Return whether a branch can be merged: it is done, or was stopped after its first response."""
     state = runtime.status.state
-    return state == "done" or (state != "failed" and (bool(runtime.partial_history) or runtime.thread.has_spoken))
+    return state == "done" or (state != "failed" and (bool(runtime.partial_history) or runtime.thread.has_response))
 
 
 def check_mergeable(branches: Sequence[BranchRuntime], *, together: bool = False) -> None:
-    """Raise RuntimeError, which says why, where a branch has nothing to be merged. One that failed after it had spoken
-    cannot be picked, but its work can be put ``together`` with that of others."""
+    """Raise RuntimeError if one of the branches cannot be merged.
+
+    A branch that failed after its first response cannot be picked, but it can be combined (``together``) with others.
+    """
     for runtime in branches:
-        if not is_mergeable(runtime) and not (together and runtime.thread.has_spoken):
-            why = f": {runtime.status.error}" if runtime.status.error else ""
-            raise RuntimeError(f"branch {runtime.id} cannot be merged, it is {runtime.status.state}{why}")
+        if not is_mergeable(runtime) and not (together and runtime.thread.has_response):
+            error = f": {runtime.status.error}" if runtime.status.error else ""
+            raise RuntimeError(f"branch {runtime.id} cannot be merged, it is {runtime.status.state}{error}")
 
 
-async def commit_branch(live: LiveFork, winner: BranchRuntime, how: str, detail: Mapping[str, Any]) -> MergeResult:
-    """Decide for one branch."""
+async def commit_branch(live: LiveFork, winner: BranchRuntime, kind: str, detail: Mapping[str, Any]) -> MergeResult:
+    """Resolve the fork for one branch."""
     forced = {} if winner.attempt.success else {"force": True}
-    report = await live.commit(winner, how, {**detail, **forced})
+    report = await live.commit(winner, kind, {**detail, **forced})
     history = detach_history(winner.thread.history(), winner.thread.start.depth)
-    return merge_result(live, [winner], history, report)
-
-
-def costs_of(live: LiveFork, judge_usd: float | None) -> ForkCostSummary:
-    """What a fork has cost."""
-    costs = {}
-    for runtime in live.branches.values():
-        spent, cap = runtime.purse.spent, runtime.purse.cap.usd
-        left = None if cap is None else max(0.0, cap - (spent.usd or 0.0))
-        state = runtime.status.state
-        costs[runtime.id] = BranchCost(
-            runtime.id, runtime.spec.label, spent.usd, runtime.budget_usd, left, state, spent.tokens, spent.requests
-        )
-    total, cap = live.purse.spent.usd, live.purse.budget.usd
-    left = None if cap is None else max(0.0, cap - (total or 0.0))
-    return ForkCostSummary(live.fork.id, costs, total, cap, left, judge_usd)
+    return _build_result(live, [winner], history, report)
 
 
 async def override_winner(live: LiveFork, runtime: BranchRuntime) -> MergeResult:
-    """Have a branch that lost by the word of a judge take the winner's place."""
-    losers = live.losers
-    if losers is None:
+    """Replace the winner that a judge chose by another branch."""
+    rejected = live.rejected
+    if rejected is None:
         raise RuntimeError(
-            f"fork {live.fork.id} was not decided by a judge, or inside a branch: only what auto or vote merged into "
-            "the agent's own files can be overridden"
+            f"fork {live.fork.id} cannot be overridden: no judge decided it, or it was decided inside a branch. Only a "
+            "merge by auto or vote into the agent's own files can be overridden"
         )
-    if runtime.id not in losers.names or not is_mergeable(runtime):
-        raise RuntimeError(f"branch {runtime.id} ({runtime.spec.label}) is what is there now, or has nothing to merge")
+    if runtime.id not in rejected.ids or not is_mergeable(runtime):
+        raise RuntimeError(f"branch {runtime.id} ({runtime.spec.label}) is the winner already, or has nothing to merge")
     report = await run_in_thread(
-        losers.put_in_place, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy
+        rejected.replace_winner, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy
     )
     history = detach_history(runtime.thread.history(), runtime.thread.start.depth)
-    return merge_result(live, [runtime], history, report)
+    return _build_result(live, [runtime], history, report)
 
 
-def merge_result(
+def _build_result(
     live: LiveFork, chosen: Sequence[BranchRuntime], history: list[ModelMessage], report: FlushReport
 ) -> MergeResult:
-    """How a fork ended that was decided for some of its branches."""
+    """Build the result of a merge of the ``chosen`` branches."""
     names = {runtime.id for runtime in chosen}
     commit = None
-    if not live.ground.is_in_memory and isinstance(live.ground.parent, Workspace):
-        with open_ledger(live.ground.parent) as ledger:
+    if not live.source.is_in_memory and isinstance(live.source.parent, Workspace):
+        with open_ledger(live.source.parent) as ledger:
             commit = ledger.fork(live.fork.id).commit
     return MergeResult(
         fork_id=live.fork.id,
@@ -120,7 +105,7 @@ def merge_result(
 
 
 def detach_history(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
-    """A branch's conversation as the parent's: what was said in the branch no longer names the branch's workspace."""
+    """Return a branch's history for the parent: messages from ``before`` on no longer name the branch's workspace."""
     return [
         replace(message, workspace_ref=None)
         if number >= before and isinstance(message, ModelResponse) and message.workspace_ref is not None
@@ -132,19 +117,22 @@ def detach_history(history: Sequence[ModelMessage], before: int) -> list[ModelMe
 async def combine_branches(
     live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
 ) -> MergeResult:
-    """Decide for the work of several branches. Where they clash and nobody says whose version it is, the one that a
-    judge chose counts; where none did, ConflictError names the paths, and nothing is decided."""
+    """Resolve the fork for the combined work of several branches.
+
+    ``prefer`` maps paths to the branch whose version wins a conflict; without an entry, the first of ``favourites``
+    that changed the path wins. Raises ConflictError with the paths, and resolves nothing, if conflicts remain.
+    """
     if len({runtime.id for runtime in chosen}) < 2:
-        raise ValueError("two branches at least are combined")
-    if live.ground.is_in_memory:
+        raise ValueError("a combination needs at least two branches")
+    if live.source.is_in_memory:
         report = _combine_in_memory(live, chosen, prefer, favourites)
     else:
         report = await _combine_files(live, chosen, prefer, favourites)
-    return merge_result(live, chosen, concatenate_histories([runtime.thread for runtime in chosen]), report)
+    return _build_result(live, chosen, join_threads([runtime.thread for runtime in chosen]), report)
 
 
-def concatenate_histories(threads: Sequence[Thread]) -> list[ModelMessage]:
-    """What was said before the fork, and then in one branch after the other, as providers take it."""
+def join_threads(threads: Sequence[Thread]) -> list[ModelMessage]:
+    """Join the history from before the fork and the messages of one branch after the other."""
     first, *others = threads
     return concatenate(detach_history(first.history(), first.start.depth), *map(own_turns, others))
 
@@ -156,7 +144,7 @@ async def _combine_files(
     changes = [change for overlay in overlays for change in await run_in_thread(overlay.changes)]
     ids = {name: runtime.id for runtime in chosen for name in (runtime.id, runtime.spec.label)}
     done = await combine_attempts(
-        live.ground.parent.workspace,
+        live.source.parent.workspace,
         [runtime.id for runtime in chosen],
         tests=None,
         prefer={path: ids.get(name, name) for path, name in prefer.items()},
@@ -165,9 +153,9 @@ async def _combine_files(
         policy=live.fork.settings.policy,
     )
     if done.landed is None:
-        raise _clash([Conflict(one.path, "unmerged", one.detail) for one in done.conflicts])
-    parent, landed = live.ground.parent, done.landed
-    await run_in_thread(lambda: parent.path)  # its view went down with the commit; whoever works there goes on
+        raise _unmerged_error([Conflict(found.path, "unmerged", found.detail) for found in done.conflicts])
+    parent, landed = live.source.parent, done.landed
+    await run_in_thread(lambda: parent.path)  # the commit unmounted the view: mount it again for processes that use it
     touched = set(landed.commit.paths)
     return FlushReport(
         applied_paths=sorted([*landed.commit.added, *landed.commit.changed]),
@@ -184,46 +172,46 @@ def _combine_in_memory(
     live: LiveFork, chosen: Sequence[BranchRuntime], prefer: Mapping[str, str], favourites: Sequence[str]
 ) -> FlushReport:
     touched = {runtime.id: set(runtime.overlay.touched()) for runtime in chosen}
-    made: dict[str, bytes | None] = {}
+    merged: dict[str, bytes | None] = {}
     base: dict[str, bytes | None] = {}
-    clashes = []
+    conflicts = []
     for path in sorted(frozenset[str]().union(*touched.values())):
-        those = [runtime for runtime in chosen if path in touched[runtime.id]]
-        base[path] = those[0].overlay.old(path)
-        versions = {runtime.id: runtime.overlay.new(path) for runtime in those}
-        decided = [r.id for r in those if prefer.get(path) in (r.id, r.spec.label)] + [*favourites]
-        whose = next((name for name in decided if name in versions), None)
-        if whose is not None or len(set(versions.values())) == 1:
-            made[path] = versions[whose or those[0].id]
+        writers = [runtime for runtime in chosen if path in touched[runtime.id]]
+        base[path] = writers[0].overlay.old(path)
+        versions = {runtime.id: runtime.overlay.new(path) for runtime in writers}
+        preferred = [r.id for r in writers if prefer.get(path) in (r.id, r.spec.label)] + [*favourites]
+        winner = next((name for name in preferred if name in versions), None)
+        if winner is not None or len(set(versions.values())) == 1:
+            merged[path] = versions[winner or writers[0].id]
             continue
-        made[path] = _merged(base[path], list(versions.values()))
-        if made[path] is None:
-            clashes.append(Conflict(path, "unmerged", f"{' and '.join(versions)} changed it differently"))
-    if clashes:
-        raise _clash(clashes)
-    backend, fork = live.ground.backend, live.fork
+        merged[path] = _merge_texts(base[path], list(versions.values()))
+        if merged[path] is None:
+            conflicts.append(Conflict(path, "unmerged", f"{' and '.join(versions)} changed it differently"))
+    if conflicts:
+        raise _unmerged_error(conflicts)
+    backend, fork = live.source.backend, live.fork
     if not fork.ledger.resolve(fork.id, how="combination", detail={"attempts": [r.id for r in chosen]}):
-        raise ForkResolvedError(f"fork {fork.id} was decided meanwhile", fork=fork.id)
+        raise ForkResolvedError(f"another process resolved fork {fork.id} meanwhile", fork=fork.id)
     changes = [change for runtime in chosen for change in runtime.overlay.changes()]
     policy = live.plan.strategy.conflict_policy
-    return replay(made, changes, backend, lambda path: content_of(backend, path) != base[path], policy)
+    return replay(merged, changes, backend, lambda path: content_of(backend, path) != base[path], policy)
 
 
-def _merged(base: bytes | None, versions: Sequence[bytes | None]) -> bytes | None:
-    """All versions of a text in one; None where they do not go together."""
+def _merge_texts(base: bytes | None, versions: Sequence[bytes | None]) -> bytes | None:
+    """Merge all versions of a text into one; return None if that leaves conflicts."""
     if base is None or not is_text(base):
         return None
-    whole = base
+    content = base
     for version in versions:
-        if version is None or not is_text(version) or not (made := merge(base, whole, version)).clean:
+        if version is None or not is_text(version) or not (merged := merge(base, content, version)).clean:
             return None
-        whole = made.content
-    return whole
+        content = merged.content
+    return content
 
 
-def _clash(conflicts: Sequence[Conflict]) -> ConflictError:
-    """The error that says on what branches do not agree."""
-    told = "; ".join(map(str, conflicts[:5]))
+def _unmerged_error(conflicts: Sequence[Conflict]) -> ConflictError:
+    shown = "; ".join(map(str, conflicts[:5]))
     return ConflictError(
-        f"nothing was merged: {told}. Say whose version it is to be, or pick one branch", conflicts=conflicts
+        f"nothing was merged: {shown}. Pass prefer={{path: branch}} for these paths, or pick one branch",
+        conflicts=conflicts,
     )

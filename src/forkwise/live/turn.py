@@ -1,15 +1,18 @@
-"""One turn of a branch: its agent run where the branch stands, with what the branch has, until it answers."""
+"""The turns of branches: `BranchTurns` starts and stops them, `take_turn` runs the agent for one of them.
+
+`BranchCapability` is the hook into the agent's run: it saves the conversation, enforces budgets and asks for approvals.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_ai import Agent, RunContext, ToolApproved, ToolDenied
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
@@ -22,7 +25,7 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_ai.workspaces import ReadOnlyWorkspace
 from pydantic_ai.workspaces import Workspace as AgentWorkspace
 
-from forkwise.concurrency import run_in_thread
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import BudgetExceededError
 from forkwise.fork.agent_workspace import agent_workspace
 from forkwise.live.backends.branch_overlay import FilesOverlay
@@ -38,27 +41,128 @@ from forkwise.live.checkpoints import (
 )
 from forkwise.live.deps import DeepAgentDeps, clone_for_branch
 from forkwise.live.diff.mirror import ForkMaterializer
-from forkwise.live.fork_plan import ForkPlan
-from forkwise.live.live_fork import ForkSource
-from forkwise.live.resume import abort_orphans
-from forkwise.live.values import Budget, PendingApprovalRequest
+from forkwise.live.live_fork import branch_state
+from forkwise.live.resume import abort_orphans, find_orphans
+from forkwise.live.values import BranchState, Budget, PendingApprovalRequest
+
+if TYPE_CHECKING:
+    from forkwise.live.coordinator import ForkCoordinator
 
 __all__ = [
+    "BUDGET_STATES",
     "BranchCapability",
     "BranchRunner",
-    "checkpoints_of",
-    "limits_of",
-    "mark_branch_now",
+    "BranchTurns",
+    "checkpoint_branch",
+    "checkpoint_store_of",
     "open_files",
-    "rewind_branch_to",
+    "rewind_branch",
     "run_agent",
     "take_turn",
-    "workspace_for",
 ]
 
+#: The states of a branch that a budget stopped.
+BUDGET_STATES: tuple[BranchState, ...] = ("budget_exhausted", "aggregate_budget_exhausted")
 
-def checkpoints_of(runtime: BranchRuntime) -> CheckpointStore:
-    """Where the checkpoints of a branch are: those of its deps, or else of its own."""
+
+class BranchTurns:
+    """The turns of a coordinator's branches: starts them, follows them to their end, and stops them.
+
+    The first turn of a branch is the run of its attempt; later turns are tasks of their own.
+    """
+
+    def __init__(self, coordinator: ForkCoordinator) -> None:
+        self._coordinator = coordinator
+        self._stop_tasks: set[asyncio.Task[None]] = set()
+
+    async def open_files(self, runtime: BranchRuntime) -> None:
+        """Give a branch its files and deps."""
+        await run_in_thread(open_files, runtime, self._coordinator.parent_deps, self._coordinator.materializer)
+        runtime.ready.set()
+
+    async def wait_for_files(self, branches: Iterable[BranchRuntime]) -> None:
+        """Wait until each branch has its files, or has failed to get them."""
+        for runtime in branches:
+            ready = asyncio.ensure_future(runtime.ready.wait())
+            await asyncio.wait([ready, runtime.task], return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+
+    async def run_first(self, runtime: BranchRuntime) -> tuple[bool, str]:
+        """Run the first turn, as the work of the branch's attempt."""
+        await self._run(runtime)
+        return True, runtime.thread.last_text
+
+    async def _run(self, runtime: BranchRuntime) -> Any:
+        if runtime.overlay is None:
+            await self.open_files(runtime)
+        if runtime.live_fork.is_resumed and not runtime.has_looked_for_orphans:
+            runtime.has_looked_for_orphans = True
+            runtime.orphans = await run_in_thread(find_orphans, runtime.live_fork, runtime)
+        runner = self._coordinator.branch_runner or run_agent
+        runtime.result = await take_turn(runtime, self._coordinator.agent, runner, self._coordinator.usage_limits)
+        return runtime.result
+
+    def start_first(self, runtime: BranchRuntime) -> None:
+        """Start the attempt of a branch; its ``task`` ends as the first turn does."""
+        runtime.run(self._follow_attempt(runtime))
+
+    async def _follow_attempt(self, runtime: BranchRuntime) -> Any:
+        live, attempt = runtime.live_fork, runtime.attempt
+        try:
+            await live.wait_for(attempt)
+        except asyncio.CancelledError:
+            await finish(asyncio.ensure_future(live.fork.cancel([attempt], "terminated")))
+            raise
+        finally:
+            runtime.end(branch_state(attempt.state, attempt.reason), attempt.reason)
+        if runtime.status.state == "done":
+            return runtime.result
+        raise attempt.error or asyncio.CancelledError(attempt.reason)
+
+    def start_next(self, runtime: BranchRuntime) -> asyncio.Task[Any]:
+        """Start a further turn of a branch that does not run, and return its task."""
+        runtime.status.state = "running"
+        runtime.status.current_turn += 1
+        self._coordinator.update_manifest()
+        return runtime.run(self._run_next(runtime))
+
+    async def _run_next(self, runtime: BranchRuntime) -> Any:
+        runtime.attempt.make_current()
+        try:
+            result = await self._run(runtime)
+        except BudgetExceededError as error:
+            runtime.end("budget_exhausted" if error.state == BUDGET_STATES[0] else BUDGET_STATES[1], str(error))
+            raise
+        except asyncio.CancelledError as error:
+            runtime.end(branch_state("cancelled", str(error)), str(error) or "terminated")
+            raise
+        except Exception as error:
+            runtime.end("failed", f"{type(error).__name__}: {error}")
+            raise
+        runtime.end("done", None)
+        return result
+
+    async def stop(self, runtime: BranchRuntime, reason: str) -> None:
+        """Stop a branch, and wait until it has stopped. A branch that does not run stays as it is."""
+        if not runtime.is_running:
+            return
+        if runtime.status.current_turn:
+            runtime.task.cancel(reason)
+        else:
+            await runtime.live_fork.fork.cancel([runtime.attempt], reason)
+        await asyncio.wait([runtime.task])
+
+    def stop_soon(self, branches: Iterable[BranchRuntime], reason: str) -> None:
+        """Stop branches in the background, for callers that may run in one of them."""
+        for runtime in branches:
+            if runtime.is_running:
+                task = asyncio.create_task(self.stop(runtime, reason))
+                self._stop_tasks.add(task)
+                task.add_done_callback(self._stop_tasks.discard)
+
+
+def checkpoint_store_of(runtime: BranchRuntime) -> CheckpointStore:
+    """Return the checkpoint store of a branch: that of its deps, else its own."""
     found = getattr(runtime.deps, "checkpoint_store", None)
     if isinstance(found, CheckpointStore):
         return found
@@ -67,40 +171,40 @@ def checkpoints_of(runtime: BranchRuntime) -> CheckpointStore:
     return runtime.checkpoints
 
 
-async def mark_branch_now(runtime: BranchRuntime, label: str) -> Checkpoint:
-    """Keep a branch as it is."""
-    _check(runtime)
-    return await save_checkpoint(checkpoints_of(runtime), label, runtime.thread.history(), runtime.overlay)
+async def checkpoint_branch(runtime: BranchRuntime, label: str) -> Checkpoint:
+    """Save a checkpoint of a branch's conversation and files. Raises RuntimeError if the branch runs."""
+    _check_idle(runtime)
+    return await save_checkpoint(checkpoint_store_of(runtime), label, runtime.thread.history(), runtime.overlay)
 
 
-async def rewind_branch_to(runtime: BranchRuntime, checkpoint: str) -> Rewound:
-    """Have a branch be as it was, with its files; it is then one that can be told to go on."""
-    _check(runtime)
-    back = await rewind(checkpoints_of(runtime), checkpoint, runtime.overlay, runtime.thread.history())
-    runtime.thread.go_back(back.messages)
-    runtime.partial_history = list(back.messages)
+async def rewind_branch(runtime: BranchRuntime, checkpoint: str) -> Rewound:
+    """Rewind a branch and its files to a checkpoint; it is done then, and can run again."""
+    _check_idle(runtime)
+    rewound = await rewind(checkpoint_store_of(runtime), checkpoint, runtime.overlay, runtime.thread.history())
+    runtime.thread.rewind_to(rewound.messages)
+    runtime.partial_history = list(rewound.messages)
     runtime.end("done", None)
     await run_in_thread(runtime.overlay.mirror_all)
-    return back
+    return rewound
 
 
-def _check(runtime: BranchRuntime) -> None:
+def _check_idle(runtime: BranchRuntime) -> None:
     if runtime.is_running:
         raise RuntimeError(f"branch {runtime.id} is running: wait until it is done, or terminate it")
     if runtime.overlay is None:
-        raise RuntimeError(f"branch {runtime.id} has no files: it never came to run, or its fork is resolved")
+        raise RuntimeError(f"branch {runtime.id} has no files: it never started, or its fork is resolved")
 
 
-_PREVIEW = 200  # characters
-_MILLISECONDS = "milliseconds"
+_PREVIEW_LENGTH = 200  # characters
+_MILLISECONDS = "milliseconds"  # the key in the usage of a tool
 
 
-def limits_of(runtime: BranchRuntime, around: UsageLimits | None) -> UsageLimits:
-    """What pydantic-ai is to stop a branch's run at: its budget, and the limits of the run that it was forked from."""
-    limits = replace(around) if around is not None else UsageLimits()
-    budget, spent = runtime.purse.cap, runtime.purse.spent
+def _build_limits(runtime: BranchRuntime, parent_limits: UsageLimits | None) -> UsageLimits:
+    """Build the limits at which pydantic-ai stops a branch's run: its budget, and the limits of the parent's run."""
+    limits = replace(parent_limits) if parent_limits is not None else UsageLimits()
+    budget, spent = runtime.cost_tracker.cap, runtime.cost_tracker.spent
     if limits.request_limit is not None:
-        limits.request_limit += spent.requests  # a further turn has as many requests as the first
+        limits.request_limit += spent.requests  # each turn may make as many requests as the first
     if budget.requests is not None:
         limits.request_limit = min(budget.requests, limits.request_limit or budget.requests)
     if budget.tokens is not None:
@@ -112,7 +216,7 @@ def limits_of(runtime: BranchRuntime, around: UsageLimits | None) -> UsageLimits
 
 @dataclass
 class BranchCapability(AbstractCapability[Any]):
-    """The hooks of one turn of a branch."""
+    """The hooks into the agent's run for one turn of a branch."""
 
     runtime: BranchRuntime = field(kw_only=True, repr=False)
     _messages: Sequence[ModelMessage] = field(default=(), init=False, repr=False)
@@ -120,39 +224,39 @@ class BranchCapability(AbstractCapability[Any]):
     _cap: Budget = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._cap = self.runtime.purse.cap  # which its limits were made of
+        self._cap = self.runtime.cost_tracker.cap  # the limits of the run were built from it
 
     @classmethod
     def get_serialization_name(cls) -> str | None:
-        """It is made for one run of one branch, and for no other."""
+        """Return None: the capability belongs to one run and is not serialized."""
         return None
 
     def get_ordering(self) -> CapabilityOrdering:
-        """It sees what is sent: all others have had their say before."""
+        """Run innermost, to see the request as it is sent."""
         return CapabilityOrdering(position="innermost")
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Keep what was said so far, and wait until the request can be paid for."""
+        """Save the messages so far, and wait until the budgets admit the request."""
         runtime = self.runtime
         while runtime.steering:
             ctx.enqueue(runtime.steering.popleft())
-        self._messages = ctx.messages  # which goes on to grow as the run does
+        self._messages = ctx.messages  # a live list that grows with the run
         runtime.status.last_activity_at = datetime.now(UTC)
         runtime.coordinator.capture_partial_history(runtime.id, ctx.messages)
-        self.keep()
-        if runtime.purse.limits_requests:
+        self.save_messages()
+        if runtime.cost_tracker.is_limited:
             estimate = estimate_request(ctx.model, request_context.messages, request_context.model_settings)
-            await runtime.purse.admit(estimate)
+            await runtime.cost_tracker.admit(estimate)
             self._estimate = estimate
             if ctx.usage_limits is not None:
                 self._raise_limits(ctx.usage_limits)
         return request_context
 
     def _raise_limits(self, limits: UsageLimits) -> None:
-        """Have pydantic-ai know what others have left to the branch, where its own budget is what limits it."""
-        before, now = self._cap, self.runtime.purse.cap
+        """Raise the limits of the run, if they come from the branch's budget, by what finished branches left."""
+        before, now = self._cap, self.runtime.cost_tracker.cap
         self._cap = now
         if now.usd is not None and limits.cost_limit == Decimal(str(before.usd)):
             limits.cost_limit = Decimal(str(now.usd))
@@ -164,48 +268,50 @@ class BranchCapability(AbstractCapability[Any]):
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
-        """Show what was said, and whether forks that were left in the branch are wanted."""
+        """Update the preview, and abort orphaned forks unless a tool that started one is called again."""
         calls = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
-        if self.runtime.left is not None and not self.runtime.left.is_wanted_by(calls):
+        if self.runtime.orphans is not None and not self.runtime.orphans.is_wanted_by(calls):
             await abort_orphans(self.runtime)
         texts = [part.content for part in response.parts if isinstance(part, TextPart) and part.content.strip()]
         if texts:
-            self.runtime.status.last_message_preview = texts[-1].strip()[:_PREVIEW]
+            self.runtime.status.last_message_preview = texts[-1].strip()[:_PREVIEW_LENGTH]
         return response
 
     async def wrap_node_run(self, ctx: RunContext[Any], *, node: Any, handler: Any) -> Any:
-        """Whatever comes of a request, it is under way no more, and is paid for. Where that was the last that could be,
-        an answer still counts, but no tool is called any more."""
+        """Settle the request and record its cost, whether it succeeded or failed.
+
+        If it exhausted the budget, a final answer still counts, but tool calls are not executed.
+        """
         try:
             following = await handler(node)
         finally:
             if self._estimate is not None:
                 estimate, self._estimate = self._estimate, None
-                self.runtime.purse.settle(estimate)
+                self.runtime.cost_tracker.settle(estimate)
             if Agent.is_model_request_node(node):
                 self.runtime.coordinator.record_cost(self.runtime)
-        if Agent.is_call_tools_node(following) and self.runtime.purse.limits_requests:
+        if Agent.is_call_tools_node(following) and self.runtime.cost_tracker.is_limited:
             is_final = not following.model_response.tool_calls
-            self.runtime.coordinator.stop_spent(but=self.runtime if is_final else None)
+            self.runtime.coordinator.stop_if_spent(except_for=self.runtime if is_final else None)
         return following
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Ask whoever watches the fork for each approval, one after the other."""
+        """Ask the user for each approval, one after the other."""
         if not requests.approvals:
             return None
         approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
         for call in requests.approvals:
-            approvals[call.tool_call_id] = await self._approval(call)
+            approvals[call.tool_call_id] = await self._wait_for_approval(call)
         return DeferredToolResults(approvals=approvals)
 
-    async def _approval(self, call: ToolCallPart) -> ToolApproved | ToolDenied:
+    async def _wait_for_approval(self, call: ToolCallPart) -> ToolApproved | ToolDenied:
         runtime = self.runtime
         description = f"{call.tool_name}({call.args_as_json_str()})"
-        runtime.pending_approval = asked = PendingApprovalRequest(runtime.id, description)
+        runtime.pending_approval = request = PendingApprovalRequest(runtime.id, description)
         try:
-            is_approved = await asked.response.get()
+            is_approved = await request.response.get()
         finally:
             runtime.pending_approval = None
         if is_approved:
@@ -216,55 +322,63 @@ class BranchCapability(AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: Any, args: dict[str, Any], handler: Any
     ) -> Any:
-        """Carry a tool out if it has something left to spend. Each call of it counts as a request; what its own agents
-        spend by the run's usage counts as well."""
+        """Execute a tool unless its budget is spent.
+
+        Each call counts as a request; what agents inside the tool add to the run's usage counts too.
+        """
         token = current_tool.set(call.tool_name)
         try:
-            purse = self.runtime.tool_purses.get(call.tool_name)
-            return await (handler(args) if purse is None else self._paid(purse, ctx, call, args, handler))
+            tracker = self.runtime.tool_trackers.get(call.tool_name)
+            if tracker is None:
+                return await handler(args)
+            return await self._execute_tracked(tracker, ctx, call, args, handler)
         finally:
             current_tool.reset(token)
 
-    async def _paid(
-        self, purse: BudgetTracker, ctx: RunContext[Any], call: ToolCallPart, args: Any, handler: Any
+    async def _execute_tracked(
+        self, tracker: BudgetTracker, ctx: RunContext[Any], call: ToolCallPart, args: Any, handler: Any
     ) -> Any:
-        seconds = purse.budget.seconds
-        left = None if seconds is None else seconds - purse.usage.details.get(_MILLISECONDS, 0) / 1000
-        if purse.is_empty or (left is not None and left <= 0):
-            raise SkipToolExecution(f"{call.tool_name} was not carried out: its budget in this branch is spent. Go on.")
-        begun, before = time.monotonic(), copy(ctx.usage)
-        purse.usage.requests += 1
+        seconds = tracker.budget.seconds
+        remaining = None if seconds is None else seconds - tracker.usage.details.get(_MILLISECONDS, 0) / 1000
+        if tracker.is_spent or (remaining is not None and remaining <= 0):
+            raise SkipToolExecution(
+                f"{call.tool_name} was not executed: its budget in this branch is spent. Continue without it."
+            )
+        started, before = time.monotonic(), copy(ctx.usage)
+        tracker.usage.requests += 1
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 return await handler(args)
         except TimeoutError:
-            if left is None or time.monotonic() - begun < left:
+            if remaining is None or time.monotonic() - started < remaining:
                 raise
-            raise SkipToolExecution(f"{call.tool_name} was stopped: it had {left:.1f} s left. Go on.") from None
+            raise SkipToolExecution(
+                f"{call.tool_name} was stopped: its time budget had {remaining:.1f} s left. Continue without it."
+            ) from None
         finally:
-            _charge(purse, ctx.usage, before, time.monotonic() - begun)
+            _charge(tracker, ctx.usage, before, time.monotonic() - started)
 
-    def keep(self) -> None:
-        """Put what was said into the conversation, and that into the ledger."""
+    def save_messages(self) -> None:
+        """Add the run's new messages to the conversation, and save it in the ledger."""
         if self._messages:
-            self.runtime.thread.take(self._messages)
+            self.runtime.thread.update(self._messages)
             self.runtime.coordinator.save()
 
 
-def _charge(purse: BudgetTracker, usage: RunUsage, before: RunUsage, seconds: float) -> None:
-    grown = usage - before
-    purse.usage.input_tokens += grown.input_tokens
-    purse.usage.output_tokens += grown.output_tokens
-    if grown.cost is not None:
-        purse.usage.cost = (purse.usage.cost or Decimal(0)) + grown.cost
-    purse.usage.details[_MILLISECONDS] = purse.usage.details.get(_MILLISECONDS, 0) + round(seconds * 1000)
+def _charge(tracker: BudgetTracker, usage: RunUsage, before: RunUsage, seconds: float) -> None:
+    added = usage - before
+    tracker.usage.input_tokens += added.input_tokens
+    tracker.usage.output_tokens += added.output_tokens
+    if added.cost is not None:
+        tracker.usage.cost = (tracker.usage.cost or Decimal(0)) + added.cost
+    tracker.usage.details[_MILLISECONDS] = tracker.usage.details.get(_MILLISECONDS, 0) + round(seconds * 1000)
 
 
 class BranchRunner(Protocol):
-    """Runs an agent in a branch instead of ``Agent.run``, such as to show what it says as it says it.
+    """A function that runs an agent in a branch instead of ``Agent.run``, for example to stream its output.
 
-    With ``steer`` None the history ends with what is to be answered. ``runtime.options`` has all else that the run is
-    to be given: model, workspace, limits, capabilities.
+    If ``steer`` is None, the history ends with the request to answer. ``runtime.options`` has the other arguments of
+    the run: model, workspace, limits, capabilities.
     """
 
     def __call__(
@@ -276,7 +390,7 @@ class BranchRunner(Protocol):
         deferred_results: DeferredToolResults | None,
         runtime: BranchRuntime,
     ) -> Awaitable[AgentRunResult[Any]]:
-        """Run it to its end."""
+        """Run the agent to its end."""
         ...
 
 
@@ -288,7 +402,7 @@ async def run_agent(
     deferred_results: DeferredToolResults | None,
     runtime: BranchRuntime,
 ) -> AgentRunResult[Any]:
-    """Run an agent in a branch as it is run where nobody looks on."""
+    """Run an agent in a branch by ``Agent.run``."""
     return await agent.run(
         steer, message_history=message_history, deps=deps, deferred_tool_results=deferred_results, **runtime.options
     )
@@ -297,59 +411,60 @@ async def run_agent(
 async def take_turn(
     runtime: BranchRuntime, agent: Agent[Any, Any], runner: BranchRunner, limits: UsageLimits | None
 ) -> AgentRunResult[Any] | None:
-    """Have the agent answer what was said last in a branch; None where it had answered already. Stopped by a budget,
-    this raises BudgetExceededError. Whatever it said is in the conversation, however it ends."""
+    """Run the agent until it answers the last request of a branch; return None if that has an answer already.
+
+    Raises BudgetExceededError if a budget stops the run. The messages are in the conversation however the run ends.
+    """
     enter_branch(runtime)
     thread = runtime.thread
     if thread.is_answered:
         await abort_orphans(runtime)
         return None
-    run = BranchCapability(runtime=runtime)
-    runtime.options = _options(runtime, run, limits)
-    steer, history = _asked(thread.request())
+    capability = BranchCapability(runtime=runtime)
+    runtime.options = _build_options(runtime, capability, limits)
+    steer, history = _split_prompt(thread.request())
     try:
-        with runtime.purse.closing():
+        with runtime.cost_tracker.hold_open():
             return await runner(agent, steer, history, runtime.deps, None, runtime)
     except (UsageLimitExceeded, RunTimedOut) as error:
         raise BudgetExceededError(str(error).partition(". Consider ")[0]) from error
     finally:
         await runtime.close_inner()
         await abort_orphans(runtime)
-        run.keep()
+        capability.save_messages()
 
 
-def workspace_for(runtime: BranchRuntime, share: str) -> AgentWorkspace | None:
-    """What the agent has as its workspace: its branch, or the parent's files where those are shared."""
+def open_files(runtime: BranchRuntime, deps: Any, materializer: ForkMaterializer | None) -> None:
+    """Give a branch its files, and deps that refer to them. The attempt has created its branch by now."""
+    plan, label = runtime.live_fork.plan, runtime.spec.label
+    isolation = plan.isolation
+    runtime.overlay = runtime.live_fork.source.overlay(runtime.attempt.own_branch, label, plan.strategy.conflict_policy)
+    if materializer is not None:
+        runtime.overlay.attach_materializer(materializer, label)
+    runtime.workspace = _choose_workspace(runtime, isolation.backend)
+    runtime.deps = deps
+    if isinstance(deps, DeepAgentDeps):
+        is_copy = isolation.backend == "copy"
+        own = clone_for_branch(deps, replace(isolation, backend="share") if is_copy else isolation, label)
+        runtime.deps = replace(own, branch_id=runtime.id, backend=runtime.overlay if is_copy else own.backend)
+
+
+def _choose_workspace(runtime: BranchRuntime, isolation: str) -> AgentWorkspace | None:
+    """Return the workspace of the agent's run: the branch, or the parent's files if the backend is shared."""
     overlay = runtime.overlay
     if not isinstance(overlay, FilesOverlay):
         return None
-    shown = overlay if share == "copy" else overlay.parent
-    found = agent_workspace(shown.place, shown.files.confinement)
-    return AgentWorkspace(ReadOnlyWorkspace(found)) if share == "share_readonly" else found
+    backend = overlay if isolation == "copy" else overlay.parent
+    workspace = agent_workspace(backend.place, backend.files.confinement)
+    return AgentWorkspace(ReadOnlyWorkspace(workspace)) if isolation == "share_readonly" else workspace
 
 
-def open_files(
-    runtime: BranchRuntime, ground: ForkSource, plan: ForkPlan, deps: Any, materializer: ForkMaterializer | None
-) -> None:
-    """Give a branch its files, and deps that know of them. Its attempt has made its branch by now."""
-    isolation, label = plan.isolation, runtime.spec.label
-    runtime.overlay = ground.overlay(runtime.attempt.place, label, plan.strategy.conflict_policy)
-    if materializer is not None:
-        runtime.overlay.attach_materializer(materializer, label)
-    runtime.workspace = workspace_for(runtime, isolation.backend)
-    runtime.deps = deps
-    if isinstance(deps, DeepAgentDeps):
-        apart = isolation.backend == "copy"
-        own = clone_for_branch(deps, replace(isolation, backend="share") if apart else isolation, label)
-        runtime.deps = replace(own, branch_id=runtime.id, backend=runtime.overlay if apart else own.backend)
-
-
-def _options(runtime: BranchRuntime, run: BranchCapability, limits: UsageLimits | None) -> dict[str, Any]:
+def _build_options(runtime: BranchRuntime, capability: BranchCapability, limits: UsageLimits | None) -> dict[str, Any]:
     spec = runtime.spec
     options: dict[str, Any] = {
-        "capabilities": [run],
-        "usage": runtime.purse.usage,
-        "usage_limits": limits_of(runtime, limits),
+        "capabilities": [capability],
+        "usage": runtime.cost_tracker.usage,
+        "usage_limits": _build_limits(runtime, limits),
     }
     if runtime.workspace is not None:
         options["workspace"] = runtime.workspace
@@ -362,9 +477,11 @@ def _options(runtime: BranchRuntime, run: BranchCapability, limits: UsageLimits 
     return options
 
 
-def _asked(messages: list[ModelMessage]) -> tuple[str | None, list[ModelMessage]]:
-    """What an agent is run with. A conversation that begins here is begun by a prompt, so that the agent's system
-    prompt is in it."""
+def _split_prompt(messages: list[ModelMessage]) -> tuple[str | None, list[ModelMessage]]:
+    """Split messages into prompt and history.
+
+    The only message of a new conversation is passed as a prompt, so that pydantic-ai adds the agent's system prompt.
+    """
     first = messages[0]
     if len(messages) == 1 and isinstance(first, ModelRequest) and len(first.parts) == 1:
         [part] = first.parts
