@@ -1,6 +1,6 @@
-"""Running things as a user with no privileges at all.
+"""Programs run as a user without privileges.
 
-Root's own interpreter, sources and packages may lie where nobody else can read them, so that copies are made.
+Other users may not be able to read root's interpreter, sources and packages, so these are copied.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from pathlib import Path
 
 from tests.need import need
 
-__all__ = ["SOMEBODY", "as_somebody", "interpreter", "project_of_somebody", "readable_copy"]
+__all__ = ["UNPRIVILEGED", "as_unprivileged", "interpreter", "readable_copy", "unprivileged_project"]
 
-#: A user every system has and who owns nothing.
-SOMEBODY = 65534
+#: The id of ``nobody``, which every system has and which owns no files.
+UNPRIVILEGED = 65534
 
 ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
 def readable_copy(packages: Sequence[str]) -> Iterator[Path]:
-    """A directory anybody can read: ``src`` and ``tests`` of this project, and packages in ``tools``."""
+    """Create a world-readable directory with ``src`` and ``tests`` of this project, and packages in ``tools``."""
     need(os.geteuid() == 0, "only root can become another user")
     need(shutil.which("setpriv") is not None, "setpriv is not installed")
-    with tempfile.TemporaryDirectory(prefix="forkwise-somebody-", dir="/tmp") as made:
-        room = Path(made)
-        room.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="forkwise-unprivileged-", dir="/tmp") as made:
+        directory = Path(made)
+        directory.chmod(0o755)
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, room / name, ignore=ignore)
+            shutil.copytree(ROOT / name, directory / name, ignore=ignore)
         for name in packages:
-            _copy_package(name, room / "tools")
-        subprocess.run(["chmod", "-R", "a+rX", str(room)], check=True)
-        yield room
+            _copy_package(name, directory / "tools")
+        subprocess.run(["chmod", "-R", "a+rX", str(directory)], check=True)
+        yield directory
 
 
 @contextmanager
-def project_of_somebody(packages: Sequence[str]) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The other user's home, with a project of one file, and the environment of programs that use this project's."""
-    with readable_copy(packages) as room:
-        home = room / "home"
+def unprivileged_project(packages: Sequence[str]) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Create a home of the unprivileged user with a one-file project. Yield it and the environment to run forkwise."""
+    with readable_copy(packages) as directory:
+        home = directory / "home"
         (home / "project").mkdir(parents=True)
         (home / "project/a.txt").write_text("one\n")
         for path in (home, home / "project", home / "project/a.txt"):
-            os.chown(path, SOMEBODY, SOMEBODY)
+            os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
         yield (
             home,
             {
                 "PATH": os.environ["PATH"],
-                "PYTHONPATH": f"{room}/src:{room}/tools",
+                "PYTHONPATH": f"{directory}/src:{directory}/tools",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOME": str(home),
             },
@@ -77,20 +77,20 @@ def _copy_package(name: str, to: Path) -> None:
         shutil.copy(origin, to)
 
 
-def as_somebody(command: Sequence[str]) -> list[str]:
-    """The same command, run by the other user."""
-    return ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups", *command]
+def as_unprivileged(command: Sequence[str]) -> list[str]:
+    """Return the command line that runs a command as the unprivileged user."""
+    return ["setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups", *command]
 
 
 def interpreter() -> str:
-    """A Python that the other user may run."""
-    # It has to be able to start itself: setpriv's own exec still has root's way into root's home.
+    """Find a Python interpreter that the unprivileged user can run."""
+    # It must be able to start itself again: setpriv's own exec still has root's access to root's home.
     again = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '']).returncode)"
     check = f"import sys; assert sys.version_info >= (3, 11); {again}"
     for candidate in (sys.executable, "/usr/bin/python3"):
         if not shutil.which(candidate):
             continue
-        if subprocess.run(as_somebody([candidate, "-c", check]), capture_output=True).returncode == 0:
+        if subprocess.run(as_unprivileged([candidate, "-c", check]), capture_output=True).returncode == 0:
             return candidate
-    need(False, "no interpreter of Python 3.11 that another user may run")
+    need(False, "no Python 3.11 interpreter that another user can run")
     raise AssertionError

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from tests.need import need
-from tests.unprivileged import SOMEBODY, as_somebody, interpreter, readable_copy
+from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
 
 TOOLS = ("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions")
 NAMESPACES = "import sys; from forkwise.linux import namespace; sys.exit(not namespace.available())"
@@ -38,7 +38,7 @@ def place(readable: Path) -> Iterator[Path]:
     (root / "project").mkdir(parents=True)
     (root / "project" / "a.txt").write_text("one\n")
     for path in (root, root / "project", root / "project" / "a.txt"):
-        os.chown(path, SOMEBODY, SOMEBODY)
+        os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
     yield root
     subprocess.run(["rm", "-rf", str(root)], check=True)
 
@@ -65,7 +65,7 @@ def python(place: Path, code: str, *words: str) -> subprocess.CompletedProcess[s
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
     }
-    command = as_somebody([interpreter(), "-c", code, *words])
+    command = as_unprivileged([interpreter(), "-c", code, *words])
     return subprocess.run(command, cwd=place / "project", env=environment, capture_output=True, text=True)
 
 
@@ -165,7 +165,7 @@ def _remove_state(place: Path) -> None:
     assert list((place / "state").iterdir())
     deadline = time.monotonic() + 10
     while True:  # sandboxes outlive a killed process for a moment, and may still write
-        done = subprocess.run(as_somebody(["rm", "-rf", str(place / "state")]), capture_output=True, text=True)
+        done = subprocess.run(as_unprivileged(["rm", "-rf", str(place / "state")]), capture_output=True, text=True)
         if done.returncode == 0 or "Directory not empty" not in done.stderr or time.monotonic() > deadline:
             break
     assert (done.returncode, done.stderr) == (0, "")
@@ -190,7 +190,7 @@ def test_the_owner_can_remove_the_state_of_a_killed_process(place: Path) -> None
 def test_the_owner_can_remove_the_state_of_a_killed_fork(place: Path, seconds: float) -> None:
     need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
     (place / "state").mkdir()
-    os.chown(place / "state", SOMEBODY, SOMEBODY)
+    os.chown(place / "state", UNPRIVILEGED, UNPRIVILEGED)
     done = python(place, KILLED_IN_A_FORK, str(seconds))
     assert done.returncode == 0, done.stderr
     if list((place / "state").iterdir()):

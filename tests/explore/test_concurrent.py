@@ -1,4 +1,4 @@
-"""A workspace that others change meanwhile: people, other explorations, in threads and in processes."""
+"""A workspace that changes while a pattern runs: by the user, and by other patterns in threads and processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from forkwise.fork.fork import open_ledger
 
 
 def kept(workspace: Workspace) -> Branch:
-    """The one branch that is left."""
+    """Return the one branch that remains."""
     [branch] = workspace.branches()
     assert branch.kept
     return branch
 
 
 def meddling(workspace: Workspace, name: str, text: str) -> Any:
-    """A candidate during which somebody else changes a file in the workspace."""
+    """Build a candidate that changes a file in the workspace while it runs, as a user would."""
 
     def work(path: Path) -> bool:
         (path / name).write_text("by the candidate\n")
@@ -42,13 +42,13 @@ def meddling(workspace: Workspace, name: str, text: str) -> Any:
     return work
 
 
-# People
+# Changes by the user
 
 
 def test_a_conflict_is_raised_and_the_winner_is_kept(workspace: Workspace) -> None:
     with pytest.raises(ConflictError, match=r"a\.txt.*on_conflict='ours', 'theirs' or 'merge'") as caught:
-        Speculate([meddling(workspace, "a.txt", "by somebody\n"), lambda _: False])(workspace)
-    assert (workspace.path / "a.txt").read_text() == "by somebody\n"
+        Speculate([meddling(workspace, "a.txt", "by the user\n"), lambda _: False])(workspace)
+    assert (workspace.path / "a.txt").read_text() == "by the user\n"
     branch = kept(workspace)
     [note] = caught.value.__notes__
     assert note.endswith(f"is kept as the branch {branch.branch_path}")
@@ -63,9 +63,9 @@ def test_a_conflict_is_raised_and_the_winner_is_kept(workspace: Workspace) -> No
     assert (workspace.path / "a.txt").read_text() == "by the candidate\n"
 
 
-@pytest.mark.parametrize(("how", "text"), [("ours", "by the candidate\n"), ("theirs", "by somebody\n")])
+@pytest.mark.parametrize(("how", "text"), [("ours", "by the candidate\n"), ("theirs", "by the user\n")])
 def test_a_conflict_is_decided_as_was_said(how: Any, text: str, workspace: Workspace) -> None:
-    outcome = Speculate([meddling(workspace, "a.txt", "by somebody\n")], on_conflict=how)(workspace)
+    outcome = Speculate([meddling(workspace, "a.txt", "by the user\n")], on_conflict=how)(workspace)
     assert outcome.committed
     assert (workspace.path / "a.txt").read_text() == text
 
@@ -107,7 +107,7 @@ def test_a_workspace_that_vanished_before(workspace: Workspace) -> None:
     elsewhere.rename(workspace.path)
 
 
-# Other explorations
+# Other patterns
 
 
 def test_two_at_once_that_touch_different_paths_both_win(workspace: Workspace) -> None:
@@ -147,7 +147,7 @@ def test_eight_at_once_on_one_event_loop(workspace: Workspace) -> None:
 
 
 def losing(workspace: Workspace, mine: str, theirs: str) -> Any:
-    """A candidate during which another exploration is committed."""
+    """Build a candidate that commits another pattern's result to the workspace while it runs."""
 
     def work(path: Path) -> bool:
         (path / "a.txt").write_text(mine)
@@ -272,7 +272,7 @@ def test_a_fork_that_is_aborted_elsewhere_ends(workspace: Workspace) -> None:
         started.wait(60)
         with open_ledger(workspace) as ledger:
             [fork] = ledger.forks()
-            assert ledger.abort_fork(fork.id, "somebody said so")
+            assert ledger.abort_fork(fork.id, "the user said so")
 
     other = threading.Thread(target=abort)
     other.start()
@@ -282,7 +282,7 @@ def test_a_fork_that_is_aborted_elsewhere_ends(workspace: Workspace) -> None:
     other.join()
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks()
-        assert fork.resolution == {"how": "abort", "reason": "somebody said so"}
+        assert fork.resolution == {"how": "abort", "reason": "the user said so"}
         assert all(str(a.reason).endswith("was decided elsewhere") for a in ledger.attempts(fork.id))
 
 
@@ -294,7 +294,7 @@ def test_a_fork_that_is_aborted_elsewhere_between_two_attempts_ends(workspace: W
 
     def critique(_: Path) -> str:
         with open_ledger(workspace) as ledger:
-            ledger.abort_fork(ledger.forks()[0].id, "somebody said so")
+            ledger.abort_fork(ledger.forks()[0].id, "the user said so")
         return "wrong"
 
     with pytest.raises(ForkResolvedError, match="decided"):

@@ -1,4 +1,4 @@
-"""What every test of files gets: state of its own, and a check that it leaves nothing mounted."""
+"""Fixtures of all tests of files: a separate state directory, and a check that no mount is left."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from tests.files.images import mounted_tmpfs
 
 
 @pytest.fixture(scope="session")
-def memory_room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory that is kept in memory, where whoever runs the tests may mount one."""
-    room = tmp_path_factory.mktemp("memory") / "room.mnt"
-    room.mkdir()
+def memory_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory on a tmpfs, if the tests run as root; otherwise an ordinary one."""
+    directory = tmp_path_factory.mktemp("memory") / "tmpfs.mnt"
+    directory.mkdir()
     if os.geteuid() != 0:
-        yield room
+        yield directory
         return
-    with mounted_tmpfs(room), ExitStack() as instead:
+    with mounted_tmpfs(directory), ExitStack() as instead:
         try:
-            os.setxattr(room, "user.forkwise", b"")
-        except OSError:  # a kernel before 6.6: no layer can be kept there
-            room = Path(instead.enter_context(tempfile.TemporaryDirectory(dir=room.parent)))
-        yield room
+            os.setxattr(directory, "user.forkwise", b"")
+        except OSError:  # a kernel before 6.6: tmpfs has no user attributes, so no layers
+            directory = Path(instead.enter_context(tempfile.TemporaryDirectory(dir=directory.parent)))
+        yield directory
 
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """In memory for modules that say ``IN_MEMORY = True``: they make thousands of files, and what they test is told by
-    the same system calls on any filesystem. Others have the disk."""
+    """A directory on a tmpfs for modules with ``IN_MEMORY = True``, otherwise on disk.
+
+    Those modules create thousands of files and behave the same on any filesystem.
+    """
     if not getattr(request.module, "IN_MEMORY", False):
         return tmp_path
-    return Path(tempfile.mkdtemp(dir=request.getfixturevalue("memory_room")))
+    return Path(tempfile.mkdtemp(dir=request.getfixturevalue("memory_directory")))
 
 
 @pytest.fixture(autouse=True)
 def mounts_unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test of this run leaves a mount behind. Those of others on the machine, and the images that a whole run
-    shares, are not looked at."""
+    """Check that a test leaves no mount behind, except the images that a whole run shares."""
     beneath = f"{tmp_path_factory.getbasetemp().resolve()}/"
 
     def mounted() -> set[tuple[str, str]]:
@@ -58,14 +59,14 @@ def mounts_unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept in, or found in, the state directory of whoever runs the tests."""
+    """Use a temporary state directory instead of the user's."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
     monkeypatch.delenv("FORKWISE_STATE", raising=False)
 
 
 @pytest.fixture
 def open_workspace(mounts_unchanged: None, own_state: None) -> Iterator[Callable[..., Workspace]]:
-    """Opens workspaces, without syncs unless told otherwise, and aborts whatever branches a test leaves in them."""
+    """A function that opens workspaces, by default without syncs; afterwards all their branches are aborted."""
     opened: list[Workspace] = []
 
     def open_one(path: Path, **options: Any) -> Workspace:
@@ -75,5 +76,5 @@ def open_workspace(mounts_unchanged: None, own_state: None) -> Iterator[Callable
     yield open_one
     for workspace in opened:
         for branch in workspace.branches():
-            with suppress(BranchNotFoundError):  # it went with the one it was made from
+            with suppress(BranchNotFoundError):  # its parent was aborted before
                 branch.abort()

@@ -1,5 +1,5 @@
-"""Workspaces with a branch of more than fifty changes, about to be committed or undone by a process that will not
-come to its end; and the judgement of what that left behind: the exact before, or the exact after."""
+"""Scenes for crash tests: a workspace with a branch of more than fifty changes, a commit or undo that is killed, and
+the check that the result is either the exact state before or the exact state after."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forkwise.errors import BranchNotFoundError
 from forkwise.files.store import trash
 from forkwise.linux.mountinfo import mounts
 from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
-from tests.files.fork_helper import in_den
+from tests.files.fork_helper import run_in_helper
 from tests.files.sample import Picture, alter, alter_again, grow, picture
 from tests.files.steps import Outcome, Steps, in_child
 from tests.need import need
@@ -27,7 +27,7 @@ __all__ = ["Nested", "OnOverlay", "Scene", "Stage", "Undo", "UndoOnOverlay", "di
 
 
 def empty(where: Path) -> None:
-    """Leave nothing mounted beneath a filesystem that is to go, also where a test failed half way."""
+    """Unmount everything below a filesystem that will be removed, even after a failed test."""
     trash.wait_until_empty()
     for found in reversed(mounts()):
         if found.point.startswith(f"{where}/"):
@@ -35,7 +35,7 @@ def empty(where: Path) -> None:
 
 
 class Scene:
-    """A workspace with a branch of more than fifty changes: what is done to it can be killed and judged."""
+    """A workspace with a branch of more than fifty changes, and an operation on it that can be killed and judged."""
 
     name = "b"
 
@@ -57,20 +57,20 @@ class Scene:
         self.after = picture(branch.path)
 
     def act(self) -> None:
-        """What is killed."""
+        """Run the operation that is killed."""
         Workspace(self.root).open("b").commit()
 
     def look(self) -> Picture:
-        """What must be before or after."""
+        """Return the files that must be in the state before or after."""
         return picture(Workspace(self.root).path)
 
     def changes(self) -> object:
-        """What is told of the branch."""
+        """Return the delta or the history, as forkwise reports it."""
         changes = Workspace(self.root).open(self.name).delta().changes
         return [(c.path, c.kind, c.type, c.mode, c.type == "directory" or c.size) for c in changes]
 
     def judge(self) -> str:
-        """``before`` or ``after``; anything else fails."""
+        """Return ``before`` or ``after``; fail for any other state."""
         now = self.look()
         if now == self.after:
             self.is_after()
@@ -92,7 +92,7 @@ class Scene:
         assert [c.kind for c in workspace.history()] == ["commit"]
 
     def finish(self) -> None:
-        """After a before: done once more, unharmed, it gives the after."""
+        """Run the operation again, without a kill, and check that it leads to the state after."""
         self.act()
         now = self.look()
         assert now == self.after, differences(self.after, now)
@@ -108,7 +108,7 @@ class Scene:
 
 
 class Undo(Scene):
-    """The commit is done, and being taken back."""
+    """A commit that is undone."""
 
     name = ""
 
@@ -128,24 +128,24 @@ class Undo(Scene):
 
 
 class OnOverlay(Scene):
-    """The workspace lies in the lower layer of somebody else's overlay."""
+    """A workspace in the lower layer of another overlay mount."""
 
     def __init__(self, base: Path) -> None:
-        self.ground = base / "ground"
+        self.overlay_base = base / "overlay-base"
         for name in ("lower", "upper", "work", "merged"):
-            (self.ground / name).mkdir(parents=True)
-        grow(self.ground / "lower/workspace")
+            (self.overlay_base / name).mkdir(parents=True)
+        grow(self.overlay_base / "lower/workspace")
         (
-            self.ground / "lower/workspace/pair-2"
+            self.overlay_base / "lower/workspace/pair-2"
         ).unlink()  # an overlay gives what was linked another inode when it is moved
-        layers = ",".join(f"{name}dir={self.ground}/{name}" for name in ("lower", "upper", "work"))
-        mount("overlay", f"{self.ground}/merged", "overlay", 0, layers)
-        super().__init__(self.ground / "merged", "copy")
+        layers = ",".join(f"{name}dir={self.overlay_base}/{name}" for name in ("lower", "upper", "work"))
+        mount("overlay", f"{self.overlay_base}/merged", "overlay", 0, layers)
+        super().__init__(self.overlay_base / "merged", "copy")
 
     def drop(self) -> None:
         super().drop()
-        umount2(f"{self.ground}/merged")
-        shutil.rmtree(self.ground)
+        umount2(f"{self.overlay_base}/merged")
+        shutil.rmtree(self.overlay_base)
 
 
 class UndoOnOverlay(OnOverlay, Undo):
@@ -153,7 +153,7 @@ class UndoOnOverlay(OnOverlay, Undo):
 
 
 class Nested(Scene):
-    """A branch of a branch is committed into it; its parent is looked at through its own view."""
+    """A nested branch that is committed into its parent branch, whose view is checked."""
 
     name = "p/b"
 
@@ -181,7 +181,7 @@ def differences(wanted: Picture, found: Picture) -> dict[bytes, object]:
 
 
 class Stage:
-    """Scenes made, played as some user, judged and used again as long as they are as before."""
+    """A runner of scenes as some user, which reuses a scene as long as it is in the state before."""
 
     def __init__(self, make: Callable[[], Scene], user: int = 0) -> None:
         self.make = make
@@ -189,7 +189,7 @@ class Stage:
         self.scene: Scene | None = None
 
     def play(self, job: Callable[[], object]) -> object:
-        """Do something as the user."""
+        """Run a job as the user."""
         if not self.user:
             return job()
         outcome = in_child(job, user=self.user)
@@ -212,10 +212,10 @@ class Stage:
         light = copy.copy(scene)
         light.before = light.after = {}
         light.delta = None
-        return in_den(getattr(light, what), steps, kill_after=kill_after)
+        return run_in_helper(getattr(light, what), steps, kill_after=kill_after)
 
     def judge(self, *, finish: bool) -> str:
-        """Judge, and, after a before, finish it."""
+        """Judge the scene, and finish it if it is in the state before."""
         assert self.scene is not None
         state = str(self.play(self.scene.judge))
         if state == "before" and finish:
@@ -230,7 +230,7 @@ class Stage:
             self.scene = None
 
     def count_steps(self, *, flagless: bool) -> list[str]:
-        """All there are when nobody is killed."""
+        """List all steps of a run without a kill."""
         outcome = self.act(Steps(flagless=flagless))
         assert outcome.raised is None
         assert self.judge(finish=False) == "after"
@@ -238,8 +238,7 @@ class Stage:
 
 
 def run_traced(scene: Scene, tracer: list[str]) -> tuple[list[str], str] | None:
-    """Act in a new process under a tracer: what was counted there and which error was raised; None where it was
-    killed."""
+    """Run the operation in a new process under a tracer. Return its steps and its error; None if it was killed."""
     need(shutil.which(tracer[0]) is not None, f"{tracer[0]} is not installed")
     program = f"""
 import os

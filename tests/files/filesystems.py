@@ -1,7 +1,7 @@
-"""Where the tests' workspaces stand: for each view a directory on a filesystem that can have it.
+"""Directories for the tests' workspaces: for each view one on a filesystem that supports it.
 
-The same suite runs as root and as a user with no privileges; in the second run the images were mounted by root
-beforehand and are found through the environment.
+The same suite runs as root and as a user without privileges. For the second run root has mounted the images before,
+and environment variables name their directories.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import pytest
 
 from tests.files.images import loop_image
 
-__all__ = ["VIEWS", "ground_of", "grounds"]
+__all__ = ["VIEWS", "new_project", "view_directories"]
 
-#: In the run without privileges this names the views to be tested.
+#: The views to test; the run without privileges sets the variable.
 VIEWS = os.environ.get("FORKWISE_TEST_VIEWS", "overlay,btrfs,fuse,reflink,copy").split(",")
 _IMAGES = {"btrfs": ("btrfs", 256), "reflink": ("xfs", 400)}
 
 
 @pytest.fixture(scope="session")
-def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Directories for the views that need a filesystem of their own, made when first asked for."""
+def view_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A directory for each view, created on first use, on a filesystem image if the view needs one."""
     with ExitStack() as images:
-        yield _Grounds(tmp_path_factory, images)
+        yield _ViewDirectories(tmp_path_factory, images)
 
 
-class _Grounds(dict[str, Path]):
+class _ViewDirectories(dict[str, Path]):
     def __init__(self, factory: pytest.TempPathFactory, images: ExitStack) -> None:
         super().__init__()
         self.factory = factory
         self.images = images
 
     def __missing__(self, view: str) -> Path:
-        given = os.environ.get(f"FORKWISE_TEST_GROUND_{view.upper()}")
+        given = os.environ.get(f"FORKWISE_TEST_DIRECTORY_{view.upper()}")
         if given:
             self[view] = Path(given)
         elif view in _IMAGES:
@@ -49,11 +49,11 @@ class _Grounds(dict[str, Path]):
         return self[view]
 
 
-def ground_of(view: str, base: Path, name: str) -> Path:
-    """A new, empty directory for one workspace; for btrfs it is a subvolume."""
-    room = base / name
-    room.mkdir()
-    project = room / "project"
+def new_project(view: str, base: Path, name: str) -> Path:
+    """Create an empty directory for one workspace; for btrfs it is a subvolume."""
+    directory = base / name
+    directory.mkdir()
+    project = directory / "project"
     if view == "btrfs":
         subprocess.run(["btrfs", "subvolume", "create", str(project)], check=True, capture_output=True)
     else:

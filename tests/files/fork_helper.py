@@ -1,6 +1,6 @@
-"""Den: a small process that forks those that are to be killed, in place of the test's own with all its memory.
+"""Fork helper: a small process that forks the children to be killed, because forking pytest itself is slow.
 
-It has loaded what they need and does nothing else. It ends when it is dismissed, or when the test's process has ended.
+It has the necessary modules loaded. It ends with ``stop_helper``, or when the test process ends.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import Any
 
 from tests.files.steps import Outcome, Steps, in_child
 
-__all__ = ["dismiss", "in_den"]
+__all__ = ["run_in_helper", "stop_helper"]
 
-_KEPT = ("XDG_STATE_HOME", "FORKWISE_STATE")
+_VARIABLES = ("XDG_STATE_HOME", "FORKWISE_STATE")
 _PROGRAM = "from tests.files.fork_helper import serve; import tests.files.crash_scenes; serve()"
 
-_den: subprocess.Popen[bytes] | None = None
+_helper: subprocess.Popen[bytes] | None = None
 
 
-def in_den(job: Callable[[], Any], steps: Steps, *, kill_after: float = -1) -> Outcome:
-    """``in_child``, by way of the den."""
-    global _den
-    if _den is None:
+def run_in_helper(job: Callable[[], Any], steps: Steps, *, kill_after: float = -1) -> Outcome:
+    """Run a job like ``in_child``, in a child of the helper process."""
+    global _helper
+    if _helper is None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        _den = subprocess.Popen(
+        _helper = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-    assert _den.stdin is not None
-    assert _den.stdout is not None
-    told = {name: os.environ.get(name) for name in _KEPT}
-    pickle.dump((job, steps, kill_after, told, warnings.filters), _den.stdin)
-    _den.stdin.flush()
-    outcome: Outcome = pickle.load(_den.stdout)
+    assert _helper.stdin is not None
+    assert _helper.stdout is not None
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    pickle.dump((job, steps, kill_after, variables, warnings.filters), _helper.stdin)
+    _helper.stdin.flush()
+    outcome: Outcome = pickle.load(_helper.stdout)
     return outcome
 
 
-def dismiss() -> None:
-    """Let it go, if there is one."""
-    global _den
-    if _den is not None:
-        _den.communicate()
-        _den = None
+def stop_helper() -> None:
+    """End the helper process, if there is one."""
+    global _helper
+    if _helper is not None:
+        _helper.communicate()
+        _helper = None
 
 
 def serve() -> None:
-    """What it does: one job after the other."""
+    """Run jobs one after the other; the main function of the helper process."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what children print is not an answer
+    os.dup2(2, 1)  # output of children must not mix with the answers
     while True:
         try:
-            job, steps, kill_after, told, filters = pickle.load(requests)
+            job, steps, kill_after, variables, filters = pickle.load(requests)
         except EOFError:
             answers.close()
             return
-        for name, value in told.items():
+        for name, value in variables.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

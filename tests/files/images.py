@@ -18,7 +18,7 @@ __all__ = ["loop_image", "mounted_tmpfs"]
 
 @contextmanager
 def loop_image(fstype: str, size_mb: int, tmp_path: Path, options: str = "") -> Iterator[Path]:
-    """Where a fresh filesystem is mounted; unmounted, and its loop device gone, when the block is left."""
+    """Mount a new filesystem; at the end of the block, unmount it and detach its loop device."""
     need(os.geteuid() == 0, f"mounting a {fstype} image needs root")
     need(shutil.which(f"mkfs.{fstype}") is not None, f"mkfs.{fstype} is not installed")
     image = tmp_path / f"{fstype}.img"
@@ -40,7 +40,7 @@ def loop_image(fstype: str, size_mb: int, tmp_path: Path, options: str = "") -> 
 
 @contextmanager
 def mounted_tmpfs(where: Path) -> Iterator[None]:
-    """A tmpfs over an existing directory."""
+    """Mount a tmpfs over an existing directory."""
     need(os.geteuid() == 0, "mounting a tmpfs needs root")
     mount("tmpfs", str(where), "tmpfs")
     try:
@@ -50,10 +50,10 @@ def mounted_tmpfs(where: Path) -> Iterator[None]:
 
 
 def _unmount(where: Path) -> None:
-    trash.wait_until_empty()  # what is being deleted in there holds it
+    trash.wait_until_empty()  # deletions in the background keep it busy
     try:
         umount2(str(where))
     except OSError:
-        # Something is open in it. It must not outlive the test, and must not pass unseen either.
+        # A file in it is still open. Unmount it anyway, and fail the test.
         umount2(str(where), MNT_DETACH)
         raise

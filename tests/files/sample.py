@@ -1,4 +1,4 @@
-"""A tree, more than fifty changes of every kind to it, and an exact picture of what a directory holds."""
+"""A sample tree, more than fifty changes of every kind to it, and the exact description of a directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_UTF8 = os.fsdecode(b"not-utf8-\xff\xfe")
 
 
 def grow(root: Path) -> None:
-    """Make the tree that is altered; every file and directory has a time of its own."""
+    """Create the tree; every file and directory has a different time."""
     root.mkdir(parents=True, exist_ok=True)
     _write(root, {f"change/{n:02}": f"old {n}\n" * 40 for n in range(12)})
     _write(root, {f"delete/{n:02}": f"old {n}\n" for n in range(8)})
@@ -51,7 +51,7 @@ def grow(root: Path) -> None:
 
 
 def alter(root: Path) -> None:
-    """Make more than fifty changes: what a branch does in the tests of commits."""
+    """Make more than fifty changes, as a branch in the tests of commits."""
     touched: set[Path] = {root}
     for n in range(12):
         _overwrite(root / f"change/{n:02}", f"new {n}\n" * (n * 9), touched)
@@ -128,7 +128,7 @@ def alter(root: Path) -> None:
 
 
 def alter_again(root: Path) -> None:
-    """Changes on top of those of ``alter``, for a branch of a branch."""
+    """Make changes on top of those of ``alter``, for a nested branch."""
     touched: set[Path] = {root}
     for n in range(4):
         _overwrite(root / f"change/{n:02}", f"newer {n}\n", touched)  # changed below, too
@@ -158,7 +158,7 @@ def alter_again(root: Path) -> None:
 
 
 def picture(root: str | os.PathLike[str], *, owners: bool = True) -> Picture:
-    """All there is to say of a tree: types, modes, owners, times, content, symlinks and attributes, the root's own
+    """Describe a tree completely: types, modes, owners, times, content, symlinks and attributes, the root's own
     included. ``owners=False`` leaves owners out."""
     found: Picture = {}
     pending = [os.fsencode(root)]
@@ -220,6 +220,6 @@ def _remove(path: Path, touched: set[Path]) -> None:
 
 
 def _age(path: Path, since: int) -> None:
-    """Give a path a time that no other path has, and that no clock of today gives."""
+    """Set a time that no other path has and that is not the current one."""
     time = since * 1_000_000_000 + zlib.crc32(os.fsencode(path.name) + bytes([len(path.parts)])) * 7
     os.utime(path, ns=(time, time), follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""A whole tree as a value: everything about every entry that a commit or an undo has to get right."""
+"""A whole tree as a value: every property of its entries that a commit or an undo must restore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
 
 
 def snapshot(root: Path, *, times: bool = True) -> dict[str, Seen]:
-    """Every entry beneath a directory, the directory itself as '', however deep."""
+    """Return every entry below a directory, and the directory itself as ''."""
     seen: dict[str, Seen] = {}
     top = open_root(str(root))
     pending = [""]
@@ -39,7 +39,7 @@ def snapshot(root: Path, *, times: bool = True) -> dict[str, Seen]:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                continue  # what is mounted there is not part of the tree
+                continue  # a mounted filesystem is not part of the tree
             try:
                 for name in os.listdir(fd):
                     entry = _see(fd, name, times)

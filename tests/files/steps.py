@@ -32,7 +32,7 @@ _OS = (
 _FOREIGN = ("_mount", "_renameat2", "_syncfs", "_umount2")
 _CREATING = os.O_CREAT | os.O_TRUNC
 
-#: What the kernel calls them, by the name they are counted under; it has more names for most.
+#: The kernel's names of the calls, by the name they are counted under.
 CALLS = {
     "chmod": ("chmod", "fchmod", "fchmodat", "fchmodat2"),
     "chown": ("chown", "lchown", "fchown", "fchownat"),
@@ -78,7 +78,7 @@ class Steps:
 
     @contextmanager
     def watched(self) -> Iterator[Steps]:
-        """Count what is done inside the block."""
+        """Count the calls inside the block."""
         kept = [(os, n, getattr(os, n)) for n in (*_OS, "open")]
         kept += [(syscalls, n, getattr(syscalls, n)) for n in _FOREIGN]
         kept += [(fcntl, "ioctl", fcntl.ioctl)]
@@ -95,7 +95,7 @@ class Steps:
                 setattr(module, name, function)
 
     def _due(self, name: str, path: object = None) -> bool:
-        """Count one call; True where it has to fail."""
+        """Count one call. Return True if it has to fail."""
         if threading.get_ident() != self._thread:
             return False
         self.seen.append(name)
@@ -110,7 +110,7 @@ class Steps:
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            # How often the lock is touched, to read the filesystem's clock, is up to that clock.
+            # The lock is touched to read the filesystem's clock, a varying number of times.
             reads_clock = name == "utime" and not kwargs
             if not reads_clock and self._due(name, args[0]):
                 raise OSError(self.error, os.strerror(self.error), args[0] if isinstance(args[0], str) else None)
@@ -149,7 +149,7 @@ class Steps:
 
 @dataclass
 class Outcome:
-    """What became of a child: killed, or what it returned or raised."""
+    """The end of a child: whether it was killed, or what it returned or raised."""
 
     killed: bool
     value: Any = None
@@ -158,15 +158,14 @@ class Outcome:
 
 
 def fork() -> int:
-    """os.fork, also where Python thinks that other threads make it unwise: the background thread only deletes."""
+    """Call ``os.fork`` without Python's warning about threads: the background thread only deletes files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def in_child(job: Callable[[], Any], steps: Steps | None = None, *, user: int = 0, kill_after: float = -1) -> Outcome:
-    """Do a job in a forked child, as ``user``; with ``kill_after`` it is killed from outside after so many seconds,
-    whether it has come to its end by then or not."""
+    """Run a job in a forked child, as ``user``; with ``kill_after`` kill it after that many seconds."""
     results, sending = os.pipe()
     beginning, telling = os.pipe()
     pid = fork()
@@ -217,7 +216,7 @@ def _send(fd: int, outcome: Outcome) -> None:
     try:
         data = pickle.dumps(outcome)
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an exception with fields of its own is told by its type and text
+    except Exception:  # noqa: BLE001 - an exception with fields of its own is sent as its type and text
         assert outcome.raised is not None
         kind = next(k for k in type(outcome.raised).__mro__ if k.__module__ in ("forkwise.errors", "builtins"))
         outcome.raised = _plain(kind, str(outcome.raised))
@@ -238,7 +237,7 @@ def _be(user: int) -> None:
 
 
 def _wait_until(moment: float) -> None:
-    """To the microsecond, which a sleep is not."""
+    """Wait with microsecond precision, which ``sleep`` does not have."""
     while (left := moment - time.perf_counter()) > 0:
         if left > 0.002:
             time.sleep(left - 0.002)

@@ -1,4 +1,4 @@
-"""Branches combined: what goes together, what clashes and how it is decided, and that nothing else is touched by it."""
+"""Combining branches: what is merged, what clashes, how clashes are resolved, and that nothing else is touched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forkwise import (
     ForkwiseWarning,
     Workspace,
 )
-from forkwise.files import path_merge as agreement
+from forkwise.files import path_merge
 from forkwise.files.branch import Parent
 from forkwise.files.combine import Combination, combine
 from forkwise.files.mounted import MountedWorkspace
@@ -65,13 +65,13 @@ class Mode(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A change of an extended attribute; None takes it away."""
+    """A change of an extended attribute; None removes it."""
 
     value: bytes | None
 
 
 class Directory(NamedTuple):
-    """An empty directory in the place of whatever is there."""
+    """An empty directory, replacing any entry."""
 
 
 Did = Mapping[str, Any]  # what a branch does, by path: a text or bytes it writes, None for a deletion, or one of these
@@ -137,7 +137,7 @@ def line(number: int, text: str) -> str:
 
 
 def do(root: Path, changes: Did) -> None:
-    """Carry out changes, no symlink followed in the last place."""
+    """Apply changes, without following a symlink that is the last name."""
     for name, change in changes.items():
         path = root / name
         for one in change if isinstance(change, list) else [change]:
@@ -171,7 +171,7 @@ def put(path: Path, value: str | bytes | Link | Directory | None) -> None:
 
 
 def look(root: Path, name: str) -> object:
-    """What is at a path, as ``do`` would be told it."""
+    """Return the entry at a path in the form that ``do`` takes."""
     path = root / name
     if path.is_symlink():
         return Link(os.readlink(path))
@@ -185,7 +185,7 @@ def told(value: object) -> object:
 
 
 def branches(parent: Parent, *several: Did) -> list[Branch]:
-    """One branch for each of some changes: one, two, three."""
+    """Create one branch for each set of changes: one, two, three."""
     made = []
     for name, changes in zip(("one", "two", "three"), several, strict=False):
         made.append(parent.branch(name))
@@ -194,7 +194,7 @@ def branches(parent: Parent, *several: Did) -> list[Branch]:
 
 
 def together(several: Sequence[Branch], name: str = "both", **options: Any) -> Combination:
-    """Combine, and see that nothing else was touched and that what is told of it is so."""
+    """Combine, and check that nothing else was touched and that the result is described correctly."""
     parent = several[0].parent
     before = [snapshot(b.path) for b in several], snapshot(parent.workspace.path)
     done = combine(parent, several, name, **options)
@@ -214,7 +214,7 @@ def shown(branch: Branch) -> dict[str, Seen]:
     return snapshot(branch.path, times=False)
 
 
-# What goes together
+# Merges
 
 TOGETHER: dict[str, tuple[Did, Did, Did]] = {
     "different files": ({"f": "1"}, {"g": "2", "d/b": None}, {"f": "1", "g": "2", "d/b": None}),
@@ -465,7 +465,7 @@ def test_a_merged_text_is_new_and_a_merged_mode_is_not(workspace: Workspace) -> 
     assert (done.branch.path / "g").stat().st_mtime_ns == OLD
 
 
-# What clashes
+# Clashes
 
 CLASHES: dict[str, tuple[Did, Did, str, str]] = {
     "the same line": ({"f": line(3, "1")}, {"f": line(3, "2")}, "f", "content"),
@@ -524,7 +524,7 @@ CLASHES: dict[str, tuple[Did, Did, str, str]] = {
 
 @pytest.mark.parametrize(("one", "two", "path", "kind"), CLASHES.values(), ids=CLASHES.keys())
 def test_changes_that_clash(unchanged: Workspace, one: Did, two: Did, path: str, kind: str) -> None:
-    """Undecided it is as the first has it, decided as is said, and what else they changed goes together."""
+    """A clash takes the first version, or the preferred one; all other changes are combined."""
     several = branches(unchanged, {**one, "other/1": "1"}, {**two, "other/2": "2"})
     for number, order in enumerate((several, several[::-1])):
         names = tuple(b.name for b in order)
@@ -568,8 +568,8 @@ def test_of_three_two_are_merged_inside_a_directory_that_stays(workspace: Worksp
 
 
 def test_paths_inside_can_be_decided_on_their_own(workspace: Workspace) -> None:
-    """What is preferred is so also where no branch that has the directory changed it, and where the one that is
-    preferred changed nothing."""
+    """A preference holds even if no branch with the directory changed the path, or if the preferred branch changed
+    nothing."""
     several = branches(workspace, {"d": None, "g": "1"}, {"d/a": "2", "e/x": "2"})
     done = together(several, prefer={"d": "two", "d/b": "one", "./e//x": "one", "g": "two", "nobody/cares": "one"})
     assert done.clean
@@ -585,21 +585,21 @@ def test_paths_inside_can_be_decided_on_their_own(workspace: Workspace) -> None:
 
 def test_a_large_text_is_not_merged(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     several = branches(workspace, {"f": line(2, "two")}, {"f": line(7, "seven")})
-    monkeypatch.setattr(agreement, "LIMIT", len(LINES))
+    monkeypatch.setattr(path_merge, "LIMIT", len(LINES))
     assert together(several).clean
-    monkeypatch.setattr(agreement, "LIMIT", len(LINES) - 1)
+    monkeypatch.setattr(path_merge, "LIMIT", len(LINES) - 1)
     assert [(c.path, c.kind) for c in together(several, "large").conflicts] == [("f", "large")]
 
 
 def test_what_one_branch_changed_is_not_read_to_be_merged(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where another has changed the size of the same bytes."""
+    """Even a file of 64 GiB is combined at once, because a single version is not opened."""
     one, two = branches(workspace, {"f": "1", "d/a": "1", "n/n": "1"}, {"g": "2", "e": None})
     with (one.path / "big").open("wb") as file:
         file.truncate(1 << 36)
-    monkeypatch.setattr(agreement.Version, "content", property(lambda _: pytest.fail("it was read")))
-    monkeypatch.setattr(agreement.Version, "has_content_of", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(path_merge.Version, "content", property(lambda _: pytest.fail("it was read")))
+    monkeypatch.setattr(path_merge.Version, "has_content_of", lambda *_: pytest.fail("it was read"))
     done = combine(workspace, [one, two], "both")
     assert (done.branch.path / "big").stat().st_size == 1 << 36
 
@@ -608,7 +608,7 @@ def test_what_it_costs_does_not_depend_on_the_workspace(tmp_path: Path, open_wor
     need(os.geteuid() == 0, "mounting an overlay needs root")
 
     def calls(files: int) -> int:
-        """How often the system is called to combine the same changes."""
+        """Count the system calls of a combination."""
         root = tmp_path / str(files)
         do(root, {f"{directory}/{number}": "" for number in range(files) for directory in ("d", "e")})
         several = branches(open_workspace(root, view="overlay"), {"d/1": "1", "d/n": "1"}, {"d/2": "2", "e/1": "2"})
@@ -665,11 +665,11 @@ def test_texts_are_merged_as_git_merges_them(tmp_path: Path, open_workspace: Ope
     assert (done.branch.path / "f").read_bytes() == (ran.stdout if done.clean else ours.encode())
 
 
-# What may be combined
+# What can be combined
 
 
 def test_one_branch_combined_is_that_branch(tmp_path: Path, view: str, open_workspace: Open) -> None:
-    """Down to the last time and attribute, for more than fifty kinds of changes."""
+    """Including times and attributes, for more than fifty kinds of changes."""
     (tmp_path / "sample").mkdir()
     sample.grow(tmp_path / "sample")
     workspace = open_workspace(tmp_path / "sample", view=view)
@@ -788,7 +788,7 @@ class TestRefusals:
 
     def test_a_name_that_is_taken(self, workspace: Workspace) -> None:
         several = branches(workspace, {"f": "1"}, {"g": "2"})
-        for name, said in {"one": "already a branch", "a/b": "no name"}.items():
+        for name, said in {"one": "already exists", "a/b": "not a valid branch name"}.items():
             with pytest.raises(BranchError, match=said):
                 combine(workspace, several, name)
         assert look(several[0].path, "f") == b"1"
@@ -797,7 +797,7 @@ class TestRefusals:
         several = branches(workspace, {"f": "1"}, {"g": "2"})
         with pytest.raises(ValueError, match="no branch"):
             combine(workspace, [], "both")
-        with pytest.raises(ValueError, match="prefer names three, but what is combined is one, two"):
+        with pytest.raises(ValueError, match="prefer names three, but the combined branches are one, two"):
             combine(workspace, several, "both", prefer={"f": "three"})
         for path in ("..", "../f", "d/../../f", "/f"):
             with pytest.raises(ValueError, match="inside"):
@@ -811,12 +811,12 @@ class TestRefusals:
             "forkwise.files.mounted.find_driver", lambda _: ("branchfs", lambda: branchfs.BranchFS("/"))
         )
         mounted = MountedWorkspace(workspace.path)
-        with pytest.raises(BranchError, match="branchfs cannot"):
+        with pytest.raises(BranchError, match="cannot be combined on branchfs"):
             combine(mounted, several, "both")
 
     @pytest.mark.parametrize("theirs", [{"f": "third"}, {"f": None}], ids=["changed", "deleted"])
     def test_a_branch_that_conflicts_with_a_third_party(self, workspace: Workspace, theirs: Did) -> None:
-        """Else the new branch, which is younger, would not know of it and its commit overwrite it."""
+        """Otherwise the commit of the new, younger branch would overwrite it."""
         several = branches(workspace, {"f": line(2, "1")}, {"g": "2"})
         do(workspace.path, theirs)
         with pytest.raises(ConflictError) as caught:
@@ -843,9 +843,9 @@ class TestRefusals:
 
     def test_what_may_have_been_torn_by_a_restart(self, workspace: Workspace) -> None:
         several = branches(workspace, {"f": "1"}, {"g": "2"})
-        birth = BranchInfo.load(several[0].home)
-        birth.boot = "another"
-        birth.save(several[0].home)
+        info = BranchInfo.load(several[0].home)
+        info.boot = "another"
+        info.save(several[0].home)
         with pytest.raises(CommitError, match="restarted"):
             combine(workspace, several, "both")
         several[0].keep()
@@ -892,12 +892,12 @@ def test_files_that_stand_for_something_that_runs_are_left_out(workspace: Worksp
 
 
 def test_directories_and_files_that_may_not_be_written_to() -> None:
-    """Root may all the same, others must first allow it to themselves; and in the end all is as it is to be."""
-    need(os.geteuid() == 0, "only root can be somebody else")
+    """Root may write anyway; other users must first change the mode, which is restored at the end."""
+    need(os.geteuid() == 0, "only root can become another user")
 
-    def scene(room: Path) -> dict[str, tuple[int, object]]:
-        do(room / "project", {"d/a": LINES, "d/b": "b", "closed/x": "x", "closed": Mode(0o555)})
-        workspace = Workspace(room / "project", view="copy", state=room / "state", durable=False)
+    def scene(directory: Path) -> dict[str, tuple[int, object]]:
+        do(directory / "project", {"d/a": LINES, "d/b": "b", "closed/x": "x", "closed": Mode(0o555)})
+        workspace = Workspace(directory / "project", view="copy", state=directory / "state", durable=False)
         several = branches(
             workspace,
             {"d/a": [line(2, "2"), Mode(0o444)], "d": Mode(0o555), "n/n": ["n", Mode(0o400)], "n": Mode(0o500)},
@@ -923,7 +923,7 @@ def test_directories_and_files_that_may_not_be_written_to() -> None:
         assert (outcome.raised, outcome.value) == (None, expected)
 
 
-# That nobody commits it unaware
+# Commits of a combination with conflicts
 
 
 @pytest.mark.parametrize(
@@ -943,7 +943,7 @@ def test_a_commit_refuses_what_was_not_decided(
 ) -> None:
     done = together(branches(workspace, {**one, "g": "1"}, {**two, "e/x": "2"}))
     before = snapshot(workspace.path)
-    again = workspace.open("both")  # as another process would, which has not seen the combination
+    again = workspace.open("both")  # as another process would
     with pytest.raises(ConflictError) as caught:
         again.commit()
     assert caught.value.paths == paths
@@ -998,12 +998,12 @@ def test_a_combination_that_was_killed_is_not_committed_by_halves(workspace: Wor
     assert shown(workspace.open("both")) == whole
 
 
-# Symlinks that a branch plants
+# Symlinks planted by a branch
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A directory that must be found as it was left."""
+    """A directory that must not change."""
     made = tmp_path / "outside"
     do(made, {"a": "outside\n", "b": "outside\n", "deep/c": "outside\n"})
     seen = look_closely(made)
@@ -1042,7 +1042,7 @@ WORDS = ("x", "y")
 
 
 class Node(NamedTuple):
-    """A file, directory or symlink; the content of a file is its lines, that of a symlink where it leads."""
+    """A file, directory or symlink; the content of a file is its lines, that of a symlink its target."""
 
     kind: str
     content: tuple[str, ...]
@@ -1050,7 +1050,7 @@ class Node(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One thing done to a tree."""
+    """One operation on a tree."""
 
     way: str
     path: str
@@ -1073,7 +1073,7 @@ anything = changes | ops("mkdir", "again")
 
 
 def play(tree: Tree, op: Op, root: Path) -> None:
-    """Do one thing to the model and to a real directory, if it can be done."""
+    """Apply one operation to the model and to a real directory, if possible."""
     path = root / op.path
     old = tree.get(op.path)
     above = op.path.split("/")[:-1]
@@ -1132,12 +1132,12 @@ def read(root: Path) -> Tree:
 
 
 def merged(base: Node | None, several: Sequence[Node | None]) -> Node | None:
-    """What one path comes to: whatever somebody changed, by line and by mode; it must not be two things."""
+    """Return the combined version of one path: every line and mode that a branch changed; at most one value each."""
     changed = {node for node in several if node != base}
     if len(changed) < 2:
         return changed.pop() if changed else base
-    assert base is not None, "it was added differently, and nobody said so"
-    assert {n and n.kind for n in changed} == {base.kind}, "it clashes, and nobody said so"
+    assert base is not None, "it was added differently, and no clash was reported"
+    assert {n and n.kind for n in changed} == {base.kind}, "it clashes, and no clash was reported"
     real = [node for node in changed if node]
     lines = [only(old, {n.content[i] for n in real}) for i, old in enumerate(base.content)]
     return Node(base.kind, tuple(lines), only(base.mode, {n.mode for n in real}))
@@ -1145,21 +1145,21 @@ def merged(base: Node | None, several: Sequence[Node | None]) -> Node | None:
 
 def only(old: Any, new: set[Any]) -> Any:
     changed = new - {old}
-    assert len(changed) < 2, "it clashes, and nobody said so"
+    assert len(changed) < 2, "it clashes, and no clash was reported"
     return changed.pop() if changed else old
 
 
 class World:
-    """A workspace of its own for every example, and branches with what the model says they hold."""
+    """A separate workspace for every example, and branches with the model of their content."""
 
     def __init__(self, where: Path, view: str) -> None:
-        self.room = Path(tempfile.mkdtemp(dir=where))
-        root = self.room / "project"
+        self.directory = Path(tempfile.mkdtemp(dir=where))
+        root = self.directory / "project"
         root.mkdir()
         self.base: Tree = {}
         for name in ("a", "d/a", "d/b", "d/e/a"):
             play(self.base, Op("write", name, 0, "line 0"), root)
-        self.workspace = Workspace(root, view=view, state=self.room / "state", durable=False)
+        self.workspace = Workspace(root, view=view, state=self.directory / "state", durable=False)
 
     def branches(self, doings: Sequence[Sequence[Op]]) -> list[tuple[Branch, Tree]]:
         made = []
@@ -1178,7 +1178,7 @@ class World:
         for branch in self.workspace.branches():
             branch.abort()
         trash.wait_until_empty()
-        shutil.rmtree(self.room)
+        shutil.rmtree(self.directory)
 
 
 def related(one: str, two: str) -> bool:

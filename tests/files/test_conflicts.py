@@ -1,4 +1,4 @@
-"""Conflicts by example: what counts as one, what each way of deciding it does, and that nothing is ever lost by it."""
+"""Conflicts by example: what counts as one, what each resolution does, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def refused(branch: Branch, *paths: str) -> ConflictError:
 
 
 def is_seen(view: str, mine: Callable[[Path, str], None], theirs: Callable[[Path, str], None]) -> bool:
-    """Whether a pair of changes is told from the branch's being the only one.
+    """Return whether a pair of changes is detected as a conflict.
 
-    A layer does not remember that a file stood where one was put anew: then a deletion by somebody else passes as if
+    A layer does not record that a new file replaced an old one: then a deletion by a third party passes as if
     the file had not been there, and the branch's is added. Nothing is lost by that.
     """
     if theirs is delete:
@@ -248,7 +248,7 @@ def test_changes_of_other_paths_are_no_conflict(workspace: Workspace) -> None:
     assert (workspace.path / "d" / "b").read_text() == "edited by third\n"
 
 
-# Names that move
+# Renames
 
 
 def test_a_moved_file_is_no_conflict(workspace: Workspace) -> None:
@@ -304,7 +304,7 @@ def test_a_moved_file_s_hard_links(workspace: Workspace) -> None:
     assert (workspace.path / "hard").read_text() == LINES
 
 
-# Conflicts inside directories that go or are replaced
+# Conflicts inside directories that are removed or replaced
 
 
 def remove(path: Path) -> None:
@@ -711,7 +711,7 @@ def test_rebase_over_a_commit_and_its_undo(workspace: Workspace) -> None:
 
 
 def test_what_an_undo_brought_back_is_no_conflict_and_what_somebody_changed_since_is(workspace: Workspace) -> None:
-    """Also of what cannot be merged, and where nothing is to be merged."""
+    """Also for files that cannot be merged, and with ``merge=False``."""
     write(workspace.path / "binary", "\0one")
     for is_changed in (False, True):
         one, two = workspace.branch("one"), workspace.branch("two")

@@ -1,4 +1,4 @@
-"""What a branch costs grows with what it changed, never with the workspace: shown by counting system calls.
+"""What a branch costs grows with what it changed, never with the workspace, measured in system calls.
 
 A workspace of 20 files and one of 5,000 are taken through the same moves in a process of its own, under strace. Time is
 not looked at: it depends on the machine, the calls do not.
@@ -29,16 +29,16 @@ _ACTIONS = ("create", "look", "delta", "diff", "commit", "undo", "abort")
 _SCRIPT = """
 import os, sys
 from forkwise import Workspace
-from forkwise.files.store import pool as spares
+from forkwise.files.store import pool
 from forkwise.files.store import trash
 
-spares._STOCK = 0  # homes are made when they are asked for, and not by chance before
+pool._CAPACITY = 0  # homes are created on request, and not by chance before
 
 root, changed = sys.argv[1], int(sys.argv[2])
 workspace = Workspace(root, view="overlay", durable=False)
 
 def marked(action):
-    trash.wait()
+    trash.wait_until_empty()
     os.getppid()
     result = action()
     os.getppid()
@@ -63,7 +63,7 @@ def turn(measure):
     write(dropped)
     measure(dropped.abort)
 
-turn(lambda action: (trash.wait(), action())[1])
+turn(lambda action: (trash.wait_until_empty(), action())[1])
 turn(marked)
 """
 

@@ -1,7 +1,7 @@
 """Commits and undos killed at every step, at random moments and in the middle of their own recovery.
 
-Whoever opens the workspace next must find the exact before or the exact after: types, content, modes, owners, times,
-symlinks and attributes of everything. After a before the branch is as it was, too, and can still be committed.
+The next process that opens the workspace must find exactly the state before or the state after: types, content, modes,
+owners, times, symlinks and attributes. In the state before, the branch is unchanged too and can still be committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from forkwise.linux.mountinfo import mounts
 from tests.counts import rounds
 from tests.files.crash_scenes import Nested, OnOverlay, Scene, Stage, Undo, UndoOnOverlay, empty, run_traced
-from tests.files.fork_helper import dismiss
+from tests.files.fork_helper import stop_helper
 from tests.files.images import mounted_tmpfs
 from tests.files.steps import CALLS, Steps
 
@@ -39,7 +39,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     beneath = str(tmp_path_factory.getbasetemp())
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
-    dismiss()
+    stop_helper()
     assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -56,7 +56,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Ite
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
-    """Another one."""
+    """Another such filesystem."""
     where = tmp_path_factory.mktemp("elsewhere")
     with mounted_tmpfs(where):
         yield where
@@ -65,7 +65,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> 
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """One that everybody can reach and write to."""
+    """A filesystem that every user can reach and write to."""
     where = Path(tempfile.mkdtemp())
     where.chmod(0o755)
     with mounted_tmpfs(where):
@@ -108,7 +108,7 @@ def kill_everywhere(
 
 
 def every_second(step: int) -> bool:
-    """For variations on what is killed at every step elsewhere."""
+    """Select every second step, for variants of scenes that are killed at every step elsewhere."""
     return step % 2 == 0
 
 
@@ -181,7 +181,7 @@ def test_recovery_without_privileges_killed(public: Path) -> None:
 def kill_recovery_everywhere(
     make: Callable[[], Scene], *, flagless: bool = False, user: int = 0, every: int = 1
 ) -> None:
-    """Kill just before it has happened, then kill whoever takes that back, at every step of that."""
+    """Kill just before the commit point, then kill the recovery at every one of its steps."""
     stage = Stage(make, user)
     killed = 0
     while True:
@@ -213,7 +213,7 @@ def test_commit_killed_at_random_moments(memory: Path) -> None:
 
 
 def measure(stage: Stage) -> float:
-    """How long it takes, in seconds, typically."""
+    """Return the typical duration in seconds."""
     taken = []
     for _ in range(5):
         stage.open()
@@ -261,7 +261,7 @@ def test_no_change_goes_uncounted(memory: Path, tmp_path: Path, kind: type[Scene
     + [("lremovexattr", 3), ("syncfs", 2), ("fsync", 5)],
 )
 def test_commit_killed_by_the_kernel(memory: Path, call: str, number: int) -> None:
-    """No wrapper at all: strace has the kernel kill a process of its own."""
+    """Without wrappers: strace has the kernel kill a separate process."""
     scene = Scene(memory)
     options = ["-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}", "-o", "/dev/null"]
     assert run_traced(scene, ["strace", *options]) is None

@@ -1,7 +1,7 @@
-"""Commits and undos that fail: every error is told as one of forkwise's own, and nothing has changed by it.
+"""Commits and undos that fail: every error is reported as one of forkwise's own, and nothing has changed.
 
 Errors are answered at every single call that changes something, and by real filesystems that are full and real
-directories that belong to somebody else.
+directories that belong to another user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forkwise.errors import BranchingError, CommitError
 from forkwise.linux.mountinfo import mounts
 from tests.counts import rounds
 from tests.files.crash_scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
-from tests.files.fork_helper import dismiss
+from tests.files.fork_helper import stop_helper
 from tests.files.images import loop_image, mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.steps import Steps
@@ -38,7 +38,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     beneath = str(tmp_path_factory.getbasetemp())
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
-    dismiss()
+    stop_helper()
     assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -55,7 +55,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Ite
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
-    """Another one."""
+    """Another such filesystem."""
     where = tmp_path_factory.mktemp("elsewhere")
     with mounted_tmpfs(where):
         yield where
@@ -119,7 +119,7 @@ def test_state_elsewhere_failing(memory: Path, elsewhere: Path, kind: type[Scene
 
 @pytest.mark.parametrize("kind", [Scene, Undo, Nested])
 def test_everything_failing_from_some_step_on(memory: Path, kind: type[Scene]) -> None:
-    """Then even going back fails, and is left to whoever comes when the disk is well again."""
+    """Then even the rollback fails, and is left to the next process that opens the workspace."""
     fail_everywhere(partial(kind, memory), ERRORS, lasting=True, every=3)
 
 
@@ -136,7 +136,7 @@ def test_everything_failing_from_some_step_on(memory: Path, kind: type[Scene]) -
     ],
 )
 def test_commit_failing_by_the_kernel(memory: Path, call: str, number: int, error: str) -> None:
-    """No wrapper at all: strace answers."""
+    """Without wrappers: strace injects the errors."""
     scene = Scene(memory)
     options = ["-f", "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null"]
     outcome = run_traced(scene, ["strace", *options])
@@ -156,7 +156,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iter
 
 
 class Filler:
-    """Takes all the room of a filesystem but so many kilobytes."""
+    """Fill a filesystem except for some kilobytes."""
 
     def __init__(self, where: Path, left: int) -> None:
         self.path = where / "filler"
@@ -178,11 +178,11 @@ class Filler:
         self.path.unlink()
 
 
-@pytest.mark.parametrize("ground", ["same", "state"])
+@pytest.mark.parametrize("state_location", ["same", "state"])
 @pytest.mark.parametrize(("kind", "view"), [(Scene, "overlay"), (Scene, "copy"), (Undo, "overlay")])
-def test_full_disk(small: Path, elsewhere: Path, ground: str, kind: type[Scene], view: str) -> None:
-    """With a little more room each time, it fails a little later, until it no longer does."""
-    stage = Stage(partial(kind, small, view, root=elsewhere if ground == "state" else None))
+def test_full_disk(small: Path, elsewhere: Path, state_location: str, kind: type[Scene], view: str) -> None:
+    """With a little more free space each time, it fails a little later, until it succeeds."""
+    stage = Stage(partial(kind, small, view, root=elsewhere if state_location == "state" else None))
     counts: Counter[str] = Counter()
     for left in (0, 2, 8, 16, 24, 48, 96, 192, 512):
         scene = stage.open()
@@ -224,7 +224,7 @@ class SomebodyElses(Scene):
 )
 def test_directory_of_somebody_else(directory: str) -> None:
     """Whichever of them it is, and however far the commit has come when it gets there."""
-    need(os.geteuid() == 0, "only root can become somebody else")
+    need(os.geteuid() == 0, "only root can become another user")
     where = Path(tempfile.mkdtemp())
     try:
         where.chmod(0o777)

@@ -1,4 +1,4 @@
-"""Files addressed at another path: links lead where they would for a process that sees them there, and never out."""
+"""Files addressed at another path: links resolve as for a process that sees them there, and never lead out."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ entries = st.dictionaries(
 
 
 @contextmanager
-def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path, FileTree]]:
-    """A directory, and another with the same names and links in it that is addressed as the first."""
-    room = Path(os.path.realpath(tempfile.mkdtemp(dir=room_of_all)))
-    where, root = room / "where", room / "deep" / "root"
+def twins(parent_directory: Path, made: dict[str, str | None]) -> Iterator[tuple[Path, FileTree]]:
+    """Create a directory, and another with the same names and links that is addressed as the first."""
+    directory = Path(os.path.realpath(tempfile.mkdtemp(dir=parent_directory)))
+    where, root = directory / "where", directory / "deep" / "root"
     try:
         for top in (where, root):
             top.mkdir(parents=True)
@@ -38,7 +38,7 @@ def twins(room_of_all: Path, made: dict[str, str | None]) -> Iterator[tuple[Path
                 _make(top / path, what, str(where))
         yield where, FileTree(str(root), str(where))
     finally:
-        shutil.rmtree(room)
+        shutil.rmtree(directory)
 
 
 def _make(path: Path, what: str | None, where: str) -> None:
@@ -62,8 +62,10 @@ def _make(path: Path, what: str | None, where: str) -> None:
 @example(made={"c": "c"}, path="a/../c")
 @example(made={"c": "c", "b": "file"}, path="a/../c/../b")
 @example(made={"c": "a/../c"}, path="c")
-def test_leads_where_it_would_for_who_sees_it_there(memory_room: Path, made: dict[str, str | None], path: str) -> None:
-    with twins(memory_room, made) as (where, tree):
+def test_leads_where_it_would_for_who_sees_it_there(
+    memory_directory: Path, made: dict[str, str | None], path: str
+) -> None:
+    with twins(memory_directory, made) as (where, tree):
         if _is_loop(where / path):
             with pytest.raises(OSError, match="symbolic links"):
                 tree.realpath(path)
@@ -89,8 +91,10 @@ def _is_loop(path: Path, links_left: int = 40) -> bool:
 @settings(max_examples=examples(300))
 @given(made=entries, path=parts)
 @example(made={"c": "c"}, path="a/../c")
-def test_reads_and_writes_its_own_and_nothing_else(memory_room: Path, made: dict[str, str | None], path: str) -> None:
-    with twins(memory_room, made) as (where, tree):
+def test_reads_and_writes_its_own_and_nothing_else(
+    memory_directory: Path, made: dict[str, str | None], path: str
+) -> None:
+    with twins(memory_directory, made) as (where, tree):
         before = _everything(where)
         if _is_loop(where / path):
             return

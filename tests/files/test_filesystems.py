@@ -1,4 +1,4 @@
-"""Workspaces on every kind of ground: tmpfs, the top of a mount, another overlay, mounts inside, state elsewhere."""
+"""Workspaces on every kind of filesystem: tmpfs, a mount root, another overlay, mounts inside, state elsewhere."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_workspace_that_is_the_top_of_a_mount(view: str, tmp_path: Path) -> No
     with mounted_tmpfs(project):
         fill(project)
         ws = Workspace(project, view=view)
-        assert not same_mount(str(ws.state), str(project)), "there is no room beside it"
+        assert not same_mount(str(ws.state), str(project)), "its parent is not writable"
         check_round_trip(ws)
 
 

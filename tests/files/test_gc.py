@@ -1,4 +1,4 @@
-"""gc by example: it removes what dead processes left and nothing that is anybody's, and it stays on its filesystem.
+"""gc by example: it removes what dead processes left, nothing that is in use, and stays on its filesystem.
 
 Also what another process can do with a branch whose maker was killed, or whose machine was restarted.
 """
@@ -84,7 +84,7 @@ def names(workspace: Workspace) -> list[str]:
     return [b.branch_path for b in workspace.branches()]
 
 
-# What goes and what stays
+# What is removed and what is not
 
 
 def test_a_dead_process_s_branch_without_changes_goes(workspace: Workspace) -> None:
@@ -228,7 +228,7 @@ def test_a_mount_in_the_trash_is_not_followed(workspace: Workspace) -> None:
     (home / "mounted").mkdir(parents=True)
     with mounted_tmpfs(home / "mounted"):
         (home / "mounted" / "precious").write_text("precious\n")
-        discard(workspace.place, str(home))
+        discard(workspace.state_dir, str(home))
         trash.wait_until_empty()
         workspace.gc()
         (found,) = (workspace.state / "trash").rglob("precious")
@@ -271,7 +271,7 @@ def test_a_mount_in_a_workspace_is_not_followed(workspace: Workspace) -> None:
         assert names(workspace) == []
 
 
-# What a process left can be gone on with by another
+# Another process continues with the branches of a dead one
 
 
 def test_a_killed_process_s_branch_can_be_looked_at(workspace: Workspace, open_workspace: Open) -> None:

@@ -108,7 +108,7 @@ class Base:
         raise NotImplementedError
 
 
-class Ground(Base):
+class Trunk(Base):
     """The workspace: a tree, and when each of its entries was last changed, in ticks of the model's clock."""
 
     def __init__(self) -> None:
@@ -242,26 +242,26 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
-        self.room = Path(self.stack.enter_context(tempfile.TemporaryDirectory(dir=self.where)))
-        self.root = self.room / "project"
+        self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory(dir=self.where)))
+        self.root = self.directory / "project"
         self.root.mkdir()
         self.serial = count(1)
         self.clock = 0
         self.steps = 0
         self.random = Random(0)
-        self.ground = Ground()
+        self.trunk = Trunk()
         self.history: list[Made] = []
         for path in ("a", "b/a", "b/b", "c/a/b"):
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(self.text())
-        self.ground.tree = read(self.root)
+        self.trunk.tree = read(self.root)
         self.workspace = self.open()
 
     def open(self) -> Workspace:
-        return Workspace(self.root, view=self.view, state=self.room / "state", durable=False)
+        return Workspace(self.root, view=self.view, state=self.directory / "state", durable=False)
 
     def teardown(self) -> None:
-        for line in list(self.ground.lines.values()):
+        for line in list(self.trunk.lines.values()):
             line.branch.abort()
         trash.wait_until_empty()
         self.stack.close()
@@ -282,7 +282,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def lines(self) -> list[Line]:
-        return [found for line in self.ground.lines.values() for found in line.all()]
+        return [found for line in self.trunk.lines.values() for found in line.all()]
 
     def line(self, pick: int, wanted: Callable[[Line], bool] = lambda _: True) -> Line | None:
         found = [line for line in self.lines if wanted(line)]
@@ -338,24 +338,24 @@ class Machine(RuleBasedStateMachine):
         line = places[pick % len(places)]
         self.say("  in", line.branch.branch_path if line else "/main")
         if line is None:
-            return None, self.root, self.ground.tree
+            return None, self.root, self.trunk.tree
         return line, line.branch.path, line.see()
 
     def done(self, line: Line | None, *, changed: Iterable[str] = (), renamed: Iterable[str] = ()) -> None:
-        """The workspace was changed by somebody else: ``renamed`` names came or went."""
+        """Record a third party's change of the workspace: ``renamed`` means that names were added or removed."""
         if line is not None:
             return
         now = self.tick()
         for path in [*changed, *renamed]:
-            self.ground.ticks[path] = now
+            self.trunk.ticks[path] = now
         for path in renamed:
-            self.ground.ticks[above(path)] = now
-            self.ground.numbers[path] = now
+            self.trunk.ticks[above(path)] = now
+            self.trunk.numbers[path] = now
         self.remount()
 
     def put(self, line: Line | None, path: str, node: Node, *, origin: str | None = None) -> None:
         if line is None:
-            self.ground.tree[path] = node
+            self.trunk.tree[path] = node
         elif line.see().get(path, node).kind == node.kind and path in line.see() and origin is None:
             line.change(path, node, self.clock)
         else:
@@ -365,8 +365,8 @@ class Machine(RuleBasedStateMachine):
         if line is not None:
             line.delete(path)
             return
-        for gone in [p for p in self.ground.tree if p == path or is_beneath(p, path)]:
-            del self.ground.tree[gone]
+        for gone in [p for p in self.trunk.tree if p == path or is_beneath(p, path)]:
+            del self.trunk.tree[gone]
 
     def edit(self, pick: int) -> None:
         """Some edits in one place."""
@@ -454,7 +454,7 @@ class Machine(RuleBasedStateMachine):
             self.give_mode(full, kind)
         node = read_one(str(full))
         if line is None:
-            self.ground.tree[path] = node
+            self.trunk.tree[path] = node
         else:
             line.create(path, node)
         self.done(line, renamed=[path])
@@ -513,7 +513,7 @@ class Machine(RuleBasedStateMachine):
         """Make a branch, and write to it."""
         if len(self.lines) >= 6:
             return
-        parents: list[Base] = [self.ground, *(line for line in self.lines if line.branch.branch_path.count("/") < 5)]
+        parents: list[Base] = [self.trunk, *(line for line in self.lines if line.branch.branch_path.count("/") < 5)]
         parent = parents[pick % len(parents)]
         name = f"n{next(self.serial)}"
         self.say("  ", name)
@@ -583,7 +583,7 @@ class Machine(RuleBasedStateMachine):
 
     def commit_in_turn(self, line: Line, choice: str) -> None:
         self.say("  ", line.branch.branch_path, choice)
-        conflicts = self.conflicts(line) if line.parent is self.ground else set()
+        conflicts = self.conflicts(line) if line.parent is self.trunk else set()
         left = self.unresolved(line)
         parent, before, shown = line.parent, dict(line.parent.see()), line.see()
         if choice in ("refuse", "merge") and (conflicts or left):
@@ -598,7 +598,7 @@ class Machine(RuleBasedStateMachine):
         try:
             done = line.branch.commit(on_conflict=choice)  # type: ignore[arg-type]
         except ConflictError as error:
-            # Whether something a rebase left was changed since is told by times, which moves and whiteouts may keep.
+            # Changes to the conflicts of a rebase are detected by times, which moves and whiteouts may keep.
             if all(related(p, line.unmerged) for p in error.paths):
                 return
             raise
@@ -627,26 +627,26 @@ class Machine(RuleBasedStateMachine):
         return before.get(path)
 
     def remember(self, before: Tree, after: Tree, undoes: int | None, number: int, now: int) -> None:
-        self.ground.tree = after
+        self.trunk.tree = after
         for path in difference(before, after):
-            self.ground.ticks[path] = self.ground.numbers[path] = now
+            self.trunk.ticks[path] = self.trunk.numbers[path] = now
             for directory in ["", *ancestors(path)]:
-                self.ground.ticks[directory] = now
+                self.trunk.ticks[directory] = now
         self.history.append(Made(number, before, dict(after), now, undoes))
-        self.ground.head = number
+        self.trunk.head = number
         self.say("  ", number, difference(before, after), undoes)
         assert [c.id for c in self.workspace.history()] == [m.number for m in reversed(self.history)]
         self.remount()
 
     def conflicts(self, line: Line) -> set[str]:
-        """Where somebody else changed what the branch changed."""
-        ground, shown = self.ground, line.see()
-        tree, since = ground.tree, line.forked
+        """Return the paths that both the branch and a third party changed."""
+        trunk, shown = self.trunk, line.see()
+        tree, since = trunk.tree, line.forked
         found = set()
         changed = difference(tree, shown)
         for path in changed:
             if path in tree:
-                if ground.ticks.get(path, 0) > since:
+                if trunk.ticks.get(path, 0) > since:
                     found.add(path)
                 continue
             origin = line.origin.get(path)
@@ -655,13 +655,13 @@ class Machine(RuleBasedStateMachine):
             is_elsewhere = origin != path and origin in changed and origin in tree and self.is_original(line, path)
             directory = above(path)
             is_lost = directory and directory not in tree
-            if not is_elsewhere and not is_lost and ground.ticks.get(directory, 0) > since:
+            if not is_elsewhere and not is_lost and trunk.ticks.get(directory, 0) > since:
                 found.add(path)
-        return found | {p for p in line.opaque if p in tree and ground.ticks.get(p, 0) > since}
+        return found | {p for p in line.opaque if p in tree and trunk.ticks.get(p, 0) > since}
 
     def is_original(self, line: Line, path: str) -> bool:
         """Whether the workspace still has the very file that one of a branch was copied from, edited or not."""
-        return self.ground.numbers.get(line.origin[path], 0) <= line.taken[path]
+        return self.trunk.numbers.get(line.origin[path], 0) <= line.taken[path]
 
     def unresolved(self, line: Line) -> set[str]:
         """What a rebase left and must still be refused, of plain files: their times are their own."""
@@ -775,7 +775,7 @@ class Machine(RuleBasedStateMachine):
             assert len(texts) <= 1, "both changed the only line there is"
             assert really.content == (texts.pop() if texts else base.content)
         elif path in conflicts:
-            known = path in line.unmerged or self.ground.ticks.get(path, 0) > line.forked
+            known = path in line.unmerged or self.trunk.ticks.get(path, 0) > line.forked
             changed = [
                 p for p in set(line.base) | set(line.parent.see()) if line.base.get(p) != line.parent.see().get(p)
             ]
@@ -791,9 +791,11 @@ class Machine(RuleBasedStateMachine):
         elif not related(path, conflicts) and not line.whole:
             assert really == shown, path
         if is_mine and is_theirs and shown and below and shown != below and shown.kind == below.kind == "file" and base:
-            if not line.whole and (path not in line.own or line.parent is not self.ground):
+            if not line.whole and (path not in line.own or line.parent is not self.trunk):
                 return  # what others did to the workspace is the outermost branch's business
-            assert path in merged or related(path, conflicts), f"{path} was changed by both, and nobody was told"
+            assert path in merged or related(path, conflicts), (
+                f"{path} was changed by both, and no conflict was reported"
+            )
 
     # What is done to history
 
@@ -812,18 +814,18 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(CommitError, match=r"no commit to undo|already undone"):
                 self.workspace.undo(None if made is None else made.number)
             return
-        before = dict(self.ground.tree)
-        later = {p for p, tick in self.ground.ticks.items() if tick > made.at}
+        before = dict(self.trunk.tree)
+        later = {p for p, tick in self.trunk.ticks.items() if tick > made.at}
         try:
             done = self.workspace.undo(None if is_last else made.number)
         except ConflictError as error:
-            # Somebody changed what it would take back.
+            # A third party changed a path that it would undo.
             if all(related(p, later) for p in error.paths) and any(related(p, made.paths) for p in later):
                 return
             raise
         touched = {p for p in made.paths if p in later and made.after.get(p) and made.after[p].kind == "file"}
-        assert all(self.ground.tree.get(p) == made.after.get(p) for p in touched), (
-            "what somebody changed was taken back"
+        assert all(self.trunk.tree.get(p) == made.after.get(p) for p in touched), (
+            "the change of a third party was undone"
         )
         after = read(self.root)
         for path in set(before) | set(after):
@@ -837,7 +839,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def workspace_is_as_modelled(self) -> None:
-        assert read(self.root) == self.ground.tree
+        assert read(self.root) == self.trunk.tree
 
     @invariant()
     def branches_are_as_modelled(self) -> None:

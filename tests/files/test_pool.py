@@ -1,6 +1,6 @@
-"""Homes in stock: what is made of one is a branch like any other, of what the workspace is when it is asked for.
+"""Pooled homes: a branch created from one is like any other, of the workspace at the time of the fork.
 
-Whatever happened to the workspace, to the spare or to its process since the spare was made must not show.
+Whatever happened to the workspace, to the pooled home or to its process meanwhile must not show.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import ConflictError, Workspace
-from forkwise.files.store import pool as spares
-from forkwise.files.store import trash
+from forkwise.files.store import pool, trash
 from forkwise.files.store.pool import BranchPool
 from forkwise.files.store.view import DetachedMount
 from forkwise.linux.syscalls import filesystem_magic
@@ -39,7 +38,7 @@ from forkwise.files.store import trash
 workspace = Workspace(sys.argv[1], view="overlay", durable=False)
 for number in range(4):
     workspace.branch(f"b{number}").abort()
-trash.wait()
+trash.wait_until_empty()
 assert [n for n in os.listdir(f"{workspace.state}/branches") if n.startswith(".spare-")]
 os.kill(os.getpid(), int(sys.argv[2]))
 """
@@ -58,39 +57,39 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture(params=["overlay", "fuse"])
 def workspace(request: pytest.FixtureRequest, project: Path, open_workspace: Open) -> Workspace:
     need(os.geteuid() == 0, "mounting an overlay needs root")
-    return stocked(open_workspace(project, view=request.param))
+    return fill_pool(open_workspace(project, view=request.param))
 
 
 @pytest.fixture
 def overlaid(project: Path, open_workspace: Open) -> Workspace:
     need(os.geteuid() == 0, "mounting an overlay needs root")
-    return stocked(open_workspace(project, view="overlay"))
+    return fill_pool(open_workspace(project, view="overlay"))
 
 
-def stock_of(workspace: Workspace) -> BranchPool:
-    stock = workspace.spares(workspace.child_view())
-    assert stock is not None
-    return stock
+def pool_of(workspace: Workspace) -> BranchPool:
+    own_pool = workspace._pool_for(workspace.child_view())
+    assert own_pool is not None
+    return own_pool
 
 
-def stocked(workspace: Workspace) -> Workspace:
-    """The same, with some spares ready."""
+def fill_pool(workspace: Workspace) -> Workspace:
+    """The workspace with a filled pool."""
     for number in range(4):
         workspace.branch(f"warm-{number}").abort()
     trash.wait_until_empty()
-    need(bool(in_stock(workspace)), "the filesystem's clock is too coarse for spares")
+    need(bool(pooled_homes(workspace)), "the filesystem's clock is too coarse for a pool")
     return workspace
 
 
-def in_stock(workspace: Workspace) -> list[str]:
+def pooled_homes(workspace: Workspace) -> list[str]:
     return [n for n in os.listdir(workspace.state / "branches") if n.startswith(".spare-")]
 
 
 def taken(workspace: Workspace, name: str = "b") -> Path:
-    """The path of a branch that was made of a spare."""
-    before = set(in_stock(workspace))
+    """Create a branch from a pooled home and return its path."""
+    before = set(pooled_homes(workspace))
     branch = workspace.branch(name)
-    assert before - set(in_stock(workspace))
+    assert before - set(pooled_homes(workspace))
     return branch.path
 
 
@@ -116,7 +115,7 @@ def test_it_looks_like_the_workspace_now(workspace: Workspace) -> None:
     assert os.getxattr(seen, "user.colour") == b"red"
     assert stat.S_IMODE(seen.stat().st_mode) == 0o750
     assert seen.stat().st_mtime_ns == 2_000_000_000
-    stocked(workspace)
+    fill_pool(workspace)
     os.removexattr(root, "user.colour")
     os.chmod(root, 0o705)
     seen = taken(workspace, "c")
@@ -160,7 +159,7 @@ def test_conflicts_count_from_when_it_was_asked_for(overlaid: Workspace) -> None
     (seen / "f").write_text("branch\n")
     overlaid.open("b").commit()
     assert (overlaid.path / "f").read_text() == "branch\n"
-    stocked(overlaid)
+    fill_pool(overlaid)
     seen = taken(overlaid, "c")
     (overlaid.path / "f").write_text("after the fork\n")
     (seen / "f").write_text("branch again\n")
@@ -195,7 +194,7 @@ def test_somebody_else_froze_the_branch_first(overlaid: Workspace, open_workspac
 
 
 def test_a_child_has_none_of_the_mounts(overlaid: Workspace) -> None:
-    """A process that is confined to one branch must not get at others by a descriptor it was born with."""
+    """A process that is confined to one branch must not reach others through an inherited descriptor."""
     branch = overlaid.branch("b")
     assert DetachedMount.count() > 1
 
@@ -225,13 +224,13 @@ def test_few_mounts_are_kept_for_branches_nobody_looks_at(
 ) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
     gc.collect()
-    monkeypatch.setattr(spares, "_MOUNTS", DetachedMount.count() + 3)
+    monkeypatch.setattr(pool, "_MAX_MOUNTS", DetachedMount.count() + 3)
     workspace = open_workspace(project, view="overlay")
     made = []
     for number in range(30):
         made.append(workspace.branch(f"b{number}"))
         trash.wait_until_empty()
-    assert DetachedMount.count() <= spares._MOUNTS
+    assert DetachedMount.count() <= pool._MAX_MOUNTS
     assert {(branch.path / "f").read_text() for branch in made} == {"f\n"}
 
 
@@ -245,14 +244,14 @@ def test_a_commit_makes_nothing_that_can_lie_ready(overlaid: Workspace) -> None:
     assert (overlaid.path / "f").read_text() == "f\n"
 
 
-def test_a_coarse_clock_has_no_stock(project: Path, open_workspace: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coarse_clock_has_no_pool(project: Path, open_workspace: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
-    monkeypatch.setattr(spares, "_has_fine_clock", lambda _: False)
+    monkeypatch.setattr(pool, "_has_fine_clock", lambda _: False)
     workspace = open_workspace(project, view="overlay")
     for number in range(6):
         assert (workspace.branch(f"b{number}").path / "f").read_text() == "f\n"
     trash.wait_until_empty()
-    assert in_stock(workspace) == []
+    assert pooled_homes(workspace) == []
 
 
 def test_a_clock_that_ticks_is_told_from_a_fine_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -264,9 +263,9 @@ def test_a_clock_that_ticks_is_told_from_a_fine_one(monkeypatch: pytest.MonkeyPa
                 self.st_mtime_ns = next(seen)
 
         with monkeypatch.context() as patched:
-            patched.setattr(spares.os, "stat", lambda _: Found())
-            patched.setattr(spares.os, "utime", lambda _: None)
-            return spares._has_fine_clock(str(tmp_path))
+            patched.setattr(pool.os, "stat", lambda _: Found())
+            patched.setattr(pool.os, "utime", lambda _: None)
+            return pool._has_fine_clock(str(tmp_path))
 
     tick = 4_000_000
     assert has_fine_clock(100, 250)
@@ -276,13 +275,13 @@ def test_a_clock_that_ticks_is_told_from_a_fine_one(monkeypatch: pytest.MonkeyPa
     assert not has_fine_clock(*range(0, 100 * tick, tick))
 
 
-def test_a_stock_nobody_draws_from_is_given_up(overlaid: Workspace) -> None:
-    stock = stock_of(overlaid)
-    stock.give_up()
-    assert in_stock(overlaid)
-    stock._asked_at = float("-inf")
-    stock.give_up()
-    assert in_stock(overlaid) == []
+def test_an_idle_pool_is_dropped(overlaid: Workspace) -> None:
+    own_pool = pool_of(overlaid)
+    own_pool.drop_if_idle()
+    assert pooled_homes(overlaid)
+    own_pool._requested_at = float("-inf")
+    own_pool.drop_if_idle()
+    assert pooled_homes(overlaid) == []
     assert (overlaid.branch("b").path / "f").read_text() == "f\n"
 
 
@@ -290,7 +289,7 @@ def test_it_goes_with_the_workspace(project: Path) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
     gc.collect()
     before = DetachedMount.count()
-    workspace = stocked(Workspace(project, view="overlay"))
+    workspace = fill_pool(Workspace(project, view="overlay"))
     branches = workspace.state / "branches"
     del workspace
     gc.collect()
@@ -301,7 +300,7 @@ def test_it_goes_with_the_workspace(project: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_goes_with_the_process(project: Path, open_workspace: Open, number: signal.Signals) -> None:
-    """One that is killed leaves names and no mount; gc takes those, and leaves those of the living."""
+    """A killed process leaves names and no mount; gc removes those, and not those of running processes."""
     need(os.geteuid() == 0, "mounting an overlay needs root")
     done = subprocess.run(
         [sys.executable, "-c", MAKER, str(project), str(int(number))], capture_output=True, text=True, timeout=120
@@ -309,10 +308,10 @@ def test_it_goes_with_the_process(project: Path, open_workspace: Open, number: s
     assert done.returncode != 0
     assert "AssertionError" not in done.stderr
     workspace = open_workspace(project, view="overlay")
-    left = in_stock(workspace)
+    left = pooled_homes(workspace)
     assert bool(left) == (number == signal.SIGKILL)
-    stocked(workspace)
-    own = set(in_stock(workspace)) - set(left)
+    fill_pool(workspace)
+    own = set(pooled_homes(workspace)) - set(left)
     workspace.gc()
-    assert set(in_stock(workspace)) == own
+    assert set(pooled_homes(workspace)) == own
     assert (taken(workspace) / "f").read_text() == "f\n"

@@ -1,4 +1,4 @@
-"""Several processes and threads at one workspace: every race has one winner, and the others are told so."""
+"""Several processes and threads at one workspace: every race has one winner, and the others get an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forkwise.files.store import trash
 from forkwise.files.store.state import locked
 from forkwise.linux.mountinfo import mounts
 from tests.files.crash_scenes import Scene, empty
-from tests.files.fork_helper import dismiss
+from tests.files.fork_helper import stop_helper
 from tests.files.images import mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.steps import Steps, fork, in_child
@@ -35,7 +35,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     beneath = str(tmp_path_factory.getbasetemp())
     before = [m for m in mounts() if m.point.startswith(beneath)]
     yield
-    dismiss()
+    stop_helper()
     assert [m for m in mounts() if m.point.startswith(beneath)] == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -184,7 +184,7 @@ def test_one_name_taken_by_two(project: Path, race: Callable[..., list[str]]) ->
 
 
 def test_undo_and_commit_at_once(project: Path, race: Callable[..., list[str]]) -> None:
-    """Both change the same file: whoever comes second is refused."""
+    """Both change the same file: the second commit is refused."""
     workspace = Workspace(project, durable=False)
 
     def undo(_: str) -> str:

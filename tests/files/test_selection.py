@@ -1,4 +1,4 @@
-"""A branch made of what somebody chose, path by path and hunk by hunk, of what several branches changed."""
+"""A branch created from chosen paths and hunks of the changes of several branches."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def pair(workspace: Workspace) -> dict[str, Branch]:
 
 
 def everything(found: list[AlignedPath], name: str) -> dict[str, Choice]:
-    """All that one branch changed."""
+    """Choose all changes of one branch."""
     return {
         one.path: frozenset(one.alignment.of(name)) if one.alignment else name for one in found if name in one.versions
     }
 
 
 def tree(root: Path) -> dict[str, tuple[int, bytes]]:
-    """What a directory holds: modes, contents, targets."""
+    """Return the content of a directory: modes, contents, targets."""
     found = {}
     for path in sorted(root.rglob("*")):
         mode = path.lstat().st_mode

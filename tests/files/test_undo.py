@@ -1,4 +1,4 @@
-"""Undo by example: exact restoration, refusal where somebody changed something since, and undoing what was undone."""
+"""Undo by example: exact restoration, refusal if a path was changed since, and the undo of an undo."""
 
 from __future__ import annotations
 
@@ -466,7 +466,7 @@ def test_redo_refuses_where_what_it_was_made_on_is_undone(workspace: Workspace) 
 def test_undo_twice_says_what_to_do_instead(workspace: Workspace) -> None:
     (one,) = commits(workspace, "f")
     undone = workspace.undo(one)
-    with pytest.raises(CommitError, match=f"already undone, by {undone.id}; undo {undone.id} to have it back"):
+    with pytest.raises(CommitError, match=f"already undone, by {undone.id}; undo {undone.id} to restore it"):
         workspace.undo(one)
     with pytest.raises(CommitError, match="no commit to undo"):
         workspace.undo()

@@ -1,4 +1,4 @@
-"""Undos after undos, after failures and after what somebody else did to a directory since."""
+"""Undos after undos, after failures and after changes to a directory by a third party."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def workspace(tmp_path: Path, open_workspace: Callable[..., Workspace]) -> Works
 
 
 def test_several_commits_are_undone_one_after_the_other(workspace: Workspace) -> None:
-    """They changed the same files: what an undo puts back is not taken for somebody's change by the next."""
+    """They changed the same files: what an undo restores is not taken for a change by the next one."""
     seen = [picture(workspace.path)]
     for change in (alter, alter_again):
         with workspace.branch("b") as branch:
@@ -61,7 +61,7 @@ def test_commits_that_were_undone_leave_no_trace_for_the_undo_of_an_earlier_one(
     assert picture(workspace.path) == before
     redone = workspace.undo(taken)
     changed = next(path for path in first.changed if (workspace.path / path).is_file())
-    (workspace.path / changed).write_text("somebody's own")
+    (workspace.path / changed).write_text("edited")
     for number in range(2):
         with workspace.branch(f"over-{number}") as branch:
             (branch.path / changed).write_text("a branch's")
@@ -84,7 +84,7 @@ def test_undo_can_be_tried_again(workspace: Workspace) -> None:
 
 
 def test_a_change_after_a_failed_commit_is_still_seen(workspace: Workspace) -> None:
-    """Only what the roll back did itself is forgiven."""
+    """Only the changes of the rollback itself are ignored."""
     branch = workspace.branch("b")
     alter(branch.path)
     assert in_child(branch.commit, Steps(path="+")).killed
@@ -122,6 +122,6 @@ def test_access_lists_of_directories_are_undone(workspace: Workspace) -> None:
 def test_attributes_that_somebody_set_since_stay(workspace: Workspace) -> None:
     with workspace.branch("b") as branch:
         os.setxattr(branch.path / "attributes", "user.of-directory", b"after")
-    os.setxattr(workspace.path / "attributes", "user.of-somebody", b"else")
+    os.setxattr(workspace.path / "attributes", "user.third-party", b"else")
     workspace.undo()
-    assert os.getxattr(workspace.path / "attributes", "user.of-somebody") == b"else"
+    assert os.getxattr(workspace.path / "attributes", "user.third-party") == b"else"

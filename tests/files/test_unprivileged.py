@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.files.images import loop_image
-from tests.unprivileged import SOMEBODY, as_somebody, interpreter, readable_copy
+from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
 
 TOOLS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
 
@@ -45,15 +45,15 @@ shift && exec "$@"
 @pytest.fixture(scope="module")
 def readable() -> Iterator[Path]:
     """A directory anybody can read, with all that a run needs."""
-    with readable_copy(TOOLS) as room:
-        yield room
+    with readable_copy(TOOLS) as directory:
+        yield directory
 
 
 @pytest.mark.parametrize("views", ["overlay", "fuse,copy", "btrfs", "reflink"])
 def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) -> None:
     home = readable / "home" / views
     home.mkdir(parents=True)
-    os.chown(home, SOMEBODY, SOMEBODY)
+    os.chown(home, UNPRIVILEGED, UNPRIVILEGED)
     with ExitStack() as images:
         environment = {
             "PATH": os.environ["PATH"],
@@ -65,16 +65,16 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
         }
         if views in ("btrfs", "reflink"):
             fstype, size = {"btrfs": ("btrfs", 256), "reflink": ("xfs", 400)}[views]
-            room = readable / f"image-{views}"
-            room.mkdir()
-            ground = images.enter_context(loop_image(fstype, size, room))
-            os.chown(ground, SOMEBODY, SOMEBODY)
-            environment[f"FORKWISE_TEST_GROUND_{views.upper()}"] = str(ground)
+            directory = readable / f"image-{views}"
+            directory.mkdir()
+            mounted = images.enter_context(loop_image(fstype, size, directory))
+            os.chown(mounted, UNPRIVILEGED, UNPRIVILEGED)
+            environment[f"FORKWISE_TEST_DIRECTORY_{views.upper()}"] = str(mounted)
         program = RUN.format(
             path=[str(readable / d) for d in ("src", "tools", "")], views=views, basetemp=str(home / "tmp")
         )
         wrapped = ["unshare", "--mount", "sh", "-c", WRAP, "sh", str(tmp_path)]
-        command = [*wrapped, *as_somebody([interpreter(), "-c", program])]
+        command = [*wrapped, *as_unprivileged([interpreter(), "-c", program])]
         done = subprocess.run(command, cwd=readable, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
@@ -127,10 +127,10 @@ def test_directories_of_somebody_else_that_all_may_write_to(readable: Path) -> N
     (workspace / "old").chmod(0o644)
     state = readable / "state-of-shared"
     state.mkdir()
-    os.chown(state, SOMEBODY, SOMEBODY)
+    os.chown(state, UNPRIVILEGED, UNPRIVILEGED)
     path = [str(readable / "src")]
     done = subprocess.run(
-        as_somebody([interpreter(), "-c", SHARED.format(path=path, workspace=str(workspace))]),
+        as_unprivileged([interpreter(), "-c", SHARED.format(path=path, workspace=str(workspace))]),
         cwd="/",
         env={"PATH": os.environ["PATH"], "FORKWISE_STATE": str(state), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

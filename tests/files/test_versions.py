@@ -1,4 +1,4 @@
-"""What lies between two branches of one parent, on every view."""
+"""The diff between two branches of one parent, in every view."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
 
 
 def made(workspace: Workspace, name: str, deed: Callable[[Path], None]) -> Branch:
-    """A branch in which something was done."""
+    """Create a branch and apply a change."""
     branch = workspace.branch(name)
     deed(branch.path)
     return branch
@@ -94,9 +94,9 @@ def test_it_turns_the_one_into_the_other(
     two.abort()
 
 
-def alone(room: Path) -> dict[str, str]:
+def alone(directory: Path) -> dict[str, str]:
     """An environment in which git finds no repository around a directory."""
-    return {**os.environ, "GIT_CEILING_DIRECTORIES": str(room)}
+    return {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory)}
 
 
 def test_only_siblings_are_compared(workspace: Workspace) -> None:

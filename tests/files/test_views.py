@@ -21,11 +21,11 @@ import pytest
 
 from forkwise import Branch, BranchError, ForkwiseWarning, Workspace
 from forkwise.linux.trees import open_directory, open_root
-from tests.files.filesystems import VIEWS, ground_of, grounds
+from tests.files.filesystems import VIEWS, new_project, view_directories
 from tests.files.snapshot import snapshot
 from tests.need import need
 
-__all__ = ["grounds"]
+__all__ = ["view_directories"]
 
 is_root = os.geteuid() == 0
 
@@ -36,9 +36,9 @@ def view(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def project(view: str, grounds: dict[str, Path]) -> Iterator[Path]:
+def project(view: str, view_directories: dict[str, Path]) -> Iterator[Path]:
     """An empty directory on a filesystem that can have the view."""
-    made = ground_of(view, grounds[view], uuid.uuid4().hex[:8])
+    made = new_project(view, view_directories[view], uuid.uuid4().hex[:8])
     yield made
     for branch in Workspace(made, state=made.parent / "state").branches():
         branch.abort()
@@ -129,7 +129,7 @@ def test_an_empty_workspace_and_an_empty_delta(project: Path, workspace: Callabl
     assert commit.paths == ()
 
 
-# What may be changed
+# Changes
 
 
 def test_deletes(project: Path, workspace: Callable[[], Workspace]) -> None:
@@ -434,7 +434,7 @@ def test_read_only_files_and_directories(project: Path, workspace: Callable[[], 
             (project / path).chmod(0o755)
 
 
-# What else happens to files while they are committed
+# Concurrent changes during a commit
 
 
 def test_a_file_open_for_writing_while_committed(project: Path, workspace: Callable[[], Workspace]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.need import need
 from tests.sandbox.container import in_container
-from tests.unprivileged import SOMEBODY, interpreter, project_of_somebody
+from tests.unprivileged import UNPRIVILEGED, interpreter, unprivileged_project
 
 TOOLS = (
     *("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions"),
@@ -48,7 +48,7 @@ Finished = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class Container:
-    """A project of one user, and how that user runs programs on it in a container."""
+    """A project of one user, and running programs on it in a container."""
 
     user: int
     home: Path
@@ -71,7 +71,7 @@ class Container:
         return done
 
     def doctor(self, grants: Sequence[str] = ()) -> dict[str, Any]:
-        """The findings of ``forkwise doctor`` by name, and the chosen view."""
+        """Return the findings of ``forkwise doctor`` by name, and the chosen view."""
         done = self.forkwise("doctor", "--json", grants=grants)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
@@ -79,10 +79,10 @@ class Container:
         return {**found, "chosen": report["chosen"]}
 
 
-@pytest.fixture(scope="module", params=[0, SOMEBODY], ids=["root", "user"])
+@pytest.fixture(scope="module", params=[0, UNPRIVILEGED], ids=["root", "user"])
 def container(request: pytest.FixtureRequest) -> Iterator[Container]:
     """A container with a project of its user in it."""
-    with project_of_somebody(TOOLS) as (home, environment):
+    with unprivileged_project(TOOLS) as (home, environment):
         user: int = request.param
         if user == 0:
             for path in (home, home / "project", home / "project/a.txt"):

@@ -1,4 +1,4 @@
-"""A user with no privileges at all, whose branches are kernel overlays that only their sandboxes see."""
+"""A user without privileges, whose branches are kernel overlays that only their sandboxes see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sandbox.child import need_user_namespaces
-from tests.unprivileged import SOMEBODY, as_somebody, interpreter, project_of_somebody
+from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, unprivileged_project
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 
@@ -71,12 +71,12 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
-    """What a program of such a user saw."""
+    """Return the output of a program of such a user."""
     need_user_namespaces()
-    with project_of_somebody(TOOLS) as (home, environment):
+    with unprivileged_project(TOOLS) as (home, environment):
         program = [interpreter(), "-c", PROGRAM, str(home / "project"), "/etc/escaped"]
         done = subprocess.run(
-            as_somebody(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL
+            as_unprivileged(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, done.stderr
         yield {**json.loads(done.stdout), "project": str(home / "project")}
@@ -90,10 +90,10 @@ def test_commands_and_functions_see_the_branch_where_the_workspace_is(said: dict
     for kind in ("", " with threads"):
         where, content, names, refused, number, user = said[f"function {confinement}{kind}"]
         assert (where, content) == (said["project"], "one\n")
-        assert set(lines[2:]) <= set(names)  # what the command before made in the same branch
+        assert set(lines[2:]) <= set(names)  # made by the command before in the same branch
         assert refused in ("Read-only file system", "Permission denied")
         assert number < 10
-        assert user == SOMEBODY
+        assert user == UNPRIVILEGED
     assert "escaped" in said[f"refused {confinement}"]
     assert not Path("/etc/escaped").exists()
 

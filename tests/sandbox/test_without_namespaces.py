@@ -1,7 +1,7 @@
-"""Where user namespaces are forbidden: an error that names what forbids them, or Landlock for those who accept it.
+"""Machines that forbid user namespaces: an error that names the cause, or Landlock if it is accepted.
 
-A user namespace in which no further ones may be made stands for such a machine; the tests run inside it as a user
-with no privileges.
+A user namespace in which no further ones may be created imitates such a machine; the tests run inside it as a user
+without privileges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.need import need
-from tests.unprivileged import as_somebody, interpreter, project_of_somebody
+from tests.unprivileged import as_unprivileged, interpreter, unprivileged_project
 
 TOOLS = ("rapidfuzz", "pydantic_core", "typing_extensions")
 
@@ -85,11 +85,11 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, object]]:
-    """What a program saw that ran where no user namespaces can be made."""
-    with project_of_somebody(TOOLS) as (home, environment):
+    """Return the output of a program that ran without user namespaces."""
+    with unprivileged_project(TOOLS) as (home, environment):
         forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
         program = [interpreter(), "-c", PROGRAM, str(home / "project"), str(home / "outside")]
-        command = as_somebody(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", *program])
+        command = as_unprivileged(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", *program])
         done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
         need("unshare failed" not in done.stderr, "no user namespace to forbid others in")
         assert done.returncode == 0, done.stderr
