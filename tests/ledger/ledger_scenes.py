@@ -41,26 +41,26 @@ class Child:
     """A forked process that runs one function and reports its result as JSON."""
 
     def __init__(self, job: Callable[[], object]) -> None:
-        told, telling = os.pipe()
+        reader, writer = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork in a process with threads: the child starts none
             self.pid = os.fork()
         if self.pid == 0:
             try:
-                os.close(told)
-                os.write(telling, json.dumps(job()).encode())
+                os.close(reader)
+                os.write(writer, json.dumps(job()).encode())
                 os._exit(0)
             except BaseException:  # noqa: BLE001 - it is a process of its own, and the test sees how it ended
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        os.close(telling)
-        self._told = told
+        os.close(writer)
+        self._reader = reader
 
     def result(self) -> Any:
         """Wait for its end and return the result."""
-        with open(self._told, "rb") as told:
-            text = told.read()
+        with open(self._reader, "rb") as reader:
+            text = reader.read()
         assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
         return json.loads(text)
 
@@ -68,4 +68,4 @@ class Child:
         """Kill it in the middle of its work."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        os.close(self._told)
+        os.close(self._reader)

@@ -115,12 +115,14 @@ def test_streams_that_take_turns_byte_by_byte_fill_no_disk_either(tmp_path: Path
 
 def test_many_threads_write(tmp_path: Path) -> None:
     with AttemptLog(tmp_path, NAME) as output, ThreadPoolExecutor(8) as pool:
-        for who in range(8):
+        for writer in range(8):
             for n in range(50):
-                pool.submit(output.write, "stdout" if who % 2 else "stderr", f"{who} {n:04}\n".encode())
+                pool.submit(output.write, "stdout" if writer % 2 else "stderr", f"{writer} {n:04}\n".encode())
     for stream, rest in (("stdout", 1), ("stderr", 0)):
         lines = read_log(tmp_path, NAME, stream=stream).decode().splitlines()
-        assert sorted(lines) == sorted(f"{who} {n:04}" for who in range(8) if who % 2 == rest for n in range(50))
+        assert sorted(lines) == sorted(
+            f"{writer} {n:04}" for writer in range(8) if writer % 2 == rest for n in range(50)
+        )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_forgotten_fork_leaves_nothing(ledger: Ledger) -> None:
     assert read_log(ledger.directory, f"{kept}.1") == b"said\n"
     assert ledger.prune(keep=0) == [kept]
     fork_in(ledger)
-    assert ledger.events()[0].seq > last, "a number that was told once is not told of anything else"
+    assert ledger.events()[0].seq > last, "the number of an event is never reused"
 
 
 def test_a_dry_run_forgets_nothing(ledger: Ledger) -> None:

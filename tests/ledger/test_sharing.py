@@ -67,17 +67,17 @@ def test_many_processes_write_into_one_fork(open_ledger: Open) -> None:
     ledger = open_ledger()
     fork = fork_in(ledger).id
 
-    def work(who: int) -> list[str]:
+    def work(writer: int) -> list[str]:
         mine = open_ledger()
         names = []
         for number in range(25):
-            attempt = attempt_in(mine, fork, f"{who}-{number}")
+            attempt = attempt_in(mine, fork, f"{writer}-{number}")
             mine.note_progress(attempt.id, files=number)
             mine.end_attempt(attempt.id, "succeeded")
             names.append(attempt.id)
         return names
 
-    children = [Child(lambda who=who: work(who)) for who in range(4)]
+    children = [Child(lambda writer=writer: work(writer)) for writer in range(4)]
     names = [name for child in children for name in child.result()]
     assert sorted(names) == sorted(f"{fork}.{n}" for n in range(1, 101))
     assert [a.id for a in ledger.attempts(fork)] == [f"{fork}.{n}" for n in range(1, 101)]
@@ -87,15 +87,15 @@ def test_many_processes_write_into_one_fork(open_ledger: Open) -> None:
 def test_threads_share_one_ledger(ledger: Ledger) -> None:
     fork = fork_in(ledger).id
 
-    def work(who: int) -> None:
+    def work(writer: int) -> None:
         for number in range(20):
-            attempt = attempt_in(ledger, fork, f"{who}-{number}")
+            attempt = attempt_in(ledger, fork, f"{writer}-{number}")
             assert attempt.state == "running"
             ledger.end_attempt(attempt.id, "failed")
             assert ledger.attempt(attempt.id).files is None
 
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work, who) for who in range(8)]:
+        for done in [pool.submit(work, writer) for writer in range(8)]:
             done.result()
     assert len(ledger.attempts(fork)) == 160
     assert [e.seq for e in ledger.events()] == list(range(1, 1 + 1 + 3 * 160))
@@ -124,18 +124,18 @@ def test_forking_while_other_threads_write(ledger: Ledger) -> None:
     enough = threading.Event()
     written = []
 
-    def work(who: str) -> None:
+    def work(writer: str) -> None:
         for number in count():
             if enough.wait(0.0005):
                 return
-            written.append(attempt_in(ledger, fork, f"{who}-{number}", started=False).id)
+            written.append(attempt_in(ledger, fork, f"{writer}-{number}", started=False).id)
 
-    threads = [threading.Thread(target=work, args=(who,)) for who in "ab"]
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in "ab"]
     for thread in threads:
         thread.start()
     try:
-        for who in range(10):
-            keys = [f"child-{who}-{n}" for n in range(5)]
+        for writer in range(10):
+            keys = [f"child-{writer}-{n}" for n in range(5)]
             child = Child(lambda keys=keys: [attempt_in(ledger, fork, key, started=False).id for key in keys])
             written += child.result()
     finally:
@@ -161,25 +161,25 @@ def test_writers_killed_in_the_middle(open_ledger: Open) -> None:
     """The forks of killed writers are interrupted; everything else is consistent."""
     ledger = open_ledger()
 
-    def work(telling: int) -> None:
+    def work(write_end: int) -> None:
         mine = open_ledger()
         while True:
             fork = fork_in(mine).id
-            os.write(telling, b".")
+            os.write(write_end, b".")
             attempt = attempt_in(mine, fork)
             mine.note_progress(attempt.id, files=1)
             mine.end_attempt(attempt.id, "succeeded", tail="x" * 4096)
             mine.resolve(fork, how="first success", winner=attempt.id)
 
     for round_ in range(8):
-        told, telling = os.pipe()
-        children = [Child(lambda telling=telling: work(telling)) for _ in range(2)]
+        reader, write_end = os.pipe()
+        children = [Child(lambda write_end=write_end: work(write_end)) for _ in range(2)]
         for _ in range(5 + 3 * round_):
-            assert os.read(told, 1) == b"."
+            assert os.read(reader, 1) == b"."
         for child in children:
             child.kill()
-        os.close(told)
-        os.close(telling)
+        os.close(reader)
+        os.close(write_end)
         assert_whole(ledger)
     states = {f.state for f in ledger.forks()}
     assert states <= {"interrupted", "resolved"}
@@ -192,15 +192,15 @@ def test_writers_killed_in_the_middle(open_ledger: Open) -> None:
 
 def test_a_fork_is_interrupted_when_its_process_is_killed(open_ledger: Open) -> None:
     ledger = open_ledger()
-    told, telling = os.pipe()
+    reader, write_end = os.pipe()
 
     def work() -> None:
         fork = fork_in(open_ledger()).id
-        os.write(telling, fork.encode())
+        os.write(write_end, fork.encode())
         threading.Event().wait()
 
     child = Child(work)
-    fork = os.read(told, 6).decode()
+    fork = os.read(reader, 6).decode()
     assert ledger.fork(fork).state == "running"
     assert ledger.forks(state="running") == [ledger.fork(fork)]
     child.kill()
@@ -209,5 +209,5 @@ def test_a_fork_is_interrupted_when_its_process_is_killed(open_ledger: Open) -> 
     assert ledger.summaries()[0].fork.state == "interrupted"
     assert ledger.adopt_fork(fork)
     assert ledger.fork(fork).state == "running"
-    os.close(told)
-    os.close(telling)
+    os.close(reader)
+    os.close(write_end)
