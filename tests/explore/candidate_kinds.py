@@ -1,6 +1,7 @@
-"""The ways in which candidates can be given and run, so that one suite goes through all of them.
+"""The kinds of candidates and the ways to run them, so that one suite covers all of them.
 
-What a candidate does is a value here, a Deed; a way makes of it a function, an ``async`` function or a command.
+A ``Deed`` is a value that describes what a candidate does; a kind turns it into a function, an ``async`` function or a
+command.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Deed:
 
 @dataclass(frozen=True)
 class Way:
-    """How candidates are made, and the options of the pattern that runs them."""
+    """A kind of candidate, and the options of the pattern that runs it."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -43,21 +44,21 @@ class Way:
     is_command: bool = False
 
     def one(self, deed: Deed) -> Any:
-        """A candidate that does one thing."""
+        """Build a candidate for one deed."""
         return ["sh", "-c", deed.script()] if self.is_command else self._function(deed.do)
 
     def several(self, deeds: Sequence[Deed]) -> list[Any]:
         return [self.one(deed) for deed in deeds]
 
     def numbered(self, deeds: Sequence[Deed]) -> Any:
-        """A task that does the one or the other thing, by its number."""
+        """Build a task that does one of several deeds, by its number."""
         if self.is_command:
             cases = " ".join(f"{number}) {deed.script()};;" for number, deed in enumerate(deeds))
             return ["sh", "-c", f'case "$FORKWISE_ATTEMPT" in {cases} esac']
         return self._function(lambda path, number, *_: deeds[number].do(path))
 
     def taught(self, before: Deed, after: Deed) -> Any:
-        """A task that does something else once it was told something."""
+        """Build a task that does another deed once it gets feedback."""
         if self.is_command:
             return ["sh", "-c", f'if [ -s "$FORKWISE_FEEDBACK" ]; then {after.script()}; else {before.script()}; fi']
         return self._function(lambda path, told: (after if told else before).do(path))
@@ -84,5 +85,5 @@ WAYS = [
 
 
 def by_way(way: Way) -> str:
-    """A name for parametrised tests."""
+    """Return the name for parametrised tests."""
     return way.name

@@ -1,4 +1,4 @@
-"""Every test of a pattern gets a workspace, and is checked for what it leaves."""
+"""A workspace for every test of a pattern, with a check that the test leaves nothing behind."""
 
 from tests.leftovers import workspace
 

@@ -1,7 +1,7 @@
-"""A program that explores and says when it has come so far; its test then interrupts or kills it.
+"""A program that runs a pattern and reports when it reaches a phase; its test then interrupts or kills it.
 
-Run as ``python -m tests.explore.interrupted_program <workspace> <phase> <fifo>``. Whatever it starts in a sandbox holds
-the FIFO open, so that a reader sees the end of it when the last of them is dead.
+Run as ``python -m tests.explore.interrupted_program <workspace> <phase> <fifo>``. All processes that it starts in a
+sandbox hold the FIFO open, so that a reader gets an end of file when the last of them is dead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["PHASES"]
 
 
 def stay(*_: Any) -> Any:
-    """Say that the phase has begun, and never end by oneself."""
+    """Report that the phase has started, and block forever."""
     print("ready", flush=True)
     threading.Event().wait()
 
@@ -65,7 +65,7 @@ def sandboxed(fifo: str) -> dict[str, Any]:
 
 
 def holding(fifo: str) -> list[str]:
-    """A command that holds the FIFO open, as do others that it starts and that do not listen."""
+    """Build a command that holds the FIFO open, with children that do so, too, and ignore signals."""
     script = f'exec 3>{fifo}; trap "" INT TERM; (setsid sleep 1000 &); setsid sleep 1000 & echo begun >&3; sleep 1000'
     return ["sh", "-c", script]
 
@@ -86,7 +86,7 @@ def while_committing(fifo: str) -> Pattern:
     return Speculate([good])
 
 
-#: What is going on when the interrupt comes.
+#: The phases in which the interrupt can come.
 PHASES: dict[str, Any] = {
     "thread": lambda fifo: Speculate([stay, good], first_wins=False),
     "loop": lambda fifo: Speculate([stay_on_the_loop, good], first_wins=False),

@@ -1,7 +1,7 @@
-"""Drivers of an exploration, killed at random moments, and what is found and made of it afterwards.
+"""Processes that run a pattern and are killed at random moments, and the state that they leave behind.
 
-Run as a program of its own, with one thread, so that it can fork a driver that has everything loaded already. Prints
-one JSON object for each round.
+A separate program with one thread, so that it can fork a process that has all modules loaded. Prints one JSON object
+for each round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def content(root: Path) -> dict[str, str]:
 
 
 def apart(work: Callable[[], object]) -> int:
-    """Do something in a process of its own, as the next one to come would; gives its pid."""
+    """Run a function in a new process; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -59,7 +59,7 @@ def done(pid: int) -> int:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with a mark in their environment."""
+    """Find the processes that have a mark in their environment."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -82,13 +82,13 @@ def run(project: Path) -> None:
 
 
 def recover(project: Path, state: Path) -> None:
-    """What a person does after a kill: look, resume, clear, and look again."""
+    """Do what a user does after a kill: inspect, resume, clean up, and inspect again."""
     workspace = Workspace(project, durable=False)
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks(limit=1)
     last = state / "last"
     told: dict[str, object] = {"state": "none"}
-    if not last.exists() or last.read_text() != fork.id:  # else it was killed before it began
+    if not last.exists() or last.read_text() != fork.id:  # otherwise it was killed before it started
         last.write_text(fork.id)
         told = {"state": fork.state, "commit": fork.commit}
         if fork.state == "interrupted" or (fork.stored == "resolved" and fork.commit is None):

@@ -1,4 +1,4 @@
-"""A disk that is full, and directories that cannot be written: attempts fail, what is there stays as it is."""
+"""A full disk, and directories that cannot be written: attempts fail, and existing files stay as they are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fill_quietly(path: Path) -> bool:
 
 
 def unless_full(pattern: Pattern, workspace: Workspace) -> SpeculationOutcome | None:
-    """What came of it; None where the disk was too full to write that down, which is said."""
+    """Return the outcome; None if a LedgerError says that the disk was too full to record it."""
     try:
         return pattern(workspace)
     except LedgerError as error:
@@ -67,7 +67,7 @@ def good(path: Path) -> bool:
 @pytest.mark.parametrize("bad", [fill, fill_quietly, ["sh", "-c", "cat /dev/zero > large"], ["cat", "/dev/zero"]])
 @pytest.mark.parametrize("isolate_processes", [True, False])
 def test_one_that_fills_the_disk(bad: Any, isolate_processes: bool, small: Workspace) -> None:
-    """Either it can be written down that it failed, or that is raised; the workspace is whole, and usable at once."""
+    """The failure is either recorded or raised; the workspace is intact, and usable at once."""
     outcome = unless_full(Speculate([bad], isolate_processes=isolate_processes, timeout=5), small)
     assert outcome is None or (not outcome.committed and outcome.all_results[0].reason)
     trash.wait_until_empty()
@@ -79,7 +79,7 @@ def test_one_that_fills_the_disk(bad: Any, isolate_processes: bool, small: Works
 
 
 def test_the_others_of_one_that_fills_the_disk(small: Workspace) -> None:
-    """One that finds room wins; where it finds none, all fail or the ledger says so, and nothing is left."""
+    """An attempt that finds space wins; otherwise all fail or the ledger raises, and nothing is left behind."""
     outcome = unless_full(BestOfN([fill, good, good]), small)
     assert (outcome is not None and outcome.committed) == (small.path / "good").exists()
     assert not (small.path / "large").exists()

@@ -1,5 +1,7 @@
-"""Ctrl-C in every phase, being killed, being cancelled at any moment: a workspace is as it was or as it was to be, and
-nothing is left."""
+"""Ctrl-C in every phase, a kill, and cancellation at any moment.
+
+A commit happens completely or not at all, and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ IN_SANDBOXES = {"command", "function", "tests", "nested-command"}
 
 
 class Driver:
-    """A program in the midst of a phase."""
+    """A program that is in a certain phase."""
 
     def __init__(self, workspace: Workspace, phase: str) -> None:
         self._room = workspace.path.parent / "room"
@@ -56,7 +58,7 @@ class Driver:
         assert self.held.read(6) == b"begun\n"
 
     def end(self, number: int | None) -> str:
-        """Send a signal, if one is to be sent, and wait; gives what it said last."""
+        """Send a signal, if one is given, and wait; return the last line of output."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.communicate(timeout=60)[1]
@@ -80,7 +82,7 @@ def test_an_interrupt_ends_everything(driver: Driver, workspace: Workspace) -> N
     said = driver.end(signal.SIGINT)
     assert driver.process.returncode == -signal.SIGINT
     assert said.rstrip().endswith("KeyboardInterrupt")
-    assert driver.held.read(100) in (b"", b"begun\n")  # and then nobody holds it any more
+    assert driver.held.read(100) in (b"", b"begun\n")  # an end of file: no process holds it open
     assert [p.name for p in workspace.path.iterdir()] == ["a.txt"]
     check_nothing_left(workspace)
     with open_ledger(workspace) as ledger:
@@ -101,13 +103,13 @@ def test_an_interrupt_that_comes_when_all_is_decided_comes_too_late(driver: Driv
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("driver", ["thread", "command", "function", "nested-command"], indirect=True)
-def test_who_is_killed_leaves_no_process_and_can_be_gone_on_with(
+def test_a_killed_program_leaves_no_process_and_can_be_resumed(
     driver: Driver, number: int, workspace: Workspace
 ) -> None:
     driver.end(number)
     assert driver.process.returncode == -number
     while driver.held.read(100):
-        pass  # until the last that holds it is dead
+        pass  # returns when the last process that holds it open is dead
     assert [p.name for p in workspace.path.iterdir()] == ["a.txt"]
     with open_ledger(workspace) as ledger:
         forks = ledger.forks()
@@ -118,7 +120,7 @@ def test_who_is_killed_leaves_no_process_and_can_be_gone_on_with(
     assert outcome.fork == first
     assert (workspace.path / "good").exists()
     with open_ledger(workspace) as ledger:
-        for fork in ledger.forks():  # what was inside an attempt that started afresh is nobody's
+        for fork in ledger.forks():  # forks inside an attempt that started over are orphans
             if fork.state == "interrupted":
                 assert fork.parent is not None
                 ledger.adopt_fork(fork.id)
@@ -138,7 +140,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_cancelled_at_any_moment(name: str, workspace: Workspace) -> None:
-    """At the first turns of the event loop one by one, then at ever wider steps, until it is over before that."""
+    """Cancels after each of the first turns of the event loop, then in wider steps, until the pattern is over first."""
     before = children()
     make = PATTERNS[name]
     turns, is_over, cancelled = 0, False, 0
@@ -158,7 +160,7 @@ def test_cancelled_at_any_moment(name: str, workspace: Workspace) -> None:
 
 
 async def _cancelled_after(pattern: Pattern, workspace: Workspace, turns: int) -> bool:
-    """Whether it was over before."""
+    """Return whether the pattern was over before the cancellation."""
     task = asyncio.create_task(pattern.run(workspace))
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Patterns whose attempts are judged by their project's real tests."""
+"""Patterns whose attempts are judged by the real tests of a project."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LONG = "def add(a, b):\n    # a sum\n    result = a\n    result += b\n    return
 
 @pytest.fixture
 def project(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """A project of Python that has tests, and no code."""
+    """A Python project that has tests, but no code."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     (workspace.path / "pytest.ini").write_text("[pytest]\n")
@@ -55,7 +55,7 @@ def project(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def writes(code: str, name: str = "sums.py") -> Callable[..., bool]:
-    """A candidate that writes a file."""
+    """Build a candidate that writes a file."""
 
     def work(path: Path, *_: Any) -> bool:
         (path / name).write_text(code)
@@ -65,7 +65,7 @@ def writes(code: str, name: str = "sums.py") -> Callable[..., bool]:
 
 
 def only(work: Any, project: Workspace, tests: Tests | None = None) -> SpeculationResult:
-    """What came of one attempt."""
+    """Run one candidate and return its result."""
     outcome = Speculate([work], evaluate=tests or Tests(PYTEST))(project)
     [result] = outcome.all_results
     assert outcome.committed == result.success
@@ -117,7 +117,7 @@ def test_the_one_that_passes_wins(name: str, project: Workspace) -> None:
             assert record.tests == (None if result.tests is None else result.tests.as_json())
 
 
-def test_what_fails_is_told(project: Workspace) -> None:
+def test_failures_are_reported(project: Workspace) -> None:
     failed = only(writes(WRONG), project)
     assert failed.reason == "tests: 1 passed, 1 failed"
     assert failed.score == 0.5
@@ -161,7 +161,7 @@ def test_a_command_that_does_not_exist(project: Workspace) -> None:
 
 @pytest.mark.parametrize(("fails_in", "passes"), [("1", True), ("0|2", False), ("none", True), ("0|1|2", False)])
 def test_flaky_tests(fails_in: str, passes: bool, project: Workspace) -> None:
-    """Of three runs two decide; a test that fails in some of them and not in all is named."""
+    """The majority of three runs decides; a test that fails in some runs but not in all is named."""
     script = (
         'n=$(cat "$COUNT" 2>/dev/null || echo 0); echo $((n + 1)) > "$COUNT"; '
         'echo "TAP version 13"; echo 1..2; echo "ok 1 - steady"; '
@@ -184,7 +184,7 @@ FORGED = """<testsuite name="pytest" tests="2" failures="0" errors="0">
 CHEATS = {
     "exits early with 0": "import os\nos._exit(0)\n",
     "exits with 0 while it is collected": "import sys\nsys.exit(0)\n",
-    "kills whoever runs it": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(os.getpid(), 9)\n",
+    "kills the process that runs it": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(os.getpid(), 9)\n",
     "kills all it can": "import os\nos.kill(-1, 9)\n",
     "writes the report and goes": f"""
 import os, re
@@ -221,7 +221,7 @@ def test_tests_cannot_change_what_is_committed(project: Workspace) -> None:
     assert (project.path / "pytest.ini").read_text() == "[pytest]\n"
 
 
-# Several judges, one after the other
+# Several evaluators in order
 
 
 def test_of_those_that_pass_the_smaller_change_wins(project: Workspace) -> None:

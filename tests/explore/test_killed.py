@@ -1,4 +1,4 @@
-"""The driver of an exploration is killed at random moments: nothing is half done or left behind, and it is resumed."""
+"""A process that runs a pattern is killed at random moments: the fork can be resumed, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
         text=True,
     )
     assert told.returncode == 0, told.stderr[-3000:]
-    assert told.stderr == ""  # nobody's terminal is filled with what a killed program's helpers met
+    assert told.stderr == ""  # keeps errors of the killed program's children off the terminal
     first, *rest = map(json.loads, told.stdout.splitlines())
     before, after = first["before"], first["after"]
     assert after["chosen"] == "2\n"

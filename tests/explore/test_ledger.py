@@ -1,4 +1,4 @@
-"""What the ledger says of an exploration is what came of it, whatever the candidates did and however it was decided."""
+"""The ledger agrees with the outcome, whatever the candidates did and however the fork was decided."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.leftovers import check_ledger, check_nothing_left
 
 
 def agree(outcome: SpeculationOutcome, ledger: Ledger) -> None:
-    """An outcome and the ledger tell the same story."""
+    """Check that the ledger agrees with an outcome."""
     assert outcome.fork is not None
     fork = ledger.fork(outcome.fork)
     assert fork.state == ("resolved" if outcome.committed else "aborted")
@@ -122,11 +122,11 @@ def test_kept_and_open_for_a_pick(workspace: Workspace) -> None:
         branch.abort()
 
 
-# Whatever is tried
+# Random candidates
 
 
 class Deed:
-    """What a candidate does: a value, so that any can be made up."""
+    """What a candidate does, as a value that hypothesis can generate."""
 
     def __init__(self, what: str, score: float) -> None:
         self.what = what
@@ -164,7 +164,7 @@ several = st.lists(deeds, min_size=1, max_size=4)
 
 @st.composite
 def patterns(draw: st.DrawFn) -> tuple[str, Pattern]:
-    """Any pattern over any candidates."""
+    """Generate any pattern over any candidates."""
     first, second = draw(several), draw(several)
     options = {"max_parallel": draw(st.sampled_from([1, 3])), "commit": draw(st.booleans())}
     kind = draw(st.sampled_from(["speculate", "best", "reflexion", "tree", "tournament", "beam", "cascade", "search"]))

@@ -1,4 +1,4 @@
-"""Candidates that misbehave. Whatever one does, it fails for a reason that is told, and the others go on."""
+"""Candidates that misbehave: each fails with a reason, and the others continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def good(path: Path) -> bool:
 
 
 def beside(bad: Any, workspace: Workspace, **options: Any) -> SpeculationResult:
-    """What came of a candidate beside which another succeeds, which it does not keep from winning."""
+    """Run a candidate beside one that succeeds; check that the other wins, and return the first one's result."""
     outcome = Speculate([bad, good], first_wins=False, **options)(workspace)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
@@ -51,14 +51,14 @@ def beside(bad: Any, workspace: Workspace, **options: Any) -> SpeculationResult:
 
 
 class MuteError(Exception):
-    """An exception that cannot even be shown."""
+    """An exception whose ``str`` and ``repr`` raise."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class Mute:
-    """A value that cannot be shown."""
+    """A value whose ``repr`` raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -74,7 +74,7 @@ class Mute:
 
 
 class Truth:
-    """What a library for numbers has for a bool."""
+    """A bool as NumPy has it."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -93,7 +93,7 @@ def a_circle() -> list[Any]:
     return made
 
 
-# Raising
+# Exceptions
 
 
 ERRORS = [
@@ -160,7 +160,7 @@ def test_a_message_of_many_megabytes_is_cut(workspace: Workspace) -> None:
     assert (workspace.state / "ledger" / "ledger.db").stat().st_size < 2_000_000
 
 
-# What it hands back
+# Return values
 
 
 NONSENSE = [
@@ -226,7 +226,7 @@ def test_scores_of_other_makes(workspace: Workspace) -> None:
     assert [r.score for r in outcome.all_results] == [0.5, 1e300]
 
 
-# Ending itself, or being ended
+# Exits and signals
 
 
 def _die(_: Path) -> bool:
@@ -234,7 +234,7 @@ def _die(_: Path) -> bool:
 
 
 def _crash(_: Path) -> bool:
-    faulthandler.disable()  # the tests' own, which would tell everybody
+    faulthandler.disable()  # inherited from the tests; it would report to stderr
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError
 
@@ -282,12 +282,12 @@ def test_what_is_no_candidate_is_said_at_once(argv: Any) -> None:
         Speculate([argv])
 
 
-# Taking too long
+# Timeouts
 
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Something to wait for that never comes, until the test is over."""
+    """An event that is set only when the test is over."""
     event = threading.Event()
     yield event
     event.set()
@@ -307,7 +307,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(workspace: Workspace) -> N
         try:
             return await asyncio.Future()
         finally:
-            await asyncio.sleep(0)  # it may take a moment to tidy up
+            await asyncio.sleep(0)  # cleaning up may take a moment
             ended.append("cancelled")
 
     assert beside(slow, workspace, timeout=0.2).reason == "timed out after 0.2 s"
@@ -352,7 +352,7 @@ def test_a_sandbox_that_takes_too_long_is_killed_with_all_descendants(is_functio
 
 
 def test_a_timeout_is_each_candidates_own(workspace: Workspace) -> None:
-    """However many wait before it: here they run one after the other, and take longer than the timeout together."""
+    """A timeout does not include waiting: here candidates run in turn, and take longer than one timeout together."""
     outcome = Speculate([["sleep", "0.4"]] * 3, first_wins=False, max_parallel=1, timeout=1)(workspace)
     assert [r.success for r in outcome.all_results] == [True] * 3
 
@@ -363,7 +363,7 @@ def test_a_timeout_that_is_none(timeout: float) -> None:
         Speculate([good], timeout=timeout)
 
 
-# What it prints
+# Output
 
 
 def test_a_gigabyte_of_output(workspace: Workspace) -> None:
@@ -385,7 +385,7 @@ def test_a_gigabyte_of_output(workspace: Workspace) -> None:
 
 
 def _peak_memory() -> int:
-    """Of this process, in bytes."""
+    """Return the memory of this process in bytes."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -421,7 +421,7 @@ def test_without_a_score_it_is_one(script: str, workspace: Workspace) -> None:
     assert [(r.success, r.score) for r in outcome.all_results] == [(True, 1.0)]
 
 
-# What it does to its branch
+# Changes to the branch
 
 
 def test_one_that_deletes_everything_has_deleted_everything(workspace: Workspace) -> None:
@@ -474,7 +474,7 @@ def test_one_that_ends_its_siblings_branches(workspace: Workspace) -> None:
 
 
 def test_one_that_goes_elsewhere(workspace: Workspace) -> None:
-    """A working directory is the whole process's. One that is gone is nobody's."""
+    """The working directory belongs to the whole process, and must not be left in a deleted directory."""
     before = Path.cwd()
 
     def wanders(path: Path) -> bool:
@@ -488,7 +488,7 @@ def test_one_that_goes_elsewhere(workspace: Workspace) -> None:
     assert Path.cwd() == before
 
 
-def test_a_loser_that_goes_on_writing(workspace: Workspace, gate: threading.Event) -> None:
+def test_a_loser_that_keeps_writing(workspace: Workspace, gate: threading.Event) -> None:
     started, wrote = threading.Event(), threading.Event()
 
     def loser(path: Path) -> bool:
@@ -512,8 +512,8 @@ def test_a_loser_that_goes_on_writing(workspace: Workspace, gate: threading.Even
     assert not (workspace.path / "late").exists()
 
 
-def test_a_winner_that_goes_on_writing(workspace: Workspace, gate: threading.Event) -> None:
-    """What a thread it left writes after the win is not in the workspace: a file is there as it was at the commit."""
+def test_a_winner_that_keeps_writing(workspace: Workspace, gate: threading.Event) -> None:
+    """An abandoned thread's later writes do not reach the workspace: it has the files as of the commit."""
     threads: list[threading.Thread] = []
     ready = threading.Event()
 
@@ -550,7 +550,7 @@ def test_one_that_changes_nothing_wins_all_the_same(workspace: Workspace) -> Non
     assert outcome.commit.paths == ()
 
 
-# Others whom a caller gave
+# Other functions of the caller
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(1), KeyboardInterrupt(), MuteError()])

@@ -1,4 +1,4 @@
-"""Explorations inside explorations: each commits into the branch around it, only the outermost into the workspace."""
+"""Patterns inside patterns: each commits into the branch around it, only the outermost into the workspace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.leftovers import children, processes_about
 
 
 def adds(word: str) -> Callable[[Path], bool]:
-    """A candidate that adds a word to the file ``trail``."""
+    """Build a candidate that adds a word to the file ``trail``."""
 
     def work(path: Path) -> bool:
         with (path / "trail").open("a") as file:
@@ -57,7 +57,7 @@ def as_text(path: Path) -> Any:
 
 
 def deep(levels: int, look: Callable[[Path], Any], seen: list[str], workspace: Workspace) -> Callable[[Path], bool]:
-    """A strategy that adds its level, and has the next one explored inside its own branch."""
+    """Build a strategy that adds its level, and runs a pattern for the next one inside its own branch."""
 
     def work(path: Path) -> bool:
         adds(str(levels))(path)
@@ -82,7 +82,7 @@ def test_three_levels(look: Callable[[Path], Any], workspace: Workspace) -> None
     assert (workspace.path / "trail").read_text().split() == ["3", "2", "1", "0"]
     assert [len(text.split()) for text in seen] == [4, 4, 4, 4]
     assert len(workspace.history()) == 1
-    for state in workspace.state.parent.glob("view-*"):  # of workspaces that are gone: nothing is in them
+    for state in workspace.state.parent.glob("view-*"):  # empty directories of removed workspaces
         assert [p for p in state.rglob("*") if not p.is_dir()] == []
         shutil.rmtree(state)
     with open_ledger(workspace) as ledger:
@@ -123,7 +123,7 @@ def test_called_where_an_event_loop_runs(workspace: Workspace) -> None:
 
 
 def test_one_after_the_other_and_at_once(workspace: Workspace) -> None:
-    """Two at once inside one attempt: they touch different paths, and both are in its branch."""
+    """Two patterns at once inside one attempt change different paths, and both are committed into its branch."""
 
     def named(name: str) -> Callable[[Path], bool]:
         return lambda path: (path / name).write_text(name) > 0
@@ -199,11 +199,11 @@ def test_a_sandbox_inside_a_thread(workspace: Workspace) -> None:
     assert (workspace.path / "trail").read_text() == "inner\n"
 
 
-# Ending with what is around it
+# The end of the outer attempt
 
 
 def test_what_a_loser_started_in_sandboxes_ends_with_it(workspace: Workspace) -> None:
-    """The thread is left behind, but not the commands of the exploration that it waits for."""
+    """The thread is abandoned, but the commands of the pattern that it waits for are killed."""
     started = threading.Event()
     ended: list[BaseException] = []
     gone = threading.Event()
@@ -240,7 +240,7 @@ def test_what_a_loser_started_in_sandboxes_ends_with_it(workspace: Workspace) ->
 
 
 def test_who_is_over_explores_no_more(workspace: Workspace) -> None:
-    """A thread that was left behind when its time was up finds that its attempt is over."""
+    """A thread that was abandoned after its timeout cannot start another fork."""
     go, gone = threading.Event(), threading.Event()
     told: list[BaseException] = []
 

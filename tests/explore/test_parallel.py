@@ -1,4 +1,4 @@
-"""How many attempts run at once, and that the first win ends the others at once."""
+"""How many attempts run at once, and that the first success ends the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOMENT = 0.03  # seconds
 
 
 class Gauge:
-    """Counts who is inside, across processes: each holds one of many files locked while it is there."""
+    """Counts candidates that run at the same time, across processes: each locks one of many files while it runs."""
 
     def __init__(self, room: Path, most: int) -> None:
         self._room = room
@@ -43,7 +43,7 @@ class Gauge:
         self._most = most
 
     def work(self, _path: Path, *_: Any) -> bool:
-        """Come in and stay for a moment, in which one too many would come in, too."""
+        """Enter, and stay long enough for one candidate too many to enter, too."""
         with self._inside() as number:
             if number >= self._most:
                 (self._room / "too many").touch()
@@ -96,7 +96,7 @@ def test_no_more_sandboxes_at_once_than_was_said(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize("most", [2, None])
 def test_as_many_at_once_as_was_said(most: int | None, workspace: Workspace) -> None:
-    """None of them ends before all are there."""
+    """No candidate ends before all have started."""
     width = most or default_parallel()
     together = threading.Barrier(width)
     outcome = Speculate(
@@ -115,7 +115,7 @@ def test_none_at_all_is_refused_at_once(asked: int) -> None:
         Speculate([["true"]], max_parallel=asked)
 
 
-# The first win
+# The first success
 
 DAEMON = """
 exec 3>{fifo}; echo {mark} >/dev/null
@@ -143,7 +143,7 @@ def test_losers_are_dead_with_all_descendants_when_it_returns(as_function: bool,
     fifo = room / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(fifo, os.O_WRONLY)  # so that a reader waits
+    writer = os.open(fifo, os.O_WRONLY)  # keeps the FIFO open, so that a reader blocks
     os.set_blocking(reader, True)
     script = DAEMON.format(fifo=fifo, mark=workspace.path)
     before = children()
@@ -168,7 +168,7 @@ def test_losers_are_dead_with_all_descendants_when_it_returns(as_function: bool,
     assert processes_about(str(workspace.path)) == []
     assert children() <= before
     os.close(writer)
-    assert os.read(reader, 1) == b"", "somebody still holds it open"
+    assert os.read(reader, 1) == b"", "a process still holds it open"
     os.close(reader)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 3

@@ -30,7 +30,7 @@ from tests.explore.candidate_kinds import WAYS, Deed, Way, by_way
 
 @dataclass(frozen=True)
 class Case:
-    """A pattern, what is in ``trail`` after it, how many attempts it takes, and which of them wins."""
+    """A pattern, the content of ``trail`` after it, how many attempts it takes, and which of them wins."""
 
     name: str
     make: Callable[[Way], Pattern]
@@ -40,7 +40,7 @@ class Case:
 
 
 def _last(first: Path, second: Path) -> int:
-    """A judge that likes what is late in the alphabet."""
+    """Prefer the directory whose ``trail`` is later in the alphabet."""
     return int((second / "trail").read_text() > (first / "trail").read_text())
 
 
@@ -120,7 +120,7 @@ CALLS = [called, awaited, called_in_a_loop, called_in_a_thread]
 
 
 def check(case: Case, outcome: SpeculationOutcome, workspace: Workspace) -> None:
-    """What came of it, in the workspace, in the outcome and in the ledger, which agree."""
+    """Check that the workspace, the outcome and the ledger agree."""
     assert (workspace.path / "trail").read_text().split() == case.trail.split()
     assert outcome.committed
     assert outcome.winner is not None

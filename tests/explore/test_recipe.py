@@ -1,4 +1,4 @@
-"""Recipes: explorations that can be written down, what they allow whom, and who looks on."""
+"""Recipes: patterns as JSON, their permissions, and observers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_is_given_goes_before_what_is_passed(monkeypatch: pytest.MonkeyPatc
 
 
 class Looking:
-    """Somebody who looks on, and writes down what they see."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -64,7 +64,7 @@ class Looking:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_witness_sees_the_winner_before_it_is_gone(workspace: Workspace, commits: bool) -> None:
+def test_an_observer_sees_the_winner_before_its_branch_is_dropped(workspace: Workspace, commits: bool) -> None:
     recipe = Recipe(
         kind="tree",
         commands=(("sh", "-c", "echo two >> a.txt"),),
@@ -81,7 +81,7 @@ def test_a_witness_sees_the_winner_before_it_is_gone(workspace: Workspace, commi
         branch.abort()
 
 
-def test_nobody_wins_and_nobody_is_shown(workspace: Workspace) -> None:
+def test_without_a_winner_the_observer_sees_none(workspace: Workspace) -> None:
     looking = Looking()
     asyncio.run(Recipe(kind="run", commands=(("false",),)).pattern(workspace).run(workspace, observer=looking))
     assert len(looking.seen) == 1

@@ -1,4 +1,4 @@
-"""Explorations whose process is killed, and gone on with by another."""
+"""Forks whose process is killed, and that another process resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = 'echo good > a.txt; echo 1 > "$FORKWISE_SCORE"'
 
 
 def resumed(scene: Scene) -> SpeculationOutcome:
-    """Go on with the fork."""
+    """Resume the fork."""
     return asyncio.run(resume(scene.workspace, scene.fork.id))
 
 
@@ -52,7 +52,7 @@ def test_killed_when_all_had_ended(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("point", "before"), [("resolved", "one\n"), ("committed", "best\n")])
 def test_killed_around_the_commit(scene: Scene, point: str, before: str) -> None:
-    """It was decided: nothing else is, whether the commit came to happen or not."""
+    """A decided fork is not decided again, whether or not its commit happened."""
     scene.drive(scene.recipe(GOOD, BEST), point)
     assert (scene.fork.state, scene.fork.commit, scene.text("a.txt")) == ("resolved", None, before)
     outcome = resumed(scene)
@@ -93,7 +93,7 @@ def test_a_finished_attempt_whose_branch_is_gone_is_run_again(scene: Scene) -> N
     assert [(a.key, a.round) for a in scene.attempts] == [("0", 0), ("1", 0), ("1", 1)]
 
 
-def test_a_search_goes_on_inside_what_it_had_found(scene: Scene) -> None:
+def test_a_search_continues_inside_earlier_results(scene: Scene) -> None:
     recipe = scene.recipe("echo base > base.txt", kind="tree", max_depth=2)
     recipe["expand"] = [["sh", "-c", f"echo 9 >> {scene.outside}/ran; cat base.txt > top.txt"]]
     fork = scene.drive(recipe, "ended")
@@ -108,7 +108,7 @@ def test_a_search_goes_on_inside_what_it_had_found(scene: Scene) -> None:
 
 
 def test_a_search_killed_when_the_inside_was_decided(scene: Scene) -> None:
-    """What was decided there and not committed is in nobody's way."""
+    """An inner fork that was decided but not committed does not block the resumed one."""
     recipe = scene.recipe("echo base > base.txt", kind="tree", max_depth=2)
     recipe["expand"] = [["sh", "-c", "cat base.txt > top.txt"]]
     scene.drive(recipe, "resolved")
@@ -140,7 +140,7 @@ def test_a_fork_that_a_program_made_is_for_that_program(scene: Scene) -> None:
     fork = scene.drive(recipe, "ended")
     pattern = Speculate(list(recipe["commands"]), first_wins=False)
     with open_ledger(scene.workspace) as ledger:
-        ledger._append(fork, None, "begun", spec={})  # as if a program had
+        ledger._append(fork, None, "begun", spec={})  # as if a program had started it
     with pytest.raises(LedgerError, match="started by a program"):
         resumed(scene)
     assert pattern(scene.workspace, resume=fork).committed

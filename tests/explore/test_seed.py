@@ -1,4 +1,4 @@
-"""The examples that people know, word for word but for the import, with what they assume filled in."""
+"""Well-known examples of the patterns, unchanged except for the import, with the functions that they assume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATCH = """--- a/a.txt
 
 @pytest.fixture
 def ws(workspace: Workspace) -> Workspace:
-    """A workspace in which two patches lie, the second of which makes its tests pass."""
+    """A workspace with two patches; the second makes its tests pass."""
     (workspace.path / "a.patch").write_text(PATCH.format(word="wrong"))
     (workspace.path / "b.patch").write_text(PATCH.format(word="right"))
     return workspace
@@ -182,7 +182,7 @@ def test_tournament(ws: Workspace) -> None:
     outcome = Tournament(generate_patch, n=8, judge=judge)(ws)
 
     assert outcome.winner is not None
-    assert (ws.path / "diff.patch").read_text() == "6"  # the one with 7 is number 3, which fails
+    assert (ws.path / "diff.patch").read_text() == "6"  # the candidate with 7 is number 3, which fails
     assert outcome.winner.branch_index == 6
 
 
@@ -211,7 +211,7 @@ def test_nested_branches(ws: Workspace) -> None:
 
 def test_process_isolation(ws: Workspace) -> None:
     def run_untrusted(path: Path) -> None:
-        (path / "made").write_text("by somebody untrusted")
+        (path / "made").write_text("by an untrusted candidate")
 
     with ws.branch("sandboxed", on_success=None, on_error=None) as fb:  # noqa: SIM117
         with BranchContext(run_untrusted, workspace=fb.path) as ctx:

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search as a value: what it asks for, in what order, and when it ends."""
+"""Monte Carlo tree search as a value: the nodes that ``ask`` returns, their order, and the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forkwise.explore.tree_search import Mcts, SearchNode
 
 
 def place(node: SearchNode) -> tuple[int, ...]:
-    """The actions that lead to a node."""
+    """Return the actions that lead to a node."""
     return () if node.parent is None else (*place(node.parent), node.action)
 
 
@@ -21,7 +21,7 @@ def test_every_action_is_tried_once_before_any_is_built_upon() -> None:
     tree = Mcts(3)
     asked = [tree.ask() for _ in range(3)]
     assert [place(n) for n in asked if n] == [(0,), (1,), (2,)]
-    assert tree.ask() is None, "nothing was told yet that could be built upon"
+    assert tree.ask() is None, "no node has a score yet"
 
 
 def test_what_failed_is_not_built_upon() -> None:
@@ -40,7 +40,7 @@ def test_what_failed_is_not_built_upon() -> None:
 
 
 def test_the_better_arm_gets_most() -> None:
-    """One arm's results are good, the others' are not: by far most of the tries go to the good one."""
+    """If only one action scores well, it gets most of the attempts."""
     tree = Mcts(3, max_depth=6)
     noise = random.Random(7)
     tried: Counter[int] = Counter()
@@ -76,8 +76,11 @@ def _all(node: SearchNode) -> list[SearchNode]:
     seed=st.randoms(use_true_random=False),
 )
 def test_any_search(actions: int, max_depth: int, exploration: float, at_once: int, seed: random.Random) -> None:
-    """However many are asked for before any is told, in whatever order and with whatever result: no node is asked for
-    twice, none is too deep, none grows upon what failed or is not told, and the search ends when all has been tried."""
+    """``ask`` and ``tell`` may be called in any order and with any scores.
+
+    No node is returned twice, none is too deep, none has a parent that failed or has no score yet, and the search ends
+    when every node was tried.
+    """
     tree = Mcts(actions, exploration=exploration, max_depth=max_depth)
     out: list[SearchNode] = []
     told: dict[tuple[int, ...], float | None] = {(): 0.0}

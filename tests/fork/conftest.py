@@ -1,4 +1,4 @@
-"""A workspace whose explorations are killed, and of which nothing is left after the test."""
+"""A workspace whose forks are killed, with a check that nothing is left after the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["scene", "workspace"]
 
 @pytest.fixture
 def scene(workspace: Workspace, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Where it takes place. Only a test that failed is cleared up after: the others leave nothing."""
+    """A workspace and its helpers. Cleans up only after a failed test: the others must leave nothing behind."""
     outside = tmp_path / "outside"
     outside.mkdir()
     failed = request.session.testsfailed

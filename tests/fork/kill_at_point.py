@@ -1,4 +1,4 @@
-"""Explorations in a process of their own, which is killed at a chosen point, and what is found of it afterwards."""
+"""Patterns in a separate process that is killed at a chosen point, and the state that it leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forkwise.ledger.sqlite import open_ledger
 
 __all__ = ["POINTS", "Scene", "becomes_so"]
 
-#: Where a process is killed: before or after it writes something into the ledger.
+#: The point at which a process is killed: before or after a write to the ledger.
 POINTS = {
     "running": ("end_attempt", "after"),
     "ended": ("resolve", "before"),
@@ -62,24 +62,24 @@ os._exit(0)
 
 @dataclass
 class Scene:
-    """A workspace, and a directory outside of it in which attempts note that they ran."""
+    """A workspace, and a directory outside of it in which attempts record that they ran."""
 
     workspace: Workspace
     outside: Path
 
     def recipe(self, *bodies: str, **options: Any) -> dict[str, Any]:
-        """Lines for the shell, tried side by side and all of them waited for; each notes its number when it runs."""
+        """Build a recipe that runs shell lines side by side and waits for all; each records its number when it runs."""
         lines = [["sh", "-c", f"echo {n} >> {self.outside}/ran; {body}"] for n, body in enumerate(bodies)]
         given = {"kind": "speculate", "first_wins": False, "writable": [str(self.outside)]}
         return {"format": 1, "commands": lines, **given, **options}
 
     def start(self, recipe: dict[str, Any], point: str | None = None) -> subprocess.Popen[str]:
-        """Carry a recipe out in a process of its own, which is killed at that point."""
+        """Run a recipe in a new process that is killed at ``point``."""
         words = [str(self.workspace.path), json.dumps(recipe), *(POINTS[point] if point else ("", ""))]
         return subprocess.Popen([sys.executable, "-c", DRIVER, *words], stderr=subprocess.PIPE, text=True)
 
     def drive(self, recipe: dict[str, Any], point: str | None = None) -> str:
-        """The same, and wait for the end of it; gives the fork."""
+        """Run a recipe in a process that is killed, and wait for its end; return the fork."""
         with self.start(recipe, point) as process:
             _, said = process.communicate(timeout=60)
         assert process.returncode == (-signal.SIGKILL if point else 0), said
@@ -87,19 +87,19 @@ class Scene:
         return self.fork.id
 
     def hold(self, *bodies: str, **options: Any) -> str:
-        """Try lines, in this process, and leave the choice to somebody; gives the fork."""
+        """Run shell lines in this process, and leave the fork waiting for a pick; return the fork."""
         recipe = self.recipe(*bodies, commit=False, keep=True, **options)
         outcome = Recipe.from_json(recipe).pattern(self.workspace)(self.workspace)
         assert outcome.fork is not None
         return outcome.fork
 
     def leave(self, name: str, parent: str | None = None) -> None:
-        """Have a process make a branch, write into it, and die."""
+        """Create a branch and write into it in a process that then dies."""
         words = [str(self.workspace.path), name, parent or ""]
         subprocess.run([sys.executable, "-c", LEAVER, *words], check=True)
 
     def is_busy(self) -> bool:
-        """Whether a command of it still runs."""
+        """Return whether a command of the fork still runs."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 if f"{self.outside}/ran; ".encode() in path.read_bytes() and path.parent.name != "self":
@@ -108,34 +108,34 @@ class Scene:
 
     @property
     def fork(self) -> ForkRecord:
-        """The newest outermost fork."""
+        """Return the newest outermost fork."""
         with open_ledger(self.workspace) as ledger:
             return ledger.summaries(1, outermost=True)[0].fork
 
     @property
     def attempts(self) -> list[AttemptRecord]:
-        """Its attempts."""
+        """Return the attempts of the newest fork."""
         with open_ledger(self.workspace) as ledger:
             return ledger.attempts(self.fork.id)
 
     @property
     def ran(self) -> list[int]:
-        """Which lines ran, as often as they did, sorted."""
+        """Return the numbers of the lines that ran, sorted, with repetitions."""
         return sorted(map(int, (self.outside / "ran").read_text().split()))
 
     @property
     def branches(self) -> list[str]:
-        """The names of the branches there are, without the fork's own id."""
+        """Return the names of the existing branches, without the fork's id."""
         return [branch.name.removeprefix(f"{self.fork.id}-") for branch in self.workspace.branches()]
 
     def text(self, name: str) -> str | None:
-        """What a file of the workspace holds, if it is there."""
+        """Read a file of the workspace; None if it does not exist."""
         path = self.workspace.path / name
         return path.read_text() if path.exists() else None
 
 
 def becomes_so(question: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether something becomes so before long."""
+    """Wait for a condition; return whether it became true in time."""
     end = time.monotonic() + seconds
     while not question():
         if time.monotonic() > end:

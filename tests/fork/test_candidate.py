@@ -1,4 +1,4 @@
-"""Candidates: what can be one, how it is called, and what its end means."""
+"""Candidates: valid ones, their labels and calls, and how their end is judged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_is_no_score(text: bytes) -> None:
         read_score(text)
 
 
-# What strangers' values are, as text and as data
+# Values of unknown classes as text and as JSON
 
 
 class _Mute(Exception):  # noqa: N818

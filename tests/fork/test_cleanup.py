@@ -1,4 +1,4 @@
-"""Forks given up from outside, and what is left of those that are over."""
+"""Abort forks from another process, and clean up after forks that are over."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STUCK = "sleep 1000"
 
 
 def going_on(scene: Scene) -> bool:
-    """Whether an attempt of the newest fork runs, and another is over."""
+    """Return whether an attempt of the newest fork runs, and another is over."""
     with open_ledger(scene.workspace) as ledger:
         found = ledger.summaries(1)
         return bool(found) and found[0].attempts == {"succeeded": 1, "running": 1}
 
 
-def test_a_running_fork_is_ended_by_who_runs_it(scene: Scene) -> None:
+def test_a_running_fork_is_ended_by_its_owner(scene: Scene) -> None:
     with scene.start(scene.recipe(ONE, STUCK)) as process:
         assert becomes_so(lambda: going_on(scene))
         abort_fork(scene.workspace, scene.fork.id, "enough")
@@ -88,8 +88,8 @@ def test_a_part_of_a_search_is_not_given_up_alone(scene: Scene) -> None:
 # Cleaning up
 
 
-def test_an_interrupted_fork_is_left_for_somebody_to_resume(scene: Scene) -> None:
-    """With every branch of it: one that changed nothing, and what nobody but the fork knows of, too."""
+def test_an_interrupted_fork_stays_resumable(scene: Scene) -> None:
+    """With all its branches, also one without changes and one that only the fork knows."""
     fork = scene.drive(scene.recipe(ONE, NOTHING), "ended")
     assert scene.branches == ["0", "1"]
     cleared = clean_up(scene.workspace)
@@ -100,8 +100,8 @@ def test_an_interrupted_fork_is_left_for_somebody_to_resume(scene: Scene) -> Non
     assert clean_up(scene.workspace).unfinished == ()
 
 
-def test_one_that_was_gone_on_with_is_left_alone(scene: Scene) -> None:
-    """What the dead process ended is in branches of its own, which the living one relies on."""
+def test_a_resumed_fork_is_left_alone(scene: Scene) -> None:
+    """The attempts that the dead process finished are in branches that the resuming process needs."""
     fork = scene.drive(scene.recipe(NOTHING, STUCK), "running")
 
     async def clear_meanwhile() -> None:
@@ -131,7 +131,7 @@ def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
 
 
 def test_what_was_decided_is_left_until_it_is_committed(scene: Scene) -> None:
-    """The others go. What was committed and not written down is written down."""
+    """The others are dropped. A commit that is missing in the ledger is recorded."""
     fork = scene.drive(scene.recipe(ONE, "exit 1"), "resolved")
     cleared = clean_up(scene.workspace)
     assert [f.id for f in cleared.unfinished] == [fork]
@@ -143,7 +143,7 @@ def test_what_was_decided_is_left_until_it_is_committed(scene: Scene) -> None:
 
 
 def test_what_tests_and_judges_ran_in_goes(scene: Scene) -> None:
-    """With its caches and reports, while the work of a program that died stays."""
+    """Branches with caches and reports of tests are dropped; those of a program that died stay."""
     fork = scene.hold(ONE)
     scene.leave("scratch-0123456789ab")
     scene.leave("scratch-0123456789ab", f"{fork}-0")
@@ -167,7 +167,7 @@ def test_what_a_person_keeps_stays(scene: Scene) -> None:
 
 def test_a_refused_winner_stays(scene: Scene) -> None:
     fork = scene.hold(ONE, NOTHING)
-    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, f"{fork}.1")
     assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-1",)
@@ -185,7 +185,7 @@ def test_the_ledger_forgets_old_forks(scene: Scene) -> None:
 
 
 def test_nothing_is_left_of_a_killed_process(scene: Scene) -> None:
-    """No process, no mount, no branch: of attempts that run, and of the tests of others."""
+    """No process, mount or branch of running attempts, or of the tests of others, is left."""
     recipe = scene.recipe(ONE, STUCK, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
     with scene.start(recipe) as process:
         assert becomes_so(lambda: os.path.exists(scene.outside / "ran") and {1, 7} <= set(scene.ran))

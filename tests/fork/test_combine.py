@@ -1,4 +1,4 @@
-"""A fork decided for several of its attempts at once."""
+"""Forks resolved with a combination of attempts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASHES = f"{LINES} eins two three four five > a.txt; echo 3 > three.txt"
 
 @pytest.fixture
 def fork(scene: Scene) -> str:
-    """A fork that waits for a pick; its first two attempts go together."""
+    """A fork that waits for a pick; its first two attempts can be merged."""
     (scene.workspace.path / "a.txt").write_text("one\ntwo\nthree\nfour\nfive\n")
     return scene.hold(FIRST, LAST, CLASHES)
 
@@ -47,7 +47,7 @@ def test_what_goes_together_is_committed(scene: Scene, fork: str) -> None:
     assert scene.branches == []
 
 
-def test_a_clash_is_told_and_nothing_is_changed(scene: Scene, fork: str) -> None:
+def test_a_conflict_is_reported_and_nothing_is_changed(scene: Scene, fork: str) -> None:
     done = combined(scene, 1, 2, 3)
     assert done.commit is None
     [clash] = done.conflicts
@@ -80,7 +80,7 @@ def test_a_clash_is_decided(scene: Scene, fork: str, options: dict[str, Any], te
 
 
 def test_a_favourite_decides_only_what_it_is_part_of(scene: Scene) -> None:
-    """That it left a file alone is no word on whose version it is to be."""
+    """An attempt that did not change a file has no version of it to prefer."""
     fork = scene.hold("echo 1 > b.txt", "echo 2 > b.txt", "echo 3 > c.txt")
     done = combined(scene, 1, 2, 3, favour=[f"{fork}.3"])
     assert [c.path for c in done.conflicts] == ["b.txt"]
@@ -88,7 +88,7 @@ def test_a_favourite_decides_only_what_it_is_part_of(scene: Scene) -> None:
 
 
 def test_tests_have_the_last_word(scene: Scene, fork: str) -> None:
-    """Each alone would pass."""
+    """Each attempt alone would pass."""
     tests = Tests("! { test -e one.txt && test -e two.txt; }")
     done = combined(scene, 1, 2, tests=tests)
     assert done.tests is not None
@@ -146,12 +146,12 @@ def test_an_interrupted_fork_has_what_had_ended(scene: Scene) -> None:
 
 
 def test_what_is_refused_is_tried_again(scene: Scene, fork: str) -> None:
-    """Somebody changed a file while the tests ran."""
+    """The user changed a file while the tests ran."""
     path = scene.workspace.path / "one.txt"
 
     class Meanwhile(Tests):
         async def test(self, branch: Any) -> Any:
-            path.write_text("somebody's\n")
+            path.write_text("the user's\n")
             return await super().test(branch)
 
     with pytest.raises(ConflictError):
@@ -164,7 +164,7 @@ def test_what_is_refused_is_tried_again(scene: Scene, fork: str) -> None:
     assert scene.branches == []
 
 
-def test_one_at_a_time_and_what_a_killed_one_left_is_in_nobodys_way(scene: Scene, fork: str) -> None:
+def test_one_at_a_time_and_a_killed_one_does_not_block_the_next(scene: Scene, fork: str) -> None:
     name = f"{fork}-combination"
     branch = scene.workspace.branch(name, None, None)
     with pytest.raises(BranchError, match="already a branch"):

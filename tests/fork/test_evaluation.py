@@ -1,4 +1,4 @@
-"""Evaluators: what functions may say, and how several are asked."""
+"""Evaluators: return values of functions, and several evaluators in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forkwise import Attempt, BestOfN, Evaluation, Evaluator, SmallerDiff, Works
 
 
 def judged(workspace: Workspace, evaluate: Any, work: Any = bool) -> tuple[bool, float, str | None]:
-    """What is made of what an evaluator says of one attempt."""
+    """Evaluate one attempt, and return its result."""
     [result] = BestOfN([work], evaluate=evaluate, commit=False)(workspace).all_results
     return result.success, result.score, result.reason
 
@@ -80,7 +80,7 @@ def test_the_smaller_change(workspace: Workspace) -> None:
 
 
 def test_the_size_of_a_change_is_of_its_lines_whatever_they_begin_with(workspace: Workspace) -> None:
-    """A removed line of two dashes looks, in a diff, like the head of a file."""
+    """A removed line of two dashes looks like the header of a file in a diff."""
     (workspace.path / "a.txt").write_text("-- one\n-- two\n")
     assert judged(workspace, SmallerDiff(), lambda path: (path / "a.txt").write_text("") == 0) == (True, -2.0, None)
     odd = "-- one\n-- two\n\n@@ \x0b three\u2028\ndiff \n"

@@ -1,4 +1,4 @@
-"""Forks decided by a person: those that wait for it, those that were interrupted, those that still run."""
+"""Forks that a user decides: those that wait for a pick, were interrupted, or still run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_that_failed_needs_force(scene: Scene) -> None:
 
 
 def test_an_interrupted_fork(scene: Scene) -> None:
-    """What ran when its process was killed is cancelled; that, too, can be had by force."""
+    """An attempt that ran when its process was killed is cancelled; ``force`` can pick it, too."""
     fork = scene.drive(scene.recipe(ONE, STUCK), "running")
     with pytest.raises(LedgerError, match=f"{fork}.2 did not succeed .running"):
         pick(scene.workspace, f"{fork}.2")
@@ -99,7 +99,7 @@ def test_an_interrupted_fork(scene: Scene) -> None:
     ]
 
 
-def test_work_that_was_cut_short_can_be_had_by_force(scene: Scene) -> None:
+def test_an_unfinished_attempt_can_be_picked_by_force(scene: Scene) -> None:
     waits = f"while ! test -e {scene.outside}/on; do sleep 0.02; done; exit 1"
     fork = scene.drive(scene.recipe(waits, f"echo 1 > one.txt; touch {scene.outside}/on; {STUCK}"), "running")
     pick(scene.workspace, f"{fork}.2", force=True)
@@ -107,7 +107,7 @@ def test_work_that_was_cut_short_can_be_had_by_force(scene: Scene) -> None:
 
 
 def test_one_that_was_cut_short_while_its_tests_ran(scene: Scene) -> None:
-    """What they ran in goes."""
+    """The scratch branches of the tests are dropped."""
     recipe = scene.recipe(ONE, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
     with scene.start(recipe) as process:
         assert becomes_so(lambda: (scene.outside / "ran").exists() and 7 in scene.ran)
@@ -119,7 +119,7 @@ def test_one_that_was_cut_short_while_its_tests_ran(scene: Scene) -> None:
 
 
 def test_a_fork_that_still_runs(scene: Scene) -> None:
-    """Its process sees that it was decided, ends what it runs, and leaves the winner alone."""
+    """Its process sees the decision, ends the other attempts, and leaves the winner alone."""
     with scene.start(scene.recipe(ONE, STUCK)) as process:
         assert becomes_so(lambda: len(list(scene.workspace.state.glob("ledger"))) == 1 and _has_one(scene))
         fork = scene.fork.id
@@ -140,7 +140,7 @@ def _has_one(scene: Scene) -> bool:
 
 def test_a_conflict_is_tried_again(scene: Scene) -> None:
     fork = scene.hold(ONE, TWO)
-    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, f"{fork}.1")
     assert (scene.fork.state, scene.fork.commit) == ("resolved", None)
@@ -152,7 +152,7 @@ def test_a_conflict_is_tried_again(scene: Scene) -> None:
 
 def test_what_was_never_committed_can_be_given_up(scene: Scene) -> None:
     fork = scene.hold(ONE)
-    (scene.workspace.path / "a.txt").write_text("somebody's\n")
+    (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, fork)
     assert abort_fork(scene.workspace, fork) == (f"/main/{fork}-0",)
@@ -162,7 +162,7 @@ def test_what_was_never_committed_can_be_given_up(scene: Scene) -> None:
 
 @pytest.mark.parametrize("undone", [False, True])
 def test_a_picker_that_is_killed(scene: Scene, undone: bool) -> None:
-    """Between its decision and the commit, or after the commit and before that was written down."""
+    """Killed between the decision and the commit, or between the commit and its record in the ledger."""
     fork = scene.hold(ONE, TWO)
     done = subprocess.run([sys.executable, "-c", PICKER, str(scene.workspace.path), f"{fork}.1"])
     assert done.returncode == -signal.SIGKILL
@@ -189,7 +189,7 @@ def test_an_attempt_inside_another_brings_all_of_it(scene: Scene) -> None:
 
 
 def test_what_stands_on_an_attempt_is_not_dragged_along(scene: Scene) -> None:
-    """The inner fork of what is picked was not decided, and goes. A branch that a person made there is theirs."""
+    """An undecided fork inside the picked attempt is dropped; a branch that the user made there stays."""
     recipe = scene.recipe("echo base > base.txt", kind="tree", max_depth=2)
     recipe["expand"] = [["sh", "-c", "echo top > top.txt"]]
     fork = scene.drive(recipe, "ended")
@@ -216,6 +216,6 @@ def test_an_undo_is_written_down(scene: Scene) -> None:
     pick(scene.workspace, scene.hold(ONE))
     assert undo(scene.workspace).undoes == 1
     assert (scene.fork.commit, scene.fork.undone) == (1, 2)
-    scene.workspace.undo(2)  # by somebody who writes nothing down
+    scene.workspace.undo(2)  # without a record in the ledger
     undo(scene.workspace, 3)
     assert (scene.fork.commit, scene.fork.undone) == (3, 4)

@@ -1,4 +1,4 @@
-"""The sandbox runner: what crosses, how things end, and programs with threads."""
+"""The sandbox runner: results and errors from the sandbox, ends of jobs, and programs with threads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
 from forkwise.fork import runner as sandboxed
-from forkwise.fork.runner import RunEnd, Job
+from forkwise.fork.runner import Job, RunEnd
 from tests.leftovers import children
 
 
 @pytest.fixture
 def branch(workspace: Workspace) -> Iterator[Branch]:
-    """A branch to run things in."""
+    """A branch to run jobs in."""
     made = workspace.branch("attempt", None, None)
     yield made
     made.abort()
@@ -102,7 +102,7 @@ def test_too_slow(runner: Runner, branch: Branch, is_command: bool) -> None:
     ("confinement", "is_command"), [("open", False), ("standard", False), ("standard", True), ("strict", True)]
 )
 def test_who_is_cancelled_has_killed_it(confinement: str, is_command: bool, branch: Branch) -> None:
-    """The process is gone, and reaped, when the cancellation is raised."""
+    """The process is dead and reaped when the cancellation is raised."""
     reader, writer = os.pipe()
     before = children()
 
@@ -133,7 +133,7 @@ def test_who_is_cancelled_has_killed_it(confinement: str, is_command: bool, bran
 
 
 def test_a_cancellation_at_any_moment_leaves_nothing(branch: Branch) -> None:
-    """At every turn of the event loop from the first, until the function is done before it is cancelled."""
+    """Cancels after each turn of the event loop, until the function is done before the cancellation."""
 
     async def main() -> int:
         for turns in range(200):
@@ -153,7 +153,7 @@ def test_a_cancellation_at_any_moment_leaves_nothing(branch: Branch) -> None:
 
 
 def test_a_cancellation_when_it_has_just_ended_is_one(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is gone already, and the event loop has not heard of it yet."""
+    """The process is dead already, but the event loop does not know yet."""
     ended = threading.Event()
     wait = sandboxed._wait
 
@@ -185,7 +185,7 @@ def test_a_cancellation_when_it_has_just_ended_is_one(branch: Branch, monkeypatc
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Threads that want the interpreter, all the time."""
+    """Threads that compete for the GIL all the time."""
     stop = threading.Event()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -206,7 +206,7 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.usefixtures("busy")
 def test_functions_of_a_program_with_busy_threads_come_to_run(branch: Branch) -> None:
-    """A fork has only the thread that forked; what others held or wanted then must not keep it waiting."""
+    """A forked process has only the thread that forked; locks of other threads must not block it."""
     for _ in range(40):
         ended = run(SandboxRunner(), branch, function=lambda _: True, timeout=60)
         assert (ended.ending, ended.value) == ("returned", True)

@@ -1,4 +1,4 @@
-"""A fork decided for some of what its attempts changed, hunk by hunk."""
+"""Forks resolved with a choice of paths and hunks from several attempts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_choice_is_looked_at_then_committed_then_undone(scene: Scene, fork: st
     assert scene.text("a.txt") == "one\ntwo\nthree\nfour\nfive\n"
 
 
-def test_tests_that_fail_are_told_and_it_is_given_up(scene: Scene, fork: str) -> None:
+def test_failing_tests_are_reported_and_the_choice_is_dropped(scene: Scene, fork: str) -> None:
     made = prepared(scene, fork, mixed(scene, fork), "false")
     assert not made.is_good
     made.branch.abort()
@@ -85,7 +85,7 @@ def test_tests_that_fail_are_told_and_it_is_given_up(scene: Scene, fork: str) ->
     assert scene.text("a.txt") == "UNO\ntwo\nthree\nfour\nCINQUE\n"
 
 
-def test_hunks_are_told_by_what_they_change(scene: Scene, fork: str) -> None:
+def test_hunks_are_matched_by_what_they_change(scene: Scene, fork: str) -> None:
     alone = aligned(scene, fork, f"{fork}.2")
     made = prepared(scene, fork, {"a.txt": frozenset(alone.hunks[:1])})
     commit_choice(made)

@@ -1,4 +1,4 @@
-"""Spans: what a tracer sees of an exploration, and how they lie in each other."""
+"""Spans: those that a pattern exports, and how they are nested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forkwise.fork import attempt as tracing
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """What is exported, by a provider that only this test has."""
+    """The exporter of a provider that only this test uses."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -32,7 +32,7 @@ def named(spans: Sequence[ReadableSpan], name: str) -> list[ReadableSpan]:
 
 
 def above(span: ReadableSpan, spans: Sequence[ReadableSpan]) -> ReadableSpan | None:
-    """The span in which one lies."""
+    """Return the parent of a span."""
     if span.parent is None:
         return None
     return next(s for s in spans if s.context is not None and s.context.span_id == span.parent.span_id)
@@ -78,7 +78,7 @@ def test_spans_of_explorations_inside_attempts(exported: InMemorySpanExporter, w
         return Speculate([good])(path).committed
 
     async def outer_on_the_loop(path: Path) -> bool:
-        return Speculate([good])(path).committed  # from inside an event loop, in a thread of its own
+        return Speculate([good])(path).committed  # called inside an event loop: the pattern runs in its own thread
 
     for work in (outer, outer_on_the_loop):
         exported.clear()

@@ -8,5 +8,5 @@ __all__ = ["sample"]
 
 
 def sample(name: str) -> bytes:
-    """What is in the file of that name in ``samples``, whose README says where each comes from."""
+    """Read a file of ``samples``, whose README says where each comes from."""
     return (Path(__file__).parent / "samples" / name).read_bytes()

@@ -1,4 +1,4 @@
-"""What a command is taken for, and how it is made to report."""
+"""The framework that a command is recognised as, and how it is made to report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JUNIT = "/out/junit.xml"
         ("yarn jest", "jest"),
         ("node_modules/.bin/vitest run", "vitest"),
         ("pnpm exec vitest", "vitest"),
-        # Where it is not plain that a report will be seen, none is expected.
+        # If a report may not reach the output, none is expected.
         ("make test", None),
         ("npm test", None),
         ("pip install pytest", None),

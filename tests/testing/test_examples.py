@@ -1,4 +1,4 @@
-"""The examples in the docstrings, run as they stand."""
+"""The examples in the docstrings work as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test command that a project has by itself."""
+"""Detection of the test command of a project."""
 
 from __future__ import annotations
 

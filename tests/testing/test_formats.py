@@ -1,4 +1,4 @@
-"""Each format, as its tools really write it, read into a report."""
+"""Each format, as its tools really write it, parsed into a report."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_go_package_without_tests_is_no_signal() -> None:
 
 
 class TestTap:
-    """What the recorded streams do not show."""
+    """Cases that the recorded streams do not have."""
 
     @pytest.mark.parametrize(
         ("stream", "doubt"),

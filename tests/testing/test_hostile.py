@@ -1,4 +1,4 @@
-"""What a sandbox may write and print in order to harm whoever reads it."""
+"""Hostile reports and output: a sandbox tries to harm the process that parses them."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_half_a_character_in_json_is_not_kept() -> None:
 
 
 def check(report: TestReport) -> None:
-    """What holds of every report."""
+    """Check the invariants of every report."""
     assert min(report.passed, report.failed, report.errors, report.skipped) >= 0
     assert not (report.is_pass and (report.doubt or report.failing or report.exit_code))
-    # No character in it that a file or a database would refuse.
+    # No character that a file or a database would refuse.
     assert "\0" not in json.dumps(report.as_json(), ensure_ascii=False).encode().decode()
     assert TestReport.from_json(json.loads(json.dumps(report.as_json()))) == report
 

@@ -1,4 +1,4 @@
-"""Putting together what a command wrote, printed and exited with; and what does not fit together."""
+"""Reports from a JUnit file, the output and the exit code, and contradictions between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs of pytest over small projects, made to report by the command and read back."""
+"""Real runs of pytest over small projects, with their reports parsed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FAILING = "def test_a(): pass\ndef test_b():\n    print('seen before')\n    asse
 
 
 def run(project: Path, files: dict[str, str], command: str = PYTEST, **options: str) -> TestReport:
-    """Run a command in a project of these files, as an evaluator would, and read what it said."""
-    # A configuration of its own, so that none from above is found.
+    """Run a command in a project of these files, as an evaluator would, and parse its report."""
+    # Its own configuration, so that pytest finds none in a parent directory.
     for name, content in {"pytest.ini": "[pytest]\n", **files}.items():
         (project / name).write_text(content)
     written = project / "out" / "junit.xml"
-    # Without plugins, so that what is installed here is not part of the result.
+    # Without plugins, so that installed ones do not change the result.
     environ = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **options}
     wanted = for_command(command, junit=str(written), environ=environ)
     ran = subprocess.run(
@@ -51,7 +51,7 @@ def test_one_fails_and_the_feedback_says_why(tmp_path: Path) -> None:
     assert failure.name == "test_it::test_b"
     assert "assert (2 + 2) == 5" in failure.message
     assert "seen before" in failure.message
-    # What was captured is shown, and no heading of what was not.
+    # Captured output is shown, without headings of empty captures.
     assert "Captured Err" not in report.feedback()
 
 

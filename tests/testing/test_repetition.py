@@ -1,4 +1,4 @@
-"""Several runs of one suite: what the majority says, and what is flaky."""
+"""Several runs of one suite: the majority decides, and flaky tests are named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIZE = 5
 
 
 def run(*failing: str, errors: int = 0, doubt: str | None = None, unnamed: int = 0) -> TestReport:
-    """A run of a suite of five tests, in which these failed, the first of them as errors."""
+    """Build the report of a suite of five tests in which these failed, the first of them as errors."""
     kinds = ["error"] * errors + ["failed"] * (len(failing) - errors)
     failures = tuple(TestFailure(name, "why", kind) for name, kind in zip(failing, kinds, strict=True))  # type: ignore[arg-type]
     failed = len(failing) - errors + unnamed
@@ -89,5 +89,5 @@ def test_one_run_is_its_own_report() -> None:
 
 
 def test_no_run_is_no_report() -> None:
-    with pytest.raises(ValueError, match="no report"):
+    with pytest.raises(ValueError, match="empty list of reports"):
         combine([])

@@ -1,4 +1,4 @@
-"""A report as a value: what counts as a pass, what the next attempt is told, and its way through the ledger."""
+"""A report as a value: what counts as a pass, the feedback for the next attempt, and its JSON."""
 
 from __future__ import annotations
 
