@@ -14,9 +14,7 @@ from click.testing import Result
 
 from forkwise import Workspace
 from forkwise.files.store.state import locate
-from forkwise.sandbox import doctor
-from forkwise.sandbox import doctor as confinement
-from forkwise.sandbox import probe as confinement_probe
+from forkwise.sandbox import doctor, probe
 from tests.need import need
 
 Run = Callable[..., Result]
@@ -65,20 +63,20 @@ def test_it_is_read_by_people_too(run: Run, tmp_path: Path, project: Path) -> No
 
 def test_the_probe_leaves_this_process_as_it_was(project: Path) -> None:
     before = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
-    confinement.confinement(locate(project))
+    doctor.examine_confinement(locate(project))
     assert before == {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
 
 
 def test_a_probe_that_cannot_run_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could not be run" in confinement.confinement(locate(project))[0].detail
+    assert "could not be run" in doctor.examine_confinement(locate(project))[0].detail
 
 
 def test_a_refused_probe_is_a_finding() -> None:
     def refused() -> str:
         raise PermissionError(1, "Operation not permitted", "unshare")
 
-    answer = confinement_probe.in_child(refused)
+    answer = probe.run_in_child(refused)
     assert (answer["works"], answer["detail"]) == (False, "unshare: Operation not permitted")
 
 
@@ -87,7 +85,7 @@ def test_a_probe_that_dies_is_a_finding() -> None:
         os.kill(os.getpid(), 9)
         return ""
 
-    answer = confinement_probe.in_child(dies)
+    answer = probe.run_in_child(dies)
     assert answer["works"] is False
     assert "9" in str(answer["detail"])
 
@@ -102,14 +100,14 @@ def test_a_probe_that_dies_is_a_finding() -> None:
     ],
 )
 def test_the_sysctl_in_the_way_is_named(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], remedy: str) -> None:
-    monkeypatch.setattr(confinement, "_setting", settings.get)
-    finding = confinement._finding("user namespaces", {"works": False, "detail": "refused", "errno": 1})
+    monkeypatch.setattr(doctor, "_read_setting", settings.get)
+    finding = doctor._build_finding("user namespaces", {"works": False, "detail": "refused", "errno": 1})
     assert remedy in finding.remedy
 
 
 def test_a_forbidden_namespace_is_found_out(tmp_path: Path) -> None:
     """The limit is set in a user namespace of its own, so that it affects no other process."""
-    script = f"echo 0 > /proc/sys/user/max_net_namespaces && exec {sys.executable} -I -S {confinement_probe.__file__}"
+    script = f"echo 0 > /proc/sys/user/max_net_namespaces && exec {sys.executable} -I -S {probe.__file__}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", script], capture_output=True, text=True, check=False
     )

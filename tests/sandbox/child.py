@@ -1,4 +1,4 @@
-"""Something done in a forked child: what it answered, and how it ended. The child is always reaped."""
+"""Run a function in a forked child, and return its answer and exit code. The child is always reaped."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ libc.syscall.restype = ctypes.c_long
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a child answered (None where it came to no answer), and its exit code, below zero for a signal."""
+    """The answer of a child (None if it gave none) and its exit code, negative for a signal."""
 
     answer: Any
     code: int
 
 
 def do(work: Callable[[], object]) -> Outcome:
-    """Run something in a child; an exception there fails the test here."""
+    """Run a function in a child. An exception there fails the test here."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -62,23 +62,23 @@ def do(work: Callable[[], object]) -> Outcome:
         if code is None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    told = json.loads(said) if said else {}
-    assert "raised" not in told, told["raised"]
-    return Outcome(told.get("answer"), code)
+    document = json.loads(said) if said else {}
+    assert "raised" not in document, document["raised"]
+    return Outcome(document.get("answer"), code)
 
 
 def _be_child(work: Callable[[], object], writer: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
-        told = {"answer": work()}
-    except BaseException:  # noqa: BLE001 - told to the test, which fails
-        told = {"raised": traceback.format_exc()}
-    os.write(writer, json.dumps(told).encode())
+        document = {"answer": work()}
+    except BaseException:  # noqa: BLE001 - reported to the test, which fails
+        document = {"raised": traceback.format_exc()}
+    os.write(writer, json.dumps(document).encode())
     os._exit(0)
 
 
 def error_of(action: Callable[[], object]) -> str:
-    """The name of the error an action fails with; "" where it does not."""
+    """Return the name of the error an action fails with, or an empty text."""
     try:
         action()
     except OSError as error:
@@ -87,16 +87,16 @@ def error_of(action: Callable[[], object]) -> str:
 
 
 def as_nobody() -> None:
-    """Become a user with no privileges, for good."""
+    """Become a user without privileges, for good."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self stays root's
+        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise /proc/self stays root's
 
 
 def in_user_namespace() -> None:
-    """Go into a user namespace as the same user."""
+    """Enter a user namespace as the same user."""
     user, group = os.getuid(), os.getgid()
     unshare(CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -105,12 +105,12 @@ def in_user_namespace() -> None:
 
 
 def need_user_namespaces() -> None:
-    """Skip where there are none."""
+    """Skip the test if user namespaces are not available."""
     need(available(), "user namespaces are forbidden here")
 
 
 def fork_until_refused() -> tuple[int, str]:
-    """How many children can be had at once, at most 50, and the error that ended it."""
+    """Return how many children can be forked at once, at most 50, and the error that ended it."""
     held, holder = os.pipe()
     children: list[int] = []
 

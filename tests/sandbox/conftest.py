@@ -1,4 +1,4 @@
-"""A workspace to run things in, and a check that nothing of it is left: no process, no mount."""
+"""A workspace to run commands in, and a check that no process and no mount is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forkwise.linux.mountinfo import mounts
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After each test there is no process whose root or command names the test's directory, and no mount in it."""
+    """Check after each test that no process and no mount refers to the test's directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
     monkeypatch.delenv("FORKWISE_STATE", raising=False)
     yield
@@ -23,7 +23,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def processes_about(text: str) -> list[str]:
-    """The command lines that mention something, of all processes but this one."""
+    """Return the command lines of other processes that mention a text."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -38,7 +38,7 @@ def processes_about(text: str) -> list[str]:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[Workspace]:
-    """A small project."""
+    """Return the workspace of a small project."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "a.txt").write_text("one\n")
@@ -50,5 +50,5 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture
 def branch(workspace: Workspace) -> Branch:
-    """A branch of it."""
+    """Return a branch of it."""
     return workspace.branch("attempt", on_success=None, on_error=None)

@@ -1,4 +1,4 @@
-"""BranchContext: functions in sandboxed children, what comes back of them, and what a hostile one can do about it."""
+"""BranchContext: functions in sandboxed children, their results, and hostile functions."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ def user_namespaces() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that targets work in."""
+    """Return a directory that targets work in."""
     made = tmp_path / "place"
     made.mkdir()
     return made
 
 
 def outcome(target: Callable[[Path], Any], place: Path, **options: Any) -> Any:
-    """What a target returns."""
+    """Return the value of a target."""
     with BranchContext(target, place, **options) as context:
         context.wait(60)
         return context.result.value
 
 
 def failure(target: Callable[[Path], Any], place: Path, **options: Any) -> str:
-    """What is told of a target that fails."""
+    """Return the error text of a target that fails."""
     with BranchContext(target, place, **options) as context, pytest.raises(ProcessBranchError) as caught:
         context.wait(60)
     return str(caught.value)
 
 
-# As in the seed
+# Basics
 
 
 def test_a_target_writes_to_its_workspace_and_nowhere_else(place: Path, tmp_path: Path) -> None:
     def target(path: Path) -> str:
         (path / "made").write_text("by the target")
-        with suppress(OSError):  # in a directory for temporary files it may write, to one of its own
+        with suppress(OSError):  # /tmp is writable inside: it is the sandbox's own
             (tmp_path / "outside").write_text("escaped")
         with pytest.raises(OSError, match="Read-only"):
             Path("/etc/escaped").write_text("escaped")
@@ -127,14 +127,14 @@ def test_many_at_once(tmp_path: Path) -> None:
 
 
 def test_a_workspace_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ForkError, match="is not a directory: a target works in one that exists"):
+    with pytest.raises(ForkError, match="is not a directory: a target needs one that exists"):
         BranchContext(lambda _: None, tmp_path / "nowhere").start()
     (tmp_path / "file").write_text("")
     with pytest.raises(ForkError, match="is not a directory"):
         BranchContext(lambda _: None, tmp_path / "file").wait()
 
 
-# What comes back
+# Results
 
 
 @pytest.mark.parametrize("value", [None, True, 1, -1.5, "text ☃", [1, [2, {"a": None}]], {"k": [1, 2]}, ""])
@@ -165,7 +165,7 @@ def _circle() -> list[Any]:
 def test_what_cannot_be_expressed_is_told_by_the_child(place: Path, make: Callable[[], Any]) -> None:
     said = failure(lambda _: make(), place)
     assert "cannot be handed to the parent" in said
-    assert "Return what JSON can express, or write it to the workspace" in said
+    assert "Return a value that JSON can express, or write it to the workspace" in said
 
 
 def test_exceptions_cross_as_text(place: Path) -> None:
@@ -257,7 +257,7 @@ def test_limits_hold(place: Path) -> None:
 
 
 def answer_of() -> int:
-    """The descriptor through which the answer goes, found as a hostile target would."""
+    """Find the descriptor of the answer, as a hostile target would."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             if "forkwise-answer" in os.readlink(f"/proc/self/fd/{name}"):
@@ -340,20 +340,20 @@ def test_a_target_has_no_descriptor_of_forkwise(workspace: Workspace, place: Pat
         seen = outcome(target, place)
         own = {k: v for k, v in seen.items() if k not in before and int(k) > 2 and int(k) not in _sockets_of_others()}
         assert list(own.values()) == ["/memfd:forkwise-answer (deleted)"]
-        assert before <= set(seen)  # those of the program itself are inherited, as by any fork
+        assert before <= set(seen)  # the program's own are inherited, as by any fork
         assert set(outcome(target, place, close_fds=True)) & before == set()
         assert set(outcome(target, place, confinement="strict")) & before == set()
     other.abort()
 
 
 def _sockets_of_others() -> set[int]:
-    """Sockets that this process had open before, for reasons of its own (a debugger, the test's runner)."""
+    """Return sockets that this process had open before (of a debugger, of the test runner)."""
     from forkwise.sandbox import launcher
 
-    assert launcher._server is not None
+    assert launcher._client is not None
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        if int(name) != launcher._server.near.fileno():
+        if int(name) != launcher._client.socket.fileno():
             try:
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                     found.add(int(name))
@@ -416,8 +416,8 @@ import os
 from pathlib import Path
 from forkwise import BranchContext
 def target(_):
-    told = [Path("/proc/self/environ").read_text(), repr(dict(os.environ)), os.popen("env").read()]
-    return ["the-secret" in text for text in told] + [os.environ["ORDINARY"], os.popen("echo $ORDINARY").read()]
+    texts = [Path("/proc/self/environ").read_text(), repr(dict(os.environ)), os.popen("env").read()]
+    return ["the-secret" in text for text in texts] + [os.environ["ORDINARY"], os.popen("echo $ORDINARY").read()]
 for confinement in ("standard", "strict"):
     with BranchContext(target, {str(place)!r}, confinement=confinement) as context:
         context.wait()
@@ -531,9 +531,9 @@ thread.start(); thread.join()
 while os.path.exists(f"/proc/self/task/{{thread.native_id}}"):
     pass
 from forkwise.sandbox import launcher
-served = launcher._server
+served = launcher._client
 assert branch.run(["true"]).returncode == 0
-assert launcher._server is served and served.process.poll() is None
+assert launcher._client is served and served.process.poll() is None
 branch.abort()
 print("kept")
 """

@@ -1,6 +1,6 @@
-"""Nothing gets out: every attempt in every confinement that has to hold, as root and as a user without privileges.
+"""No attempt escapes: each is run in every confinement that must stop it, as root and as an unprivileged user.
 
-One process for each of the two users runs all attempts and tells what came of them; the tests here look at that.
+One process for each of the two users runs all attempts and reports the results; the tests here check them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, Attempt
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]
-# Some need what only root has to begin with.
+# Some attempts need rights that only root has.
 USERS = {a.name: ("root",) if a.by == "root" else ("root", "nobody") for a in ATTEMPTS.values()}
 CASES = [(a, under, user) for a in ATTEMPTS.values() for under in a.under for user in USERS[a.name]]
 CONTROLS = [(a, user) for a in ATTEMPTS.values() if a.control for user in USERS[a.name]]
 FUNCTIONS = [(a, u, who) for a, u, who in CASES if u in BOTH and a.is_function()]
-Told = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
 
-# A device node may be root's alone where no udev runs; this gives the run the usual one, and nobody else.
+# Without udev a device node may be accessible to root only: make the usual one for this run alone.
 WRAP = """
 mount --make-rprivate / && mknod -m 666 "$1/tun" c 10 200 &&
 { test ! -e /dev/net/tun || mount --bind "$1/tun" /dev/net/tun; } && shift && exec "$@"
@@ -41,21 +41,21 @@ mount --make-rprivate / && mknod -m 666 "$1/tun" c 10 200 &&
 
 
 @pytest.fixture(scope="module")
-def told() -> Callable[[str], Told]:
-    """What came of all attempts, by user; each user's are run when first asked for."""
+def results() -> Callable[[str], Results]:
+    """Return the results of all attempts of a user; they are run at the first call."""
     need(os.uname().machine == "x86_64", "the attempts know the system calls of x86_64 by their numbers")
     need(available(), "user namespaces are forbidden here")
 
     @functools.cache
-    def by(user: str) -> Told | str:
+    def by(user: str) -> Results | str:
         try:
             if (user == "root") == (os.geteuid() == 0):
                 return _run([sys.executable], [str(ROOT / "src"), str(ROOT)], own=os.geteuid())
             return _as_nobody()
-        except AssertionError as error:  # told once for every test, and not run anew for each
+        except AssertionError as error:  # reported by every test, and not run again for each
             return str(error)
 
-    def ask(user: str) -> Told:
+    def ask(user: str) -> Results:
         need(user == "nobody" or os.geteuid() == 0, "only root can try as root")
         outcome = by(user)
         assert not isinstance(outcome, str), outcome
@@ -64,8 +64,8 @@ def told() -> Callable[[str], Told]:
     return ask
 
 
-def _run(interpreter: list[str], path: list[str], own: int) -> Told:
-    # Not in a directory for temporary files, which a sandbox has of its own: there would be nothing to reach.
+def _run(interpreter: list[str], path: list[str], own: int) -> Results:
+    # Not in a directory for temporary files: a sandbox has its own, so there would be nothing to reach.
     home = "/var" if os.geteuid() == 0 else Path.home()
     base = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir=home))
     try:
@@ -80,14 +80,14 @@ def _run(interpreter: list[str], path: list[str], own: int) -> Told:
         command = [*interpreter, "-m", "tests.sandbox.escapes.drive", str(base)]
         done = subprocess.run(command, cwd=path[-1], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
-        result: Told = json.loads(done.stdout.splitlines()[-1])
+        result: Results = json.loads(done.stdout.splitlines()[-1])
         return result
     finally:
         shutil.rmtree(base)
 
 
-def _as_nobody() -> Told:
-    """The interpreter, the sources and what they import are copied to where another user can read them."""
+def _as_nobody() -> Results:
+    """Copy the interpreter, the sources and their imports to a directory that another user can read."""
     need(shutil.which("setpriv") is not None, "setpriv is not installed")
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     check = ["-c", "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.X_OK))"]
@@ -118,8 +118,8 @@ def _as_nobody() -> Told:
 @pytest.mark.parametrize(
     ("attempt", "under", "user"), CASES, ids=[f"{a.name}-{under}-{who}" for a, under, who in CASES]
 )
-def test_it_is_stopped_or_harmless(told: Callable[[str], Told], attempt: Attempt, under: str, user: str) -> None:
-    outcome = told(user)[f"{attempt.name}|{under}"]
+def test_it_is_stopped_or_harmless(results: Callable[[str], Results], attempt: Attempt, under: str, user: str) -> None:
+    outcome = results(user)[f"{attempt.name}|{under}"]
     assert outcome["problems"] == [], outcome["said"]
 
 
@@ -127,21 +127,23 @@ def test_it_is_stopped_or_harmless(told: Callable[[str], Told], attempt: Attempt
     ("attempt", "under", "user"), FUNCTIONS, ids=[f"{a.name}-{under}-{who}" for a, under, who in FUNCTIONS]
 )
 def test_as_a_function_it_is_stopped_or_harmless(
-    told: Callable[[str], Told], attempt: Attempt, under: str, user: str
+    results: Callable[[str], Results], attempt: Attempt, under: str, user: str
 ) -> None:
-    outcome = told(user)[f"{attempt.name}|{under}|function"]
+    outcome = results(user)[f"{attempt.name}|{under}|function"]
     assert outcome["problems"] == [], outcome["said"]
 
 
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("under", BOTH)
-def test_after_all_functions_the_world_is_as_before(told: Callable[[str], Told], under: str, user: str) -> None:
-    assert told(user)[f"the world|{under}|function"]["problems"] == []
+def test_after_all_functions_the_world_is_as_before(results: Callable[[str], Results], under: str, user: str) -> None:
+    assert results(user)[f"the world|{under}|function"]["problems"] == []
 
 
 @pytest.mark.parametrize(("attempt", "user"), CONTROLS, ids=[f"{a.name}-{who}" for a, who in CONTROLS])
-def test_without_a_sandbox_it_is_seen_to_succeed(told: Callable[[str], Told], attempt: Attempt, user: str) -> None:
-    outcome = told(user)[f"{attempt.name}|control"]
+def test_without_a_sandbox_it_is_seen_to_succeed(
+    results: Callable[[str], Results], attempt: Attempt, user: str
+) -> None:
+    outcome = results(user)[f"{attempt.name}|control"]
     assert "GOT" in outcome["said"]
 
 

@@ -1,6 +1,6 @@
 """Functions in sandboxes of programs that do other things meanwhile: threads, signals, kills, locks.
 
-Each program is a process of its own, so that all that it has open and all its children are its own.
+Each program is a process of its own, so that all its descriptors and children are its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def user_namespaces() -> None:
 
 
 def said_by(program: str, place: Path) -> Any:
-    """What a program prints in the end."""
+    """Return what a program prints at the end."""
     done = subprocess.run(
         [sys.executable, "-c", BEGINNING + program, str(place)],
         stdin=subprocess.DEVNULL,
@@ -75,8 +75,10 @@ def said_by(program: str, place: Path) -> Any:
 
 
 def test_what_other_threads_are_making_is_not_inherited(tmp_path: Path) -> None:
-    """Pipes of sandboxes that are just being made, the forkserver's socket, locks: with these a function could forge an
-    outcome, unlock a workspace, or keep somebody waiting for the end of a pipe."""
+    """Pipes of sandboxes that are being made, the forkserver's socket and locks are not inherited.
+
+    With them a function could forge an outcome, unlock a workspace, or keep a reader waiting for the end of a pipe.
+    """
     program = """
 ws = Workspace(place + "/project", durable=False)
 branches = [ws.branch(f"b{n}", on_success=None, on_error=None) for n in range(3)]
@@ -169,7 +171,7 @@ stop = threading.Event()
 others = [threading.Thread(target=stop.wait, daemon=True) for _ in range({threads})]
 for thread in others: thread.start()
 call(lambda _: 1)
-server = launcher._server
+server = launcher._client
 before = len(held())
 begun = time.monotonic()
 call(lambda _: 1)
@@ -193,12 +195,12 @@ is_idle = soon(lambda: len(children(server.process.pid)) == 1)
 works = call(lambda _: "works")
 stop.set()
 for thread in others: thread.join()
-print(json.dumps([interrupted, is_alone, is_idle, works, launcher._server is server, len(held()) - before]))
+print(json.dumps([interrupted, is_alone, is_idle, works, launcher._client is server, len(held()) - before]))
 """
     interrupted, is_alone, is_idle, works, is_same, more = said_by(program, tmp_path)
     assert interrupted == 40
     assert (is_alone, is_idle, works, is_same) == (True, True, "works", True)
-    assert more < 20  # a descriptor that was just made when the signal came has nobody to close it
+    assert more < 20  # a descriptor created just when the signal arrived is never closed
 
 
 def test_a_killed_forkserver_takes_functions_with_it_and_is_replaced(tmp_path: Path) -> None:
@@ -212,13 +214,13 @@ said = []
 for _ in range(8):
     context = BranchContext(stubborn, place + "/project")
     context.start()
-    pid, server = context.pid, launcher._server
+    pid, server = context.pid, launcher._client
     os.kill(server.process.pid, signal.SIGKILL)
     try:
         context.wait(60)
     except ProcessBranchError as error:
         said.append([str(error), os.path.exists(f"/proc/{pid}"), call(lambda _: "works")])
-        said[-1].append(children() == [launcher._server.process.pid])
+        said[-1].append(children() == [launcher._client.process.pid])
 print(json.dumps(said))
 """
     assert (
@@ -252,7 +254,7 @@ print(json.dumps(said))
 """
     assert said_by(program, tmp_path) == [
         *["ignored"] * 3,
-        "the target failed: ProcessBranchError: ended, and somebody else in this program knows how",
+        "the target failed: ProcessBranchError: ended; its exit code is unknown, other code in this program reaped it",
         *["reaped"] * 10,
     ]
 
@@ -291,7 +293,7 @@ print(json.dumps(said))
 
 
 def test_a_function_that_starts_others(tmp_path: Path) -> None:
-    """It is a fork: what its program knows of a forkserver and of sandboxes is not for it."""
+    """The function is a fork: it must not use its program's forkserver and sandboxes."""
     program = """
 def outer(path):
     said = []
@@ -337,7 +339,7 @@ def work(number):
 threads = [threading.Thread(target=work, args=[n]) for n in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(json.dumps([results, children() == [launcher._server.process.pid], len(held())]))
+print(json.dumps([results, children() == [launcher._client.process.pid], len(held())]))
 """
     results, is_alone, _ = said_by(program, tmp_path)
     assert results.count("killed") == 8

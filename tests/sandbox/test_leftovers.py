@@ -1,4 +1,4 @@
-"""Nothing is left of a sandbox, however it ended and whatever it did about it: counted before and after."""
+"""Nothing is left of a sandbox, however it ended and whatever it did: counted before and after."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
 ROUNDS = rounds(40, 200)
-DESCRIPTORS = 8  # of a forkserver with nothing to do: three, a socket, its parent, itself, two of a process kept ready
+DESCRIPTORS = 8  # of an idle forkserver: three, a socket, its parent, itself, two of the prepared init process
 
-# What a command does so as not to be ended. Each is marked by a variable that all descendants inherit.
+# Ways of a command to avoid being killed. A variable that all descendants inherit marks each.
 STUBBORN = (
     "setsid sh -c 'trap \"\" TERM HUP INT QUIT; while :; do sleep 0.01; done' & sleep 1000",
     "(setsid setsid sleep 1000 &) & sleep 1000",
@@ -48,14 +48,14 @@ def user_namespaces() -> None:
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What every process of this test has in its environment, if it was started from here on."""
+    """Return a variable that every process started by this test has in its environment."""
     text = f"forkwise-leftover-{secrets.token_hex(8)}"
     monkeypatch.setenv("FORKWISE_LEFTOVER", text)
     return text
 
 
 def marked(text: str) -> list[str]:
-    """The processes with the mark, as number and command; those that are dead already and only not yet reaped too."""
+    """Return the processes with the mark, as number and command, zombies included."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -72,7 +72,7 @@ def children_of(pid: int) -> list[str]:
 
 
 def family_of(pid: int) -> dict[str, int]:
-    """By number and program, a descriptor of each descendant: of a way out too, which may not be looked into."""
+    """Return a pidfd of each descendant by number and program, including an uplink, which cannot be inspected."""
     found: dict[str, int] = {}
     for child in children_of(pid):
         with suppress(OSError):  # it ended meanwhile
@@ -83,17 +83,17 @@ def family_of(pid: int) -> dict[str, int]:
 
 
 class Count:
-    """All that could be left: processes, mounts, control groups, descriptors, temporary files."""
+    """Everything that could be left: processes, mounts, control groups, descriptors, temporary files."""
 
     def __init__(self, mark: str, state: Path) -> None:
         self.mark = mark
         self.state = state
-        server = launcher._server
+        server = launcher._client
         assert server is not None
         self.server = server
 
     def take(self) -> dict[str, Any]:
-        trash.wait_until_empty()  # of the files floor, which has descriptors open meanwhile
+        trash.wait_until_empty()  # it has descriptors open meanwhile
         groups = sorted(
             f"{base}/{name}"
             for base in cgroup.own_groups().values()
@@ -103,7 +103,7 @@ class Count:
         return {
             "marked": marked(self.mark),
             "children": children_of(os.getpid()),
-            "sandboxes": self._sandboxes(),  # first, since it waits
+            "sandboxes": self._sandboxes(),  # first, because it waits
             "mounts": _mounts("self", self.state),
             "mounts of the forkserver": _mounts(str(self.server.process.pid), self.state),
             "groups": groups,
@@ -113,7 +113,7 @@ class Count:
         }
 
     def _sandboxes(self) -> int:
-        """How many there are, once the one that is kept ready is alone, and known to the forkserver; or in the end."""
+        """Return the number of sandboxes, once only the prepared one is left, or at the end of the wait."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             held = len(os.listdir(f"/proc/{self.server.process.pid}/fd"))
@@ -124,7 +124,7 @@ class Count:
 
 
 def _mounts(pid: str, state: Path) -> list[str]:
-    """Mounts that are a branch's, or of a kind that only sandboxes make."""
+    """Return the mounts of branches, and those of kinds that only sandboxes make."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     return sorted(line.split()[4] for line in lines if str(state) in line)
 
@@ -144,7 +144,7 @@ def by_kill(branch: Branch, script: str) -> str:
         process = spawn(branch, ["sh", "-c", script], (null.fileno(),) * 3)
         process.kill()
         process.wait()
-        ending = process.finished((), None, None).ending
+        ending = process.collect((), None, None).ending
         process.close()
     return ending
 
@@ -233,7 +233,7 @@ def test_a_hundred_at_once(workspace: Workspace, count: Count) -> None:
         while said.count(b"up\n") < 100:
             said += os.read(reader, 4096)
         assert all(p.alive for p in processes)
-        assert len(children_of(count.server.process.pid)) in (100, 101)  # and one that is kept ready
+        assert len(children_of(count.server.process.pid)) in (100, 101)  # and the prepared one
         assert (_resident(count.server.process.pid) + _resident(os.getpid()) - resident) / 100 < 2 << 20
         for process in processes:
             process.kill()
@@ -294,13 +294,13 @@ for number in range(60):
     os.kill(caller, signal.SIGKILL)
     os.waitpid(caller, 0)
 os.close(1)
-while os.read(reader, 4096):  # all that could write to it are gone
+while os.read(reader, 4096):  # all its writers have ended
     pass
 """
 
 
 def test_after_callers_were_killed_at_any_moment(mark: str, tmp_path: Path) -> None:
-    """Sixty of them, each while it starts functions one after another: some run, one is being made."""
+    """Sixty callers are killed while they start functions one after another: some run, one is being made."""
     subprocess.run([sys.executable, "-c", CALLERS], stdin=subprocess.DEVNULL, cwd=tmp_path, check=True, timeout=300)
     assert marked(mark) == []
     assert _mounts("self", tmp_path) == []
@@ -321,7 +321,7 @@ def target(_):
     os.execvp("sh", ["sh", "-c", sys.argv[3]])
 context = BranchContext(target, os.getcwd())
 context.start()
-if os.fork() == 0:  # a fork of the parent holds all that the parent held
+if os.fork() == 0:  # a fork of the parent holds all its descriptors
     os.execvp("sleep", ["sleep", "1000"]) if len(sys.argv) > 5 else os._exit(0)
 os.read(0, 1)
 """
@@ -344,13 +344,13 @@ def test_after_the_parent_was_killed(
     assert len(ours) > 2  # itself, the command and the function
     assert network != "private" or any(name.endswith(("pasta", "slirp4netns")) for name in family)
     parent.stdin.close()
-    assert parent.stdout.read() == b""  # all that could write to it are gone
+    assert parent.stdout.read() == b""  # all its writers have ended
     parent.stdout.close()
     for held in family.values():
         select.select([held], [], [])
         os.close(held)
     waited = select.poll()
-    while left := marked(mark):  # the kernel ends them one after another; the test's own time limit ends this
+    while left := marked(mark):  # the kernel kills them one after another; the test's own time limit ends this
         for line in left:
             with suppress(OSError):
                 held = os.pidfd_open(int(line.split()[0]))
@@ -358,7 +358,7 @@ def test_after_the_parent_was_killed(
                 waited.poll(1000)
                 waited.unregister(held)
                 os.close(held)
-    cgroup.sweep()  # what a killed process leaves of its control groups is empty, and goes with the next sweep
+    cgroup.sweep()  # a killed process leaves empty control groups, which the next sweep removes
     groups = [name for base in cgroup.own_groups().values() for name in os.listdir(base)]
     assert not [name for name in groups if name.startswith(f"forkwise-{parent.pid}-")]
     assert _mounts("self", tmp_path / "cwd") == []
@@ -370,11 +370,11 @@ def test_a_name_too_long_for_a_pipe_does_not_hang(branch: Branch) -> None:
 
 
 def test_a_process_that_ends_while_a_sandbox_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed, expected = os.listdir, plan._settings()
+    listed, expected = os.listdir, plan._find_proc_settings()
     monkeypatch.setattr(os, "listdir", lambda path: [*listed(path), "4194305", "driver-that-went-away"])
-    plan._settings.cache_clear()
-    assert plan._settings() == expected
-    plan._settings.cache_clear()
+    plan._find_proc_settings.cache_clear()
+    assert plan._find_proc_settings() == expected
+    plan._find_proc_settings.cache_clear()
 
 
 def test_after_a_way_out_into_the_world(branch: Branch, count: Count) -> None:

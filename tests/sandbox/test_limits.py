@@ -1,4 +1,4 @@
-"""Limits: what is chosen to enforce each, and rlimits as real processes of a user without privileges meet them."""
+"""Limits: the choice of what enforces each, and rlimits on real processes of an unprivileged user."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_limit_says_what_enforces_it() -> None:
 
 @pytest.fixture
 def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no control groups are mounted."""
+    """Act as if no control groups were mounted."""
     monkeypatch.setattr(cgroup, "own_groups", dict)
 
 
@@ -66,7 +66,7 @@ def test_without_groups_rlimits_enforce_what_they_can(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("uid", "release", "user_namespace", "reason"),
     [
-        (0, "6.1.0", True, "never holds RLIMIT_NPROC against root"),
+        (0, "6.1.0", True, "does not apply RLIMIT_NPROC to root"),
         (1000, "6.1.0", False, "without a user namespace"),
         (1000, "5.13.0-generic", True, r"before Linux 5\.14"),
     ],
@@ -87,7 +87,7 @@ def test_a_limit_that_nothing_enforces_is_an_error_unless_best_effort(
 
 
 def unprivileged(limits: Limits, work: Callable[[], object]) -> Callable[[], object]:
-    """Something to be done by a user that nothing but rlimits can hold, in a user namespace of its own."""
+    """Run a function as a user that only rlimits can limit, in a user namespace of its own."""
     need_user_namespaces()
 
     def attempt() -> object:
@@ -103,7 +103,7 @@ def unprivileged(limits: Limits, work: Callable[[], object]) -> Callable[[], obj
 
 @pytest.fixture
 def others() -> Iterator[None]:
-    """Twenty processes of the same user that have nothing to do with the sandbox."""
+    """Start twenty processes of the same user outside the sandbox."""
     ready, tell = os.pipe()
     held, holder = os.pipe()
     children = []
@@ -141,7 +141,7 @@ def test_a_nested_namespace_is_no_way_around_the_count() -> None:
 
 
 def error_of_limit(action: Callable[[], object]) -> str:
-    """setrlimit tells a refusal by ValueError."""
+    """Return the error of setrlimit, which reports a refusal as ValueError."""
     try:
         action()
     except ValueError:
@@ -155,7 +155,7 @@ def test_processes_of_the_sandbox_itself_are_not_held_against_the_limit() -> Non
     def attempt() -> tuple[int, str]:
         as_nobody()
         in_user_namespace()
-        apply_rlimits({"processes": 5}, {"processes": "rlimit"}, besides=1)
+        apply_rlimits({"processes": 5}, {"processes": "rlimit"}, own_processes=1)
         return fork_until_refused()
 
     assert do(attempt).answer == [5, "EAGAIN"]

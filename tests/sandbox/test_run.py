@@ -1,4 +1,4 @@
-"""Commands in a branch: where they find themselves, what comes back of them, and that they end when they must."""
+"""Commands in a branch: what they see, what is returned, and that they end when they must."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.sandbox.conftest import processes_about
 
 
 def sh(branch: Branch, script: str, **options: object) -> str:
-    """What a shell script prints in a branch."""
+    """Return what a shell script prints in a branch."""
     done = branch.run(["sh", "-c", script], text=True, **options)
     assert done.returncode == 0, done
     return str(done.stdout)
 
 
-# Where it finds itself
+# What it sees
 
 
 def test_the_branch_is_at_the_workspaces_own_path(branch: Branch) -> None:
@@ -165,7 +165,7 @@ for host in {hosts!r}:
 @pytest.mark.parametrize("program", ["pasta", "slirp4netns"])
 def test_a_private_network_has_a_way_out(branch: Branch, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     need(shutil.which(program) is not None, f"{program} is not installed")
-    monkeypatch.setattr(network, "way_out", lambda: program)
+    monkeypatch.setattr(network, "find_uplink_program", lambda: program)
     show = "import socket; print([name for _, name in socket.if_nameindex() if name != 'lo'])"
     done = branch.run([sys.executable, "-c", show], confinement=Confinement.standard(network="private"), text=True)
     assert done.stdout.strip() not in ("", "[]"), done
@@ -173,7 +173,7 @@ def test_a_private_network_has_a_way_out(branch: Branch, program: str, monkeypat
     assert done.stdout.strip() == "[]"
 
 
-# What comes back
+# Results
 
 
 def test_output_input_and_exit_code(branch: Branch) -> None:
@@ -254,7 +254,7 @@ def test_it_is_confined_alike_with_and_without_limits(branch: Branch, preset: st
     assert sh(branch, show, confinement=preset) == sh(branch, show, confinement=limited)
 
 
-# That it ends
+# Its end
 
 
 def test_a_timeout_ends_everything(branch: Branch, tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_from_many_threads(branch: Branch) -> None:
 
 
 def test_sandboxes_die_with_a_parent_that_is_killed(workspace: Workspace, tmp_path: Path) -> None:
-    nap = f"1000.{os.getpid()}"  # nobody else sleeps as long
+    nap = f"1000.{os.getpid()}"  # a duration that no other process uses
     program = f"""
 from forkwise import Workspace
 branch = Workspace({str(workspace.path)!r}).branch("doomed")

@@ -1,1 +1,1 @@
-"""What confines a process to a branch: namespaces, limits, and the ways to run something in them."""
+"""Confines a process to a branch: namespaces, limits, and running commands and functions in them."""

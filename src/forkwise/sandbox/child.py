@@ -1,7 +1,7 @@
-"""A call: what a function's process does, from being born to its last system call, and the answer it leaves.
+"""The process of a function: forking it into a sandbox, confining it, calling the function, and reading its answer.
 
-Nothing of an answer is unpickled or executed by who reads it: it is JSON in memory that both processes share, and is
-read when the function's is gone.
+The parent neither unpickles nor executes anything of an answer: it is JSON in memory that both processes share, and the
+parent reads it after the function's process has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pydantic_core import from_json, to_json
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
-from forkwise.sandbox.init import failure, kill_descendants, report, supervise
+from forkwise.sandbox.init import describe_failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
     CLONE_NEWPID,
     Jail,
@@ -36,39 +36,43 @@ from forkwise.sandbox.jail import (
     clone,
     confine,
     die_with_parent,
-    hosts_null,
+    find_host_null,
     join_groups,
     set_dumpable,
 )
 
 __all__ = [
-    "Call",
     "Entrance",
     "ForkedChild",
+    "FunctionCall",
     "Result",
-    "enter",
+    "block_signals",
+    "enter_namespaces",
     "read_answer",
-    "undisturbed",
 ]
 
 
-_MOUNTS = "/proc/self/ns/mnt"
+_MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 _CLONE_PARENT = 0x00008000
 _ALL_SIGNALS = signal.valid_signals()
+_MAX_ANSWER_SIZE = 256 << 20  # bytes
+_MAX_CONTAINERS = 8_000_000  # lists and objects: an empty one is two bytes of JSON and some sixty in memory
 
-# None of these lets go of the interpreter's lock: in a child it would be held for ever by a thread that is not there.
+# PyDLL keeps the GIL: if it were released, a thread that does not exist in the child could hold it for ever.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _fork, _setns = _libc.fork, _libc.setns
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
 _after_fork_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
-_Turn = tuple[Any, ...]  # something to call, and with what
-_NOTHING: _Turn = (int,)
+_Step = tuple[Any, ...]  # a function and its arguments
+_NO_STEP: _Step = (int,)
+
+to_json([0])  # the first call imports modules: do it once here, not in every child
 
 
 @contextmanager
-def undisturbed() -> Iterator[set[int]]:
-    """With all signals of this thread kept for later; gives those that were kept before."""
+def block_signals() -> Iterator[set[int]]:
+    """Block all signals of this thread during the block. Yield those that were blocked before."""
     before: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS))
     try:
         yield before
@@ -76,61 +80,70 @@ def undisturbed() -> Iterator[set[int]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def enter(first: int, flags: int) -> None:
-    """Go into namespaces of the process that a pidfd stands for. Whoever has no mounts of its own is no sandbox's."""
-    before = os.stat(_MOUNTS).st_ino
-    if _setns(first, flags):
-        raise _failure("the sandbox's namespaces")
-    if flags & CLONE_NEWNS and os.stat(_MOUNTS).st_ino == before:
-        raise OSError(errno.EXDEV, "these mounts are not the sandbox's own", _MOUNTS)
+def enter_namespaces(init_pidfd: int, flags: int) -> None:
+    """Enter namespaces of the process behind ``init_pidfd``.
+
+    Raise OSError if its mount namespace is this process's own: then it is not the init of a sandbox.
+    """
+    before = os.stat(_MOUNT_NAMESPACE).st_ino
+    if _setns(init_pidfd, flags):
+        raise _build_os_error("the sandbox's namespaces")
+    if flags & CLONE_NEWNS and os.stat(_MOUNT_NAMESPACE).st_ino == before:
+        raise OSError(errno.EXDEV, "the process has no mount namespace of its own", _MOUNT_NAMESPACE)
 
 
 class ForkedChild:
-    """A child of this process: ``pid`` is 0 in that itself, and below zero before it is born. Its ``code`` is there
-    when it was reaped, below zero for a signal; None where somebody else in this program did that."""
+    """A child of this process, possibly inside a sandbox.
+
+    ``pid`` is 0 in the child itself, and negative before the fork. ``code`` is its exit code once it was reaped,
+    negative for a signal, or None if other code in this program reaped it.
+    """
 
     def __init__(self) -> None:
         self.pid = -1
         self.pidfd = -1
         self.code: int | None = None
         self.is_reaped = False
-        self._reaping = threading.RLock()  # a signal's handler may want it too
+        self._reap_lock = threading.RLock()  # a signal handler may take it too
 
     def fork(self) -> None:
-        """fork(2), with Python told."""
-        self._fork(_NOTHING, _NOTHING)
-        self._be_held()
+        """Call fork(2) and Python's hooks around it."""
+        self._fork(_NO_STEP, _NO_STEP)
+        self._open_pidfd()
 
-    def fork_into(self, first: int, flags: int) -> int:
-        """fork(2) into the sandbox whose first process is ``first``, a pidfd; gives the namespaces that are left to be
-        entered by the child.
+    def fork_into(self, init_pidfd: int, flags: int) -> int:
+        """Fork into the sandbox whose init is ``init_pidfd``. Return the namespaces that the child still has to enter.
 
-        To be called ``undisturbed``, and while nobody else makes descriptors.
+        Call it inside ``block_signals`` and ``fds.fork_lock``.
         """
-        own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        own_fd = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if _setns(own, CLONE_NEWPID) == 0:  # changes nothing, and tells who may
-                # Children of this thread are born there, for as long as it takes to make one.
-                self._fork((_setns, first, CLONE_NEWPID), (_setns, own, CLONE_NEWPID))
+            if _setns(own_fd, CLONE_NEWPID) == 0:  # changes nothing; it fails without CAP_SYS_ADMIN
+                # setns(2) moves the next children of this thread there; it is reverted right after the fork.
+                self._fork((_setns, init_pidfd, CLONE_NEWPID), (_setns, own_fd, CLONE_NEWPID))
                 left = flags & ~CLONE_NEWPID
             else:
-                self._be_born_of_another(first, flags & (CLONE_NEWPID | CLONE_NEWUSER))
+                self._fork_through_helper(init_pidfd, flags & (CLONE_NEWPID | CLONE_NEWUSER))
                 left = flags & ~(CLONE_NEWPID | CLONE_NEWUSER)
         finally:
-            os.close(own)
-        self._be_held()
+            os.close(own_fd)
+        self._open_pidfd()
         return left
 
-    def end(self) -> None:
-        """Kill it, and reap it."""
+    def kill_and_reap(self) -> None:
+        """Kill the child and reap it."""
         if self.pid > 0 and not self.is_reaped:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.reap()
 
     def reap(self) -> None:
-        """Take in its end, waiting for it: until then the end of its sandbox waits for it too."""
-        with self._reaping:
+        """Wait for the child and reap it.
+
+        The kernel ends the init of a PID namespace only when every process in it is reaped, so the sandbox ends after
+        this.
+        """
+        with self._reap_lock:
             if not self.is_reaped:
                 with suppress(ChildProcessError):
                     self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -138,88 +151,85 @@ class ForkedChild:
                 fds.close(self.pidfd)
                 self.pidfd = -1
 
-    def _be_held(self) -> None:
+    def _open_pidfd(self) -> None:
         if self.pid > 0:
             self.pidfd = fds.track(lambda: os.pidfd_open(self.pid))
 
-    def _fork(self, there: _Turn, back: _Turn) -> None:
-        """With something done right before it, and something after it, in the parent and the child.
+    def _fork(self, before: _Step, after: _Step) -> None:
+        """Fork, with ``before`` called right before it and ``after`` right after it, in the parent and the child.
 
-        All of it happens without an instruction of Python's own in between, after which a signal's handler might run,
-        or another thread be given the interpreter: in the child, that thread is not there to take it.
+        No Python bytecode runs in between: a signal handler might run there, or the GIL pass to another thread, which
+        does not exist in the child.
         """
-        _, went, self.pid, _ = starmap(call, ((_before_fork,), there, (_fork,), back))
+        _, setns_result, self.pid, _ = starmap(call, ((_before_fork,), before, (_fork,), after))
         if self.pid == 0:
             _after_fork_in_child()
-            if went:
+            if setns_result:
                 os._exit(1)
         else:
             _after_fork_in_parent()
             if self.pid < 0:
-                raise _failure()
-            if went:  # whose sandbox it was to be is dead
-                raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), "the sandbox's first process")
+                raise _build_os_error()
+            if setns_result:  # the sandbox's init is dead
+                raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), "the sandbox's init process")
 
-    def _be_born_of_another(self, first: int, flags: int) -> None:
-        """For who may not have children elsewhere: a fork of this process may, once it is in the sandbox's user
-        namespace. It gives this process a child, not itself, and is gone at once."""
+    def _fork_through_helper(self, init_pidfd: int, flags: int) -> None:
+        """Fork into a PID namespace without the right to do so directly.
+
+        A helper, a fork of this process, gains that right by entering the sandbox's user namespace. It makes the child
+        with CLONE_PARENT, as a child of this process, and exits.
+        """
         reader, writer = os.pipe()
-        between = ForkedChild()
+        helper = ForkedChild()
         try:
-            between.fork()
-            if between.pid == 0:
-                self.pid = _give_birth(first, flags, writer)
+            helper.fork()
+            if helper.pid == 0:
+                self.pid = _fork_sibling(init_pidfd, flags, writer)
             else:
-                self._hear_of(between, reader)
+                self._read_child_pid(helper, reader)
         except BaseException:
             with suppress(OSError):
-                self._hear_of(between, reader)
+                self._read_child_pid(helper, reader)
             raise
         finally:
             os.close(reader)
             os.close(writer)
 
-    def _hear_of(self, between: ForkedChild, reader: int) -> None:
-        between.reap()
+    def _read_child_pid(self, helper: ForkedChild, reader: int) -> None:
+        helper.reap()
         os.set_blocking(reader, False)
         try:
-            said = int(os.read(reader, 32))
+            pid = int(os.read(reader, 32))
         except BlockingIOError:
-            said = -errno.EAGAIN  # it was killed
-        if said < 0:
-            raise OSError(-said, os.strerror(-said))
-        self.pid = said
+            pid = -errno.EAGAIN  # the helper was killed
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        self.pid = pid
 
 
-def _give_birth(first: int, flags: int, writer: int) -> int:
-    """Make the child, of which the parent of this process is the parent; only the child comes back from here."""
-    said = -errno.EAGAIN
+def _fork_sibling(init_pidfd: int, flags: int, writer: int) -> int:
+    """Fork a child of this process's parent and exit. Only the child returns."""
+    pid = -errno.EAGAIN
     try:
-        enter(first, flags)
-        said = clone(_CLONE_PARENT)
+        enter_namespaces(init_pidfd, flags)
+        pid = clone(_CLONE_PARENT)
     except OSError as error:
-        said = -(error.errno or errno.EAGAIN)
+        pid = -(error.errno or errno.EAGAIN)
     finally:
-        if said != 0:
-            os.write(writer, str(said).encode())
+        if pid != 0:
+            os.write(writer, str(pid).encode())
             os._exit(0)
-    return said
+    return pid
 
 
-def _failure(*at: str) -> OSError:
+def _build_os_error(*filename: str) -> OSError:
     number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), *at)
-
-
-_LARGEST = 256 << 20  # bytes of an answer that are read
-_MOST_PARTS = 8_000_000  # lists and objects in it: an empty one takes two bytes there and thirty times that here
-
-to_json([0])  # the first call loads modules; here it does so once, and not in every child
+    return OSError(number, os.strerror(number), *filename)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a target: its ``value``, or its exception as text (``error`` is the type's name)."""
+    """The result of a target: its ``value``, or its exception as text (``error`` is the name of the type)."""
 
     value: Any = None
     error: str | None = None
@@ -233,52 +243,60 @@ class Result:
 
 
 class Entrance(NamedTuple):
-    """The way into a sandbox: a pidfd of its first process, a socket to that, and the namespaces to be entered yet."""
+    """The way into a sandbox: a pidfd of its init, a socket to init, and the namespaces still to be entered."""
 
-    first: int
-    meeting: int
+    init_pidfd: int
+    init_socket: int
     flags: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A function to be called with a directory, in a process that is confined by then. ``answer`` is where its answer
-    goes; ``environment`` is None where it is that of this program."""
+class FunctionCall:
+    """A call of a function with a directory, in a process that is confined by then.
+
+    The answer is written to ``answer_fd``. If ``environment`` is None, the process keeps that of this program.
+    """
 
     target: Callable[[Path], Any]
-    where: str
+    directory: str
     jail: Jail
     environment: Mapping[str, str] | None
     closes_fds: bool
-    answer: int
+    answer_fd: int
 
     def run(self, sandbox: Entrance | None, signals: Collection[int]) -> NoReturn:
-        """In the new process: go in, be confined, call, answer, end. It has all signals blocked until it calls, and
-        those of ``signals`` then."""
+        """Run in the new process: enter the sandbox, confine the process, call the function, answer, exit.
+
+        All signals are blocked until the call, and ``signals`` from then on.
+        """
         code = 1
         try:
             try:
-                self._go_in(sandbox)
+                self._enter_sandbox(sandbox)
                 signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             except BaseException as error:
-                self._tell(to_json({"failed": _clean(f"{type(error).__name__}: {error}")}))
+                self._write_answer(to_json({"failed": _clean(f"{type(error).__name__}: {error}")}))
                 raise
             try:
-                self._tell(_as_json(self.target(Path(self.where))))
+                self._write_answer(_encode_value(self.target(Path(self.directory))))
                 code = 0
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
-                self._tell(_as_failure(error))
+            except BaseException as error:  # noqa: BLE001 - any exception becomes the answer
+                self._write_answer(_encode_error(error))
         finally:
             with suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
-    def run_beneath(self, told: int, parent: int, wall: float | None, signals: Collection[int]) -> NoReturn:
-        """In the new process, where there are no namespaces: be the first of what stands for a sandbox, and have the
-        function called in a child. ``told`` is where the outcome is told, ``parent`` whose end is the end of this."""
+    def run_without_namespaces(
+        self, status_fd: int, parent_pidfd: int, wall: float | None, signals: Collection[int]
+    ) -> NoReturn:
+        """Run in the new process if namespaces are not available: act as the sandbox's init, with the call in a child.
+
+        The outcome is written to ``status_fd``. The end of the process behind ``parent_pidfd`` ends this one.
+        """
         try:
-            fds.close_all_except(but={self.answer, told, parent})
+            fds.close_all_except(but={self.answer_fd, status_fd, parent_pidfd})
             adopt_orphans()
             os.setsid()
             join_groups(self.jail)
@@ -286,51 +304,53 @@ class Call:
             started = time.monotonic()
             pid = os.fork()
             if pid == 0:
-                os.close(told)
-                os.close(parent)
+                os.close(status_fd)
+                os.close(parent_pidfd)
                 die_with_parent()
                 self.run(None, signals)
-            awaited = {signal.SIGCHLD, signal.SIGTERM}
-            outcome = supervise(pid, started, wall, awaited=awaited, until={parent: "killed"})
+            signals_awaited = {signal.SIGCHLD, signal.SIGTERM}
+            outcome = supervise(pid, started, wall, signals=signals_awaited, end_pidfds={parent_pidfd: "killed"})
             kill_descendants()
-            report(told, outcome)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends
-            report(told, failure(error))
+            report(status_fd, outcome)
+        except BaseException as error:  # noqa: BLE001 - any exception is reported, and this process ends
+            report(status_fd, describe_failure(error))
         finally:
             os._exit(0)
 
-    def _go_in(self, sandbox: Entrance | None) -> None:
-        is_collecting = gc.isenabled()
-        gc.disable()  # a look at all objects would cost a copy of them
+    def _enter_sandbox(self, sandbox: Entrance | None) -> None:
+        had_gc = gc.isenabled()
+        gc.disable()  # a collection would touch, and so copy, the pages of all objects
         signal.set_wakeup_fd(-1)
-        fds.close_all_except(but={self.answer} if sandbox is None else {self.answer, sandbox.first, sandbox.meeting})
-        os.setsid()  # else kill(0) would reach the parent's process group
+        fds.close_all_except(
+            but={self.answer_fd} if sandbox is None else {self.answer_fd, sandbox.init_pidfd, sandbox.init_socket}
+        )
+        os.setsid()  # otherwise kill(0) would reach the parent's process group
         if sandbox is not None:
-            _wait_for_word(sandbox.meeting)
-            enter(sandbox.first, sandbox.flags)
-            os.close(sandbox.first)
-        set_dumpable(True)  # which it is not any more, having come by capabilities
+            _wait_for_init(sandbox.init_socket)
+            enter_namespaces(sandbox.init_pidfd, sandbox.flags)
+            os.close(sandbox.init_pidfd)
+        set_dumpable(True)  # the kernel cleared it when setns(2) gained capabilities
         if sandbox is not None:
-            os.write(sandbox.meeting, str(os.getpid()).encode())
+            os.write(sandbox.init_socket, str(os.getpid()).encode())
         self._set_environment()
-        confine(self.jail, furnished=lambda: self._move_in(sandbox))
+        confine(self.jail, wait_for_mounts=lambda: self._wait_until_ready(sandbox))
         if self.closes_fds:
-            os.closerange(3, self.answer)
-            os.closerange(self.answer + 1, 1 << 20)
-        if is_collecting:
+            os.closerange(3, self.answer_fd)
+            os.closerange(self.answer_fd + 1, 1 << 20)
+        if had_gc:
             gc.enable()
 
-    def _move_in(self, sandbox: Entrance | None) -> None:
-        """Once all is ready, which is told by the sandbox's first process."""
+    def _wait_until_ready(self, sandbox: Entrance | None) -> None:
+        """Wait until init reports that the mounts are made, then change into the directory."""
         if sandbox is not None:
-            _wait_for_word(sandbox.meeting)
-            os.close(sandbox.meeting)
+            _wait_for_init(sandbox.init_socket)
+            os.close(sandbox.init_socket)
         os.chdir(self.jail.cwd)
         if sandbox is not None and self.jail.read_only:
-            for fd in hosts_null((0, 1, 2)):
-                own = os.open("/dev/null", os.O_RDWR)
-                os.dup2(own, fd)
-                os.close(own)
+            for fd in find_host_null((0, 1, 2)):
+                null_fd = os.open("/dev/null", os.O_RDWR)
+                os.dup2(null_fd, fd)
+                os.close(null_fd)
 
     def _set_environment(self) -> None:
         if self.environment is not None:
@@ -338,74 +358,74 @@ class Call:
             _wipe_environment()
             os.environ.update(self.environment)
 
-    def _tell(self, content: bytes) -> None:
+    def _write_answer(self, content: bytes) -> None:
         view = memoryview(content)
-        os.ftruncate(self.answer, 0)
-        os.lseek(self.answer, 0, os.SEEK_SET)
+        os.ftruncate(self.answer_fd, 0)
+        os.lseek(self.answer_fd, 0, os.SEEK_SET)
         while view:
-            view = view[os.write(self.answer, view) :]
+            view = view[os.write(self.answer_fd, view) :]
 
 
-def _wait_for_word(meeting: int) -> None:
-    """That of the sandbox's first process, which has come so far."""
-    if os.read(meeting, 1) != b"1":
-        os._exit(1)  # it has not, and tells of that itself
+def _wait_for_init(init_socket: int) -> None:
+    """Wait for the next go-ahead of the sandbox's init. Exit if init failed."""
+    if os.read(init_socket, 1) != b"1":
+        os._exit(1)  # init failed, and reports that itself
 
 
-def read_answer(answer: int) -> Result | None:
-    """What a function's process left, which may be anything; None where it left nothing."""
-    size = os.fstat(answer).st_size
+def read_answer(answer_fd: int) -> Result | None:
+    """Read the answer that a function's process left, which may be anything. Return None if it is empty."""
+    size = os.fstat(answer_fd).st_size
     if not size:
         return None
-    if size > _LARGEST:
-        return _unreadable(f"it has {size} bytes, more than {_LARGEST}; write it to the workspace")
-    content = os.pread(answer, size, 0)
-    if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
-        return _unreadable(f"it has more than {_MOST_PARTS} lists and objects; write it to the workspace")
+    if size > _MAX_ANSWER_SIZE:
+        return _build_unreadable(f"it has {size} bytes, more than {_MAX_ANSWER_SIZE}; write it to the workspace")
+    content = os.pread(answer_fd, size, 0)
+    if content.count(b"[") + content.count(b"{") > _MAX_CONTAINERS:
+        return _build_unreadable(f"it has more than {_MAX_CONTAINERS} lists and objects; write it to the workspace")
     try:
-        said = from_json(content)
-        if "failed" in said:
-            raise NamespaceError(f"the sandbox could not be entered: {said['failed']}")
-        if "value" in said:
-            return Result(value=said["value"])
-        return Result(None, str(said["error"]), str(said["message"]), str(said["traceback"]))
+        document = from_json(content)
+        if "failed" in document:
+            raise NamespaceError(f"the sandbox could not be entered: {document['failed']}")
+        if "value" in document:
+            return Result(value=document["value"])
+        return Result(None, str(document["error"]), str(document["message"]), str(document["traceback"]))
     except (ValueError, TypeError, KeyError) as error:
-        return _unreadable(str(error))
+        return _build_unreadable(str(error))
 
 
 def _wipe_environment() -> None:
-    """Overwrite the variables that this program was started with: /proc/self/environ shows that memory."""
+    """Overwrite the variables this program was started with: /proc/self/environ shows that memory."""
     with open("/proc/self/stat", "rb") as file:
         begin, end = file.read().rpartition(b")")[2].split()[47:49]
     ctypes.memset(int(begin), 0, int(end) - int(begin))
 
 
-def _as_json(value: object) -> bytes:
+def _encode_value(value: object) -> bytes:
     try:
         return b'{"value":' + to_json(value, inf_nan_mode="constants") + b"}"
-    except Exception as error:  # noqa: BLE001 - of many types, from a target's own classes too
+    except Exception as error:  # noqa: BLE001 - the target's own classes may raise anything
         raise TypeError(
-            f"what the target returned, a {type(value).__name__}, cannot be handed to the parent: {error}. "
-            "Return what JSON can express, or write it to the workspace"
+            f"the target returned a {type(value).__name__}, which cannot be handed to the parent: {error}. "
+            "Return a value that JSON can express, or write it to the workspace"
         ) from None
 
 
-def _as_failure(error: BaseException) -> bytes:
+def _encode_error(error: BaseException) -> bytes:
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - the target's own exception may not even have a text
-        message = "(its text could not be had)"
-    told = {
+    except Exception:  # noqa: BLE001 - the target's own exception class may raise in __str__
+        message = "(no message: str() of it failed)"
+    document = {
         "error": type(error).__name__,
         "message": message,
         "traceback": "".join(traceback.format_exception(error)),
     }
-    return to_json({key: _clean(text) for key, text in told.items()})
+    return to_json({key: _clean(text) for key, text in document.items()})
 
 
 def _clean(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _unreadable(why: str) -> Result:
-    return Result(None, "ProcessBranchError", f"the child's answer could not be read: {why}")
+def _build_unreadable(reason: str) -> Result:
+    return Result(None, "ProcessBranchError", f"the child's answer could not be read: {reason}")

@@ -1,4 +1,4 @@
-"""Confinement: what a process in a branch gets to see and to use. A value; how it is enforced is elsewhere."""
+"""Confinement: what a process in a branch may see and use, as a value. jail_plan.py turns it into a jail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CREDENTIALS", "Confinement", "Network"]
 
 Network = Literal["host", "none", "private"]
 
-#: Where credentials are kept. None of it is seen from inside, unless a path is listed as writable.
+#: Paths of credentials. They are hidden from a sandbox, unless a path is listed as writable.
 CREDENTIALS = (
     "~/.ssh",
     "~/.gnupg",
@@ -47,17 +47,22 @@ _AGENTS = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a process gets. Start from a preset: ``Confinement.open()``, ``.standard()`` or ``.strict()``.
+    """What a process may see and use. Start from a preset: ``Confinement.open()``, ``.standard()`` or ``.strict()``.
 
-    Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem can only be read, except
-    ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty. forkwise's own state is not seen,
-    but for what of it is ``readable``. Network: the ``host``'s, ``none``
-    at all, or a ``private`` one: an own loopback, and a way out through ``pasta`` or ``slirp4netns`` where installed.
-    Processes: nobody else's can be seen or signalled, and all of them end together.
-    Where no namespaces can be had that is an error, unless ``landlock_instead`` is given: then Landlock keeps writes to
-    the branch, which is seen at its own path and not at the workspace's, and nothing is hidden.
+    Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem is read-only, except
+    ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty. forkwise's own state is hidden,
+    except ``readable`` paths in it.
+
+    Network: the ``host``'s, ``none`` at all, or a ``private`` one: its own loopback, and an uplink through ``pasta`` or
+    ``slirp4netns`` if one is installed.
+
+    Processes: a process sees and signals only those of its sandbox, and all of them end together.
+
     Environment: the variables in ``passed`` (None: all) and those of ``given``; ``drops_secrets`` leaves out those that
     look like secrets.
+
+    If namespaces are not available, that is an error, unless ``landlock_instead`` is set: then Landlock confines writes
+    to the branch, which is visible at its own path and not at the workspace's, and nothing is hidden.
     """
 
     name: str = "standard"
@@ -74,31 +79,34 @@ class Confinement:
 
     @classmethod
     def open(cls, **changes: Any) -> Confinement:
-        """The branch at the workspace's path, and nothing else in the way; all processes still end together."""
+        """Return a preset with the branch at the workspace's path and no restrictions.
+
+        All processes still end together.
+        """
         return replace(cls(name="open", read_only=False, hidden=()), **changes)
 
     @classmethod
     def standard(cls, **changes: Any) -> Confinement:
-        """All can be read but credentials, nothing written but the branch and an own /tmp; the host's network."""
+        """Return a preset with everything readable but credentials, nothing writable but the branch and an own /tmp."""
         return replace(cls(), **changes)
 
     @classmethod
     def strict(cls, **changes: Any) -> Confinement:
-        """Like standard, with no network, no secrets in the environment, and fewer system calls."""
+        """Return a preset like standard, with no network, no secrets in the environment, and fewer system calls."""
         return replace(cls(name="strict", network="none", drops_secrets=True), **changes)
 
     @classmethod
     def preset(cls, wanted: str | Confinement) -> Confinement:
-        """A preset by its name; a confinement is itself."""
+        """Return a preset by its name; a Confinement is returned as it is."""
         if isinstance(wanted, Confinement):
             return wanted
         presets = {"open": cls.open, "standard": cls.standard, "strict": cls.strict}
         if wanted not in presets:
-            raise ValueError(f"there is no confinement {wanted!r}; there are {', '.join(presets)}")
+            raise ValueError(f"there is no confinement {wanted!r}: choose one of {', '.join(presets)}")
         return presets[wanted]()
 
     def environment(self, of: Mapping[str, str]) -> dict[str, str]:
-        """The variables a process is started with, out of those of the caller.
+        """Return the variables a process is started with, out of those of the caller.
 
         >>> Confinement.strict().environment({"HOME": "/root", "API_TOKEN": "x"})
         {'HOME': '/root'}
@@ -109,27 +117,27 @@ class Confinement:
         return {**kept, **self.given}
 
     def hidden_paths(self) -> list[str]:
-        """The hidden paths that exist, without those that were made writable."""
+        """Return the hidden paths that exist and were not made writable."""
         writable = {os.path.realpath(os.path.expanduser(p)) for p in self.writable}
-        there = filter(os.path.exists, _expanded(self.hidden, os.environ.get("HOME")))
+        there = filter(os.path.exists, _expand_paths(self.hidden, os.environ.get("HOME")))
         return [p for p in map(os.path.realpath, there) if p not in writable]
 
     def writable_paths(self) -> list[str]:
-        """The writable paths, each of which has to exist."""
+        """Return the writable paths, each of which must exist."""
         return [os.path.realpath(os.path.expanduser(p)) for p in self.writable]
 
 
 @cache
-def _expanded(paths: tuple[str, ...], _home: str | None) -> list[str]:
-    """The paths with the home directory in them, which depends on a variable."""
+def _expand_paths(paths: tuple[str, ...], _home: str | None) -> list[str]:
+    """Expand ``~`` in the paths. The home directory is part of the cache's key."""
     return [os.path.expanduser(path) for path in paths]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return _any_of(patterns).match(name) is not None
+    return _compile_patterns(patterns).match(name) is not None
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """All shell patterns as one expression: there are many variables, and every command asks about each."""
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile shell patterns into one expression: every command matches every variable."""
     return re.compile("|".join(map(translate, patterns)) if patterns else r"(?!)")

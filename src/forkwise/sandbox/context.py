@@ -1,7 +1,7 @@
-"""BranchContext: a Python function run in a sandboxed child of this very process, with its result handed back as data.
+"""BranchContext: a Python function run in a sandboxed child of this very process, its result returned as data.
 
-The forkserver makes the sandbox and its first process; this process forks a child into it. The child is a fork, so in a
-program with threads it must not need a lock another thread held.
+The forkserver makes the sandbox and its init; this process forks a child into it. As after any fork, in a program with
+threads the function must not need a lock that another thread held.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.linux import fds
-from forkwise.sandbox.child import Call, Entrance, ForkedChild, Result, read_answer, undisturbed
+from forkwise.sandbox.child import Entrance, ForkedChild, FunctionCall, Result, block_signals, read_answer
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import Jail
 from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
-from forkwise.sandbox.launcher import start
+from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
@@ -35,10 +35,10 @@ __all__ = ["BranchContext", "Result"]
 class BranchContext:
     """A function that runs in a sandbox of its own, with one directory it may write to.
 
-    ``target`` is called with the directory as a ``Path``; returning is success, raising is failure. What it returns
-    must be expressible as JSON. With ``close_fds``, and always under ``strict``, the child keeps no descriptor but
-    stdin, stdout and stderr; else it has those that this process has open, and what they lead to, as any fork does.
-    Where ``workspace`` is a branch and not a directory, the target sees it at its workspace's own path.
+    ``target`` is called with the directory as a ``Path``. Returning is success, raising is failure, and the returned
+    value must be expressible as JSON. With ``close_fds``, and always under ``strict``, the child keeps only stdin,
+    stdout and stderr; otherwise it has the descriptors that this process has open, as after any fork. If ``workspace``
+    is a branch and not a directory, the target sees it at its workspace's own path.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class BranchContext:
         self._confinement = Confinement.preset(confinement)
         self._close_fds = close_fds or self._confinement.name == "strict"
         self._process: SandboxProcess | None = None
-        self._answer = -1
+        self._answer_fd = -1
         self._result: Result | NamespaceError | None = None
-        self._ending = threading.RLock()
+        self._result_lock = threading.RLock()
 
     @classmethod
     @contextmanager
@@ -70,212 +70,221 @@ class BranchContext:
         close_fds: bool = False,
         confinement: str | Confinement = "standard",
     ) -> Iterator[list[BranchContext]]:
-        """Start one child for each target in its workspace; none of them is left when the block ends."""
+        """Start one child for each target in its workspace. All have ended when the block ends."""
         if len(targets) != len(workspaces):
             raise ValueError(f"{len(targets)} targets need as many workspaces, not {len(workspaces)}")
-        made = [
+        contexts = [
             cls(t, w, close_fds=close_fds, confinement=confinement) for t, w in zip(targets, workspaces, strict=True)
         ]
         try:
-            for context in made:
+            for context in contexts:
                 context.start()
-            yield made
+            yield contexts
         finally:
-            for context in made:
+            for context in contexts:
                 context.abort()
 
     @property
     def pid(self) -> int | None:
-        """The child's process number; None before it was started."""
-        return None if self._process is None or self._process.offspring is None else self._process.offspring.pid
+        """The child's process number, or None before it was started."""
+        return None if self._process is None or self._process.child is None else self._process.child.pid
 
     @property
     def alive(self) -> bool:
         """Whether the child, or anything it started, still runs."""
-        return self._process is not None and not self._is_done(0)
+        return self._process is not None and not self._wait_for_result(0)
 
     @property
     def result(self) -> Result:
-        """What came of the target; ask when it is done."""
-        if not self._is_done(0):
-            raise ProcessBranchError("the target is not done yet: wait() first")
+        """The result of the target, once it is done."""
+        if not self._wait_for_result(0):
+            raise ProcessBranchError("the target is not done yet: call wait() first")
         assert self._result is not None
         if isinstance(self._result, NamespaceError):
             raise self._result
         return self._result
 
     def start(self) -> None:
-        """Start the child; entering the context does that."""
+        """Start the child. Entering the context does that."""
         if self._process is not None:
             return
         if not os.path.isdir(self._workspace):
-            raise ForkError(f"{self._workspace!r} is not a directory: a target works in one that exists")
+            raise ForkError(f"{self._workspace!r} is not a directory: a target needs one that exists")
         limits = self._confinement.limits
         if limits.disk is not None and self._branch is None:
             raise NamespaceError(
-                "the limit disk is that of a branch's layer, which is not known here: give the branch itself"
+                "the limit disk counts a branch's layer, which a path does not name: pass the Branch as workspace"
             )
         supervision = Supervision(limits, None if self._branch is None else self._branch.target)
         try:
-            self._answer = fds.track(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
+            self._answer_fd = fds.track(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
             try:
                 self._start(supervision)
             except NamespaceError:
                 if not self._confinement.landlock_instead or self._process is not None:
                     raise
-                self._start_beneath(supervision)
+                self._start_without_namespaces(supervision)
         except BaseException as error:
-            self._end(Result(None, type(error).__name__, str(error)))
+            self._close_with(Result(None, type(error).__name__, str(error)))
             supervision.close()
             raise
 
     def _start(self, supervision: Supervision) -> None:
-        """Have the sandbox made, and while it is furnished, have the child born in it. Whoever is left of them when
-        this is interrupted finds that the others closed what it reads from."""
-        seen = self._workspace if self._branch is None else host_path(self._branch)
-        call = self._call(plan_jail(self._workspace, seen, self._branch, self._confinement, os.environ), supervision)
-        meeting = theirs = status = told = word = giver = -1
+        """Have the forkserver make the sandbox, and fork the child into it while its mounts are made.
+
+        If this is interrupted, the processes that exist already read end-of-file and exit.
+        """
+        view_path = self._workspace if self._branch is None else host_path(self._branch)
+        call = self._build_call(
+            plan_jail(self._workspace, view_path, self._branch, self._confinement, os.environ), supervision
+        )
+        init_socket = function_socket = status_fd = status_writer_fd = start_fd = start_writer_fd = -1
         try:
-            meeting, theirs = fds.socketpair()
-            status, told = fds.pipe()
-            word, giver = fds.pipe()
+            init_socket, function_socket = fds.socketpair()
+            status_fd, status_writer_fd = fds.pipe()
+            start_fd, start_writer_fd = fds.pipe()
             request = {"wall": self._confinement.limits.wall, "terminal": False}
-            pid, first = start(call.jail, request, (theirs, told, word))
+            pid, init_pidfd = start_sandbox(call.jail, request, (function_socket, status_writer_fd, start_fd))
             child = ForkedChild()
-            self._process = SandboxProcess(pid, first, status, supervision, offspring=child)
-            with _forking(child) as signals:
-                left = child.fork_into(first, call.jail.flags)
+            self._process = SandboxProcess(pid, init_pidfd, status_fd, supervision, child=child)
+            with _guard_fork(child) as signals:
+                flags_left = child.fork_into(init_pidfd, call.jail.flags)
                 if child.pid == 0:
-                    call.run(Entrance(first, meeting, left), signals)
+                    call.run(Entrance(init_pidfd, init_socket, flags_left), signals)
             supervision.group.add(child.pid)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
             if self._branch is not None:
                 register_sandbox(self._branch, pid)
-            os.write(giver, b"1")
+            os.write(start_writer_fd, b"1")
         finally:
-            fds.close(meeting, theirs, told, word, giver)
+            fds.close(init_socket, function_socket, status_writer_fd, start_fd, start_writer_fd)
             if self._process is None:
-                fds.close(status)
+                fds.close(status_fd)
 
-    def _start_beneath(self, supervision: Supervision) -> None:
-        """Without namespaces: the child is the first process of what stands for a sandbox."""
-        own, given = self._workspace, {}
+    def _start_without_namespaces(self, supervision: Supervision) -> None:
+        """Start the child without namespaces: it acts as the init of the sandbox."""
+        temporary, variables = self._workspace, {}
         if self._branch is not None:
-            own = f"{self._branch.place.path}/tmp"
-            os.makedirs(own, mode=0o700, exist_ok=True)
-            given = {"TMPDIR": own}
-        where = self._workspace if self._branch is None else os.fspath(self._branch.path)
-        call = self._call(plan_landlock(where, own, self._confinement), supervision, given)
-        status = told = parent = -1
+            temporary = f"{self._branch.state_dir.path}/tmp"
+            os.makedirs(temporary, mode=0o700, exist_ok=True)
+            variables = {"TMPDIR": temporary}
+        directory = self._workspace if self._branch is None else os.fspath(self._branch.path)
+        call = self._build_call(plan_landlock(directory, temporary, self._confinement), supervision, variables)
+        status_fd = status_writer_fd = parent_pidfd = -1
         child = ForkedChild()
         try:
-            status, told = fds.pipe()
-            parent = fds.track(lambda: os.pidfd_open(os.getpid()))
-            with _forking(child) as signals:
+            status_fd, status_writer_fd = fds.pipe()
+            parent_pidfd = fds.track(lambda: os.pidfd_open(os.getpid()))
+            with _guard_fork(child) as signals:
                 child.fork()
                 if child.pid == 0:
-                    call.run_beneath(told, parent, self._confinement.limits.wall, signals)
+                    call.run_without_namespaces(status_writer_fd, parent_pidfd, self._confinement.limits.wall, signals)
             pidfd = fds.track(lambda: os.pidfd_open(child.pid))
-            self._process = SandboxProcess(child.pid, pidfd, status, supervision, signal.SIGTERM, child)
+            self._process = SandboxProcess(child.pid, pidfd, status_fd, supervision, signal.SIGTERM, child)
         finally:
-            fds.close(told, parent)
+            fds.close(status_writer_fd, parent_pidfd)
             if self._process is None:
-                fds.close(status)
+                fds.close(status_fd)
 
-    def _call(self, jail: Jail, supervision: Supervision, given: Mapping[str, str] | None = None) -> Call:
+    def _build_call(
+        self, jail: Jail, supervision: Supervision, variables: Mapping[str, str] | None = None
+    ) -> FunctionCall:
         limits = self._confinement.limits
         jail.limits = asdict(limits) if limits.asked() else {}
         jail.enforcement = dict(supervision.enforcement)
         jail.cgroups = list(supervision.group.paths)
-        own = dict(os.environ)
-        environment = {**self._confinement.environment(own), **(given or {})}
-        changed = None if environment == own else environment
-        return Call(self._target, jail.cwd, jail, changed, self._close_fds, self._answer)
+        inherited = dict(os.environ)
+        environment = {**self._confinement.environment(inherited), **(variables or {})}
+        changed = None if environment == inherited else environment
+        return FunctionCall(self._target, jail.cwd, jail, changed, self._close_fds, self._answer_fd)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the child; ProcessBranchError where the target failed, TimeoutError where it takes too long."""
+        """Wait for the child. Raise ProcessBranchError if the target failed, TimeoutError after ``timeout`` seconds."""
         self.start()
-        if not self._is_done(timeout):
+        if not self._wait_for_result(timeout):
             raise TimeoutError(f"the target was not done within {timeout} seconds")
         result = self.result
         if result.error is not None:
-            told = f"{result.error}: {result.message}\n{result.traceback}".rstrip()
-            raise ProcessBranchError(f"the target failed: {told}")
+            details = f"{result.error}: {result.message}\n{result.traceback}".rstrip()
+            raise ProcessBranchError(f"the target failed: {details}")
 
     def kill(self) -> None:
-        """Have the child and all its descendants end, and come back at once; from any thread."""
+        """Kill the child and all its descendants without waiting for their end. Any thread may call this."""
         if self._process is not None and self._owner is fds.process_token():
             self._process.kill()
 
     def abort(self, timeout: float = 5.0) -> None:
-        """End the child and all its descendants, whatever they do about it."""
+        """Kill the child and all its descendants, and wait for their end."""
         if self._process is None or self._result is not None or self._owner is not fds.process_token():
             return
         self.kill()
-        if not self._is_done(timeout):
+        if not self._wait_for_result(timeout):
             raise ProcessBranchError(f"process {self.pid} did not end within {timeout} seconds of being killed")
 
     def __enter__(self) -> BranchContext:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
 
     def __del__(self) -> None:
         with suppress(Exception):
             self.abort()
 
-    def _is_done(self, timeout: float | None) -> bool:
-        """Wait for the end; at the first time that it is seen, take in what came of the target."""
+    def _wait_for_result(self, timeout: float | None) -> bool:
+        """Wait for the end of the sandbox and read the result, once. Return whether it has ended."""
         if self._result is None and self._process is not None and self._process.wait(timeout):
-            with self._ending:
+            with self._result_lock:
                 if self._result is None:
-                    self._end(self._take(self._process))
+                    self._close_with(self._read_result(self._process))
         return self._result is not None
 
-    def _end(self, result: Result | NamespaceError) -> None:
-        """Leave nothing of the child: no process, not even a dead one, no descriptor, no control group."""
+    def _close_with(self, result: Result | NamespaceError) -> None:
+        """Set the result, and close everything of the child: processes and zombies, descriptors, control groups."""
         if self._process is not None:
             self._process.close()
-        fds.close(self._answer)
-        self._answer = -1
+        fds.close(self._answer_fd)
+        self._answer_fd = -1
         self._result = result
 
-    def _take(self, process: SandboxProcess) -> Result | NamespaceError:
-        """The answer of a target that came to give one: it then ends with 0 or 1."""
-        assert process.offspring is not None
+    def _read_result(self, process: SandboxProcess) -> Result | NamespaceError:
+        """Return the answer of a target that gave one, which then exits with 0 or 1, or else an error."""
+        assert process.child is not None
         try:
-            done = process.finished((), None, None)
-            told = None if done.ending == "killed" else read_answer(self._answer)
+            done = process.collect((), None, None)
+            answer = None if done.ending == "killed" else read_answer(self._answer_fd)
         except NamespaceError as error:
             return error
-        is_unknown = process.offspring.code is None  # somebody else in this program reaped it
-        if told is not None and (is_unknown or (done.ending == "exit" and done.returncode in (0, 1))):
-            return told
-        how = "ended, and somebody else in this program knows how" if is_unknown else _how_it_ended(done)
-        return Result(None, "ProcessBranchError", how)
+        is_unknown = process.child.code is None  # other code in this program reaped it
+        if answer is not None and (is_unknown or (done.ending == "exit" and done.returncode in (0, 1))):
+            return answer
+        if is_unknown:
+            end = "ended; its exit code is unknown, other code in this program reaped it"
+        else:
+            end = _describe_end(done)
+        return Result(None, "ProcessBranchError", end)
 
 
 @contextmanager
-def _forking(child: ForkedChild) -> Iterator[set[int]]:
-    """Undisturbed, and while nobody else makes descriptors; gives the signals that were blocked before."""
+def _guard_fork(child: ForkedChild) -> Iterator[set[int]]:
+    """Hold the fork lock and block signals during the block. Yield the signals that were blocked before."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        with fds.fork_lock(), undisturbed() as signals:
+        with fds.fork_lock(), block_signals() as signals:
             yield signals
     except BaseException as error:
-        if child.pid == 0:  # it must not go on with the program whose fork it is
+        if child.pid == 0:  # the child must not continue this program
             os._exit(1)
-        child.end()
+        child.kill_and_reap()
         if isinstance(error, OSError):
-            raise ForkError(f"no process could be made: {error.strerror}") from error
+            raise ForkError(f"the process of the target could not be forked: {error.strerror}") from error
         raise
 
 
-def _how_it_ended(done: Finished) -> str:
+def _describe_end(done: Finished) -> str:
     if done.ending == "signal":
         return f"killed by {signal_name(-done.returncode)}"
     if done.ending == "exit":

@@ -1,6 +1,6 @@
-"""The first process of a sandbox, once that is set up: it reaps, watches the clock, and tells how its command ended.
+"""The init process of a sandbox after its setup: it reaps, watches the clock, and reports how the command ended.
 
-Its end is the end of everything in the sandbox. It runs nothing of the command's, and takes nothing from it.
+Its end kills everything in the sandbox. It runs no code of the command and reads nothing from it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["failure", "kill_descendants", "report", "supervise"]
+__all__ = ["describe_failure", "kill_descendants", "report", "supervise"]
 
-_LONGEST = 4096  # of a text in an outcome, which has to fit into a pipe that nobody reads yet
-_MANY = 4096
+_MAX_TEXT = 4096  # characters: an outcome must fit into the pipe, which nobody reads yet
+_READ_SIZE = 4096
 
 
 def supervise(
@@ -27,20 +27,21 @@ def supervise(
     started: float,
     wall: float | None,
     *,
-    awaited: set[signal.Signals],
-    until: Mapping[int, str] | None = None,
+    signals: set[signal.Signals],
+    end_pidfds: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    """Wait for the command, reaping whatever else ends here, for as long as it may take.
+    """Wait for the command until its end or its time limit, and reap every other process that ends here.
 
-    ``awaited`` are blocked signals: SIGCHLD, and one that is to end this. ``until`` are descriptors of processes whose
-    end is the end of this, each with its cause: a function's, which is no child of this one, or that of the program
-    which wanted it. That is not left to the kernel's death signal, which means a thread and comes too early.
+    Return the outcome. ``signals`` are blocked signals: SIGCHLD, and possibly one that ends the sandbox. ``end_pidfds``
+    are pidfds of processes whose end is the end of the sandbox, each with the cause to report: a function's, which is
+    no child of this process, or that of the parent program. PR_SET_PDEATHSIG would not do: it watches a thread, and
+    fires too early.
     """
     cause, code = "exit", None
-    others = until or {}
-    wake = _wake_upon(awaited)
+    end_causes = end_pidfds or {}
+    wake = _open_wakeup_fd(signals)
     poll = select.poll()
-    for fd in (wake, *others):
+    for fd in (wake, *end_causes):
         poll.register(fd, select.POLLIN)
     while code is None:
         left = None if wall is None else started + wall - time.monotonic()
@@ -48,24 +49,24 @@ def supervise(
             cause = "timeout"
             break
         ready = dict(poll.poll(None if left is None else math.ceil(left * 1000)))
-        if ended := [others[fd] for fd in others if fd in ready]:
+        if ended := [end_causes[fd] for fd in end_causes if fd in ready]:
             cause = ended[0]
             break
-        if wake in ready and set(os.read(wake, _MANY)) - {signal.SIGCHLD}:
+        if wake in ready and set(os.read(wake, _READ_SIZE)) - {signal.SIGCHLD}:
             cause = "killed"
             break
-        # The clock is looked at in between: whoever makes orphans fast enough could keep this loop busy for ever.
+        # Check the clock between two reaps: a command that makes orphans fast enough could block this loop for ever.
         while code is None and (wall is None or time.monotonic() < started + wall):
             try:
-                pid, how = os.waitpid(-1, os.WNOHANG)
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if command is not None:  # somebody had it reaped; there is nothing left to wait for
+                if command is not None:  # it was reaped elsewhere; there is nothing left to wait for
                     cause, code = "killed", -signal.SIGKILL
                 break
             if pid == 0:
                 break
             if pid == command:
-                code = os.waitstatus_to_exitcode(how)
+                code = os.waitstatus_to_exitcode(wait_status)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "cause": cause,
@@ -76,11 +77,11 @@ def supervise(
     }
 
 
-def _wake_upon(signals: set[signal.Signals]) -> int:
-    """A descriptor from which the numbers of signals are read as they come."""
-    wake, alarm = os.pipe()
-    os.set_blocking(alarm, False)
-    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+def _open_wakeup_fd(signals: set[signal.Signals]) -> int:
+    """Return a descriptor from which the numbers of arriving signals are read."""
+    wake, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -88,7 +89,7 @@ def _wake_upon(signals: set[signal.Signals]) -> int:
 
 
 def kill_descendants() -> None:
-    """Kill all that is left, generation by generation: whoever loses its parent becomes a child of this process."""
+    """Kill all descendants, generation by generation: orphans become children of this process, the subreaper."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             children = [int(pid) for pid in file.read().split()]
@@ -100,15 +101,15 @@ def kill_descendants() -> None:
             os.waitpid(pid, 0)
 
 
-def failure(error: BaseException, at: str = "") -> dict[str, Any]:
-    """An outcome for a sandbox that did not come to run its command."""
+def describe_failure(error: BaseException, subject: str = "") -> dict[str, Any]:
+    """Build the outcome of a sandbox that did not get to run its command."""
     if isinstance(error, OSError):
-        where = at or str(error.filename or "")
-        return {"failed": error.strerror, "errno": error.errno, "at": where[:_LONGEST]}
-    return {"failed": f"{type(error).__name__}: {error}"[:_LONGEST], "errno": 0, "at": at[:_LONGEST]}
+        filename = subject or str(error.filename or "")
+        return {"failed": error.strerror, "errno": error.errno, "at": filename[:_MAX_TEXT]}
+    return {"failed": f"{type(error).__name__}: {error}"[:_MAX_TEXT], "errno": 0, "at": subject[:_MAX_TEXT]}
 
 
-def report(status: int, outcome: dict[str, Any]) -> None:
-    """Write an outcome where the parent reads it, if there is a parent."""
+def report(status_fd: int, outcome: dict[str, Any]) -> None:
+    """Write an outcome to the pipe that the parent reads, if the parent is alive."""
     with suppress(BrokenPipeError):
-        os.write(status, json.dumps(outcome).encode() + b"\n")
+        os.write(status_fd, json.dumps(outcome).encode() + b"\n")

@@ -1,7 +1,7 @@
-"""Limits that a process sets on itself and on all it starts: rlimits.
+"""Jail: everything a process is confined by, as data, and the system calls with which it confines itself.
 
-Apart from limits.py because it runs inside sandboxes, where nothing is chosen any more and as little as possible is
-loaded.
+Namespaces, capabilities, the seccomp filter, Landlock and rlimits are applied here, inside the forkserver and the
+sandboxes. What to apply is decided elsewhere (jail_plan.py, limits.py), so that as little as possible is imported here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from forkwise.linux.landlock import restrict
 from forkwise.linux.seccomp import install
 from forkwise.linux.syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, mount
-from forkwise.sandbox.mounts import Mount, furnish
+from forkwise.sandbox.mounts import Mount, make_mounts
 
 __all__ = [
     "CLONE_NEWIPC",
@@ -37,7 +37,7 @@ __all__ = [
     "confine",
     "die_with_parent",
     "enter_root",
-    "hosts_null",
+    "find_host_null",
     "join_groups",
     "set_cloexec_on_all",
     "set_dumpable",
@@ -71,13 +71,13 @@ _after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
 _after_fork_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-# Without letting go of the interpreter's lock: in a child it would be held for ever by a thread that is not there.
+# PyDLL keeps the GIL: if it were released, a thread that does not exist in the child could hold it for ever.
 _syscall_locked = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall_locked.restype = ctypes.c_long
 
 
 class Jail:
-    """All that a process is put into, as data that crosses to another process."""
+    """Everything a process is confined by, as data that is sent to another process."""
 
     __slots__ = (
         "cgroups",
@@ -124,25 +124,26 @@ class Jail:
         self.cgroups = list(cgroups)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return it as a JSON document."""
         return {**_fields(self), "mounts": [_fields(mount) for mount in self.mounts]}
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Jail:
+        """Build it from its JSON document."""
         data = {**data, "mounts": [Mount(**m) for m in data["mounts"]]}
         return cls(**data)
 
 
-def _fields(thing: Jail | Mount) -> dict[str, Any]:
-    """Not by dataclasses.asdict, which copies all that lies within, and takes ten times as long."""
-    return {name: getattr(thing, name) for name in thing.__slots__}
+def _fields(value: Jail | Mount) -> dict[str, Any]:
+    """Return the fields of a value. dataclasses.asdict copies everything inside, and takes ten times as long."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def clone(flags: int) -> int:
-    """fork(2) into new namespaces: 0 in the child. Python is told, as it is by os.fork.
+    """Call clone(2) with new namespaces, and Python's fork hooks. Return 0 in the child.
 
-    Only in a process with one thread. In others the child's interpreter may want to hand its lock to a thread that it
-    does not have before Python is told, and would wait for ever; and such a thread may hold the C library's locks.
+    Use it only in a process with one thread. With more, the child's interpreter may wait for ever to hand the GIL to a
+    thread that it does not have, and such a thread may have held locks of the C library.
     """
     _before_fork()
     pid = int(_syscall_locked(_clone_number(), ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0))
@@ -161,7 +162,7 @@ def _clone_number() -> int:
 
 
 def write_maps(pid: int, users: str, groups: str) -> None:
-    """Say, from outside, which users exist in a child's user namespace."""
+    """Write, from outside, the user and group maps of a child's user namespace."""
     if users.count(" ") == 2 and not users.endswith("4294967295"):
         _write(f"/proc/{pid}/setgroups", "deny")
     _write(f"/proc/{pid}/uid_map", users)
@@ -169,80 +170,82 @@ def write_maps(pid: int, users: str, groups: str) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Be sent a signal when the process that made this one ends."""
+    """Have the kernel send this process a signal when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def set_dumpable(allowed: bool) -> None:
-    """Whether processes of the same user may read this one's memory, environment and descriptors."""
+    """Set whether processes of the same user may read this one's memory, environment and descriptors."""
     _libc.prctl(_PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own."""
+    """Become the parent of every descendant whose own parent ends."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_cloexec_on_all() -> None:
-    """Keep from every program that is started all descriptors but the standard ones, wherever they came from."""
+    """Set close-on-exec on all descriptors but the standard ones, whatever their origin."""
     flag = ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)
     _check(int(_syscall(_CLOSE_RANGE, ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), flag)), "close_range")
 
 
 def join_groups(jail: Jail) -> None:
-    """Go into the control groups that limit the sandbox, with every process made from now on."""
+    """Move this process, and all it starts from now on, into the control groups that limit the sandbox."""
     for group in jail.cgroups:
         _write(f"{group}/cgroup.procs", "0")
 
 
 def enter_root(jail: Jail) -> None:
-    """Fill the new namespaces: the mounts, the loopback."""
+    """Set up the new namespaces: the loopback and the mounts."""
     if jail.flags & CLONE_NEWNET:
-        _raise_loopback()
+        _bring_up_loopback()
     if jail.flags & CLONE_NEWNS:
         mount("none", "/", None, MS_REC | MS_PRIVATE)
-        furnish(jail.mounts, read_only=jail.read_only)
+        make_mounts(jail.mounts, read_only=jail.read_only)
     os.chdir(jail.cwd)
 
 
 def confine(
     jail: Jail,
-    standard: Sequence[int] = (0, 1, 2),
+    standard_fds: Sequence[int] = (0, 1, 2),
     *,
-    starting: bool = False,
-    furnished: Callable[[], None] | None = None,
+    is_starter: bool = False,
+    wait_for_mounts: Callable[[], None] | None = None,
 ) -> None:
-    """Shut the last doors: capabilities, system calls, files by Landlock. Only the command or function comes after.
+    """Drop capabilities, filter system calls, restrict files by Landlock and set rlimits, right before the command.
 
-    ``standard`` are the command's standard descriptors. ``starting``: this process only starts the command.
-    ``furnished`` waits for the mounts, where another process makes them meanwhile.
+    ``standard_fds`` are the command's standard descriptors. ``is_starter`` says that this process only starts the
+    command. ``wait_for_mounts`` waits for another process that makes the mounts meanwhile.
     """
-    apply_restrictions(jail, starting=starting)
-    if furnished is not None:
-        furnished()
+    apply_restrictions(jail, is_starter=is_starter)
+    if wait_for_mounts is not None:
+        wait_for_mounts()
     if jail.cgroups:
-        _write("/proc/self/oom_score_adj", "1000")  # let it be the command that runs out of memory, not who tells of it
+        _write("/proc/self/oom_score_adj", "1000")  # the OOM killer shall choose the command, not init
     if jail.landlock is not None:
-        restrict(writable=[*jail.landlock, *_reopened(standard)])
+        restrict(writable=[*jail.landlock, *_reopenable_paths(standard_fds)])
     if jail.limits:
-        # Last, because little memory may be enough for the command and too little for us. The first process of the
-        # sandbox is not one of the command's.
-        apply_rlimits(jail.limits, jail.enforcement, besides=1)
+        # Last, because the memory may be enough for the command and too little for us. The init process of the sandbox
+        # is not counted as one of the command's.
+        apply_rlimits(jail.limits, jail.enforcement, own_processes=1)
 
 
-def hosts_null(fds: Sequence[int]) -> list[int]:
-    """Those of the descriptors that are the host's null device, whose mode a root in here could change by them: to be
-    replaced by the same from the sandbox's own /dev."""
+def find_host_null(fds: Sequence[int]) -> list[int]:
+    """Return those of the descriptors that are the host's null device.
+
+    A root inside could change its mode through them, so the caller replaces them by the sandbox's own /dev/null.
+    """
     return [fd for fd in fds if _is_open(fd) and _is_null(os.fstat(fd))]
 
 
-def _is_null(held: os.stat_result) -> bool:
-    return stat.S_ISCHR(held.st_mode) and held.st_rdev == _NULL
+def _is_null(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL
 
 
-def _reopened(standard: Sequence[int]) -> list[str]:
-    """Those of the standard descriptors that can be opened anew, as shells do with /dev/stderr."""
-    kinds = {f"/proc/self/fd/{fd}": os.fstat(fd).st_mode for fd in standard if _is_open(fd)}
+def _reopenable_paths(standard_fds: Sequence[int]) -> list[str]:
+    """Return paths of the standard descriptors that can be opened again, as shells do with /dev/stderr."""
+    kinds = {f"/proc/self/fd/{fd}": os.fstat(fd).st_mode for fd in standard_fds if _is_open(fd)}
     return [path for path, mode in kinds.items() if stat.S_ISREG(mode) or stat.S_ISCHR(mode)]
 
 
@@ -254,28 +257,28 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def apply_restrictions(jail: Jail, *, starting: bool = False) -> None:
-    """No capability but those kept, none to be had by any program, and no system call that has no business here.
+def apply_restrictions(jail: Jail, *, is_starter: bool = False) -> None:
+    """Drop all capabilities but those kept, for all programs run later too, and install the seccomp filter.
 
-    A process that is ``starting`` the command stays more capable than that, so that it cannot be looked into. What it
-    starts is not: exec leaves nobody with more than the bounding set and what is inherited.
+    A process that only starts the command (``is_starter``) keeps its own capabilities, so that the command cannot trace
+    it. What it starts does not get them: exec grants no more than the bounding and the inheritable set.
     """
     kept = set(jail.keeps_caps)
     for number in range(_LAST_CAP + 1):
         if number not in kept:
-            _take_from_bounding_set(number, must=starting)
+            _drop_from_bounding_set(number, is_required=is_starter)
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    _set_capabilities(set(range(_LAST_CAP + 1)) if starting else kept)
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _set_capabilities(set(range(_LAST_CAP + 1)) if is_starter else kept)
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     if jail.seccomp:
         install(bytes.fromhex(jail.seccomp))
 
 
-def _take_from_bounding_set(number: int, *, must: bool) -> None:
-    """``must``: nothing else keeps the capability from the command. One that the kernel does not know is EINVAL."""
+def _drop_from_bounding_set(number: int, *, is_required: bool) -> None:
+    """Drop a capability. If ``is_required``, fail unless the kernel does not know it (EINVAL)."""
     done = _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
-    if must and done < 0 and ctypes.get_errno() != errno.EINVAL:
-        _check(done, "the bounding set of capabilities")
+    if is_required and done < 0 and ctypes.get_errno() != errno.EINVAL:
+        _check(done, "prctl(PR_CAPBSET_DROP)")
 
 
 class _CapHeader(ctypes.Structure):
@@ -291,16 +294,16 @@ _CapPair = _CapData * 2
 
 def _set_capabilities(kept: set[int]) -> None:
     header = _CapHeader(_CAPSET_VERSION, 0)
-    held = _CapPair()
-    _check(_libc.capget(ctypes.byref(header), held), "capget")
-    for half in range(2):
-        mask = sum(1 << (n % 32) for n in kept if n // 32 == half)
-        now = held[half].permitted & mask
-        held[half] = _CapData(now, now, 0)
-    _check(_libc.capset(ctypes.byref(header), held), "capset")
+    capabilities = _CapPair()
+    _check(_libc.capget(ctypes.byref(header), capabilities), "capget")
+    for word in range(2):
+        mask = sum(1 << (n % 32) for n in kept if n // 32 == word)
+        now = capabilities[word].permitted & mask
+        capabilities[word] = _CapData(now, now, 0)
+    _check(_libc.capset(ctypes.byref(header), capabilities), "capset")
 
 
-def _raise_loopback() -> None:
+def _bring_up_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_RUNNING))
 
@@ -313,35 +316,35 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, operation: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), operation)
 
 
 def apply_rlimits(
-    limits: Mapping[str, float | None], enforcement: Mapping[str, str | None], *, besides: int = 0
+    limits: Mapping[str, float | None], enforcement: Mapping[str, str | None], *, own_processes: int = 0
 ) -> None:
-    """Set on this process, for it and all it starts, the limits that rlimits enforce: the last thing before exec.
+    """Set, on this process and all it starts, the limits that rlimits enforce: the last thing before exec.
 
-    It must already be in the sandbox's user namespace: what is set before counts the user's processes outside as well.
-    ``besides``: how many processes of the sandbox itself are in that namespace, and are not held against the limit.
+    The process must already be in the sandbox's user namespace: otherwise the user's processes outside count too.
+    ``own_processes`` of the sandbox itself are in that namespace and are added to the limit.
     """
     by_rlimit = {name for name, means in enforcement.items() if means == "rlimit"}
     wanted = {name: limit for name, limit in limits.items() if name in by_rlimit and limit is not None}
     if "processes" in wanted:
-        _lower(resource.RLIMIT_NPROC, int(wanted["processes"]) + besides)
+        _lower_rlimit(resource.RLIMIT_NPROC, int(wanted["processes"]) + own_processes)
     if "file_size" in wanted:
-        _lower(resource.RLIMIT_FSIZE, int(wanted["file_size"]))
+        _lower_rlimit(resource.RLIMIT_FSIZE, int(wanted["file_size"]))
     if "cpu" in wanted:
-        # SIGXCPU tells at the soft limit, and can be ignored; the kernel kills at the hard one.
-        _lower(resource.RLIMIT_CPU, math.ceil(wanted["cpu"]), grace=1)
+        # SIGXCPU at the soft limit can be ignored; at the hard limit the kernel kills.
+        _lower_rlimit(resource.RLIMIT_CPU, math.ceil(wanted["cpu"]), grace=1)
     if "memory" in wanted:
-        _lower(resource.RLIMIT_AS, int(wanted["memory"]))
+        _lower_rlimit(resource.RLIMIT_AS, int(wanted["memory"]))
 
 
-def _lower(kind: int, value: int, *, grace: int = 0) -> None:
-    """Set a limit, as far as one that is already there is not lower."""
+def _lower_rlimit(kind: int, value: int, *, grace: int = 0) -> None:
+    """Set a limit, unless a lower one is already set."""
     hard = resource.getrlimit(kind)[1]
     most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
     resource.setrlimit(kind, (min(value, most), most))

@@ -1,4 +1,7 @@
-"""Sight: where a branch that is to be put into a sandbox is seen from outside, if it is."""
+"""Planning a jail: from a confinement and a branch to the mounts, maps and filters that jail.py applies.
+
+This runs in the caller's process, which knows the branch, the environment and the host's files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from functools import cache
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.views.overlay import OPTIONS, forgive_volatile, note_private, private_owners
+from forkwise.files.views.overlay import OPTIONS, clear_volatile_mark, private_owners, record_private_mount
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
@@ -31,186 +34,210 @@ __all__ = [
 ]
 
 
-_EVERYBODY = "0 0 4294967295"
-# What a root that owns nothing but files needs: to own, to read and to write them, and to become others.
+_ALL_IDS = "0 0 4294967295"
+# Kept for root: the capabilities over files (own, read, write), and to kill and switch users.
 _FILE_CAPS = [0, 1, 3, 4, 5, 6, 7]  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID
 _RUNTIME = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd")
 _TEMPORARY = ("/tmp", "/var/tmp")
-_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # where forkwise itself is imported from
-_OF_THE_SYSTEM = ("/usr", "/bin", "/sbin", "/lib")  # never links to temporary directories, and not worth a look
-_OWN_STATE = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold the states of workspaces and nothing else
-_LANDLOCK_SINCE = 3  # before, it forbids renaming from one directory to another and does not forbid truncating
+_IMPORT_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # forkwise is imported from here
+_SYSTEM_PREFIXES = ("/usr", "/bin", "/sbin", "/lib")  # never links into temporary directories: not worth a stat
+_STATE_ROOT = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold only state directories of workspaces
+_MIN_LANDLOCK_ABI = 3  # ABI 1 forbids renames between directories, ABI 1 and 2 allow truncation
 
 
 def plan_jail(
-    where: str, seen_at: str | None, branch: Parent | None, confinement: Confinement, environment: Mapping[str, str]
+    workspace_path: str,
+    view_path: str | None,
+    branch: Parent | None,
+    confinement: Confinement,
+    environment: Mapping[str, str],
 ) -> Jail:
-    """A jail in which ``where`` is the branch that the host sees at ``seen_at`` (None: it is mounted inside)."""
+    """Plan a jail in which ``workspace_path`` is the branch.
+
+    ``view_path`` is the host's path of the branch, or None if the branch is mounted inside only.
+    """
     flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
     if confinement.network != "host":
         flags |= CLONE_NEWNET
     is_root = os.geteuid() == 0
     return Jail(
         flags=flags,
-        mounts=_mounts(where, seen_at, branch, confinement, environment),
+        mounts=_mounts(workspace_path, view_path, branch, confinement, environment),
         read_only=confinement.read_only,
-        cwd=where,
-        uid_map=_EVERYBODY if is_root else f"{os.geteuid()} {os.geteuid()} 1",
-        gid_map=_EVERYBODY if is_root else f"{os.getegid()} {os.getegid()} 1",
+        cwd=workspace_path,
+        uid_map=_ALL_IDS if is_root else f"{os.geteuid()} {os.geteuid()} 1",
+        gid_map=_ALL_IDS if is_root else f"{os.getegid()} {os.getegid()} 1",
         keeps_caps=_FILE_CAPS if is_root else [],
         seccomp=_filter(confinement.name, confinement.network != "host"),
-        landlock=_second_wall(where, confinement) if confinement.read_only else None,
+        landlock=_landlock_paths(workspace_path, confinement) if confinement.read_only else None,
     )
 
 
-def _second_wall(where: str, confinement: Confinement) -> list[str] | None:
-    """What Landlock leaves writable, beside what the mounts do. It knows what read-only mounts do not: FIFOs of the
-    host, and directories that a function's process had open already."""
-    if abi() < _LANDLOCK_SINCE:
+def _landlock_paths(workspace_path: str, confinement: Confinement) -> list[str] | None:
+    """Return the paths that Landlock leaves writable, in addition to the mounts' own protection.
+
+    Landlock covers what read-only mounts do not: FIFOs of the host, and directories that a function's process had open.
+    """
+    if abi() < _MIN_LANDLOCK_ABI:
         return None
-    places = [where, *_TEMPORARY, "/dev", "/proc", *confinement.writable_paths()]
-    return [p for p in places if os.path.exists(p)]
+    directories = [workspace_path, *_TEMPORARY, "/dev", "/proc", *confinement.writable_paths()]
+    return [p for p in directories if os.path.exists(p)]
 
 
-def plan_landlock(seen_at: str, temporary: str, confinement: Confinement) -> Jail:
-    """A jail without namespaces, for where there are none: writes go to the branch, a temporary directory and what was
-    made writable, and nowhere else."""
+def plan_landlock(view_path: str, temporary: str, confinement: Confinement) -> Jail:
+    """Plan a jail without namespaces.
+
+    Writes are confined to the branch, a temporary directory and the ``writable`` paths.
+    """
     if confinement.network != "host":
-        raise NamespaceError(f"a network {confinement.network!r} cannot be had without namespaces")
-    writable = [seen_at, temporary, *confinement.writable_paths(), *usual_devices()]
+        raise NamespaceError(
+            f"the network {confinement.network!r} needs network namespaces, which are not available here: "
+            "allow them, or use the network 'host'"
+        )
+    writable = [view_path, temporary, *confinement.writable_paths(), *usual_devices()]
     return Jail(
         flags=0,
         mounts=[],
         read_only=confinement.read_only,
-        cwd=seen_at,
+        cwd=view_path,
         seccomp=_filter(confinement.name, False),
         landlock=writable if confinement.read_only else None,
     )
 
 
 @cache
-def _filter(preset: str, apart: bool) -> str:
-    """The system call filter of a preset, as text that crosses to the forkserver. ``apart``: from the host's network,
-    to which some kinds of sockets lead from any network namespace."""
-    sockets = COMMON_SOCKETS if apart or preset == "strict" else None
+def _filter(preset: str, is_isolated: bool) -> str:
+    """Return the seccomp filter of a preset, as text for the forkserver.
+
+    ``is_isolated`` means isolated from the host's network, which some kinds of sockets reach from any network
+    namespace.
+    """
+    sockets = COMMON_SOCKETS if is_isolated or preset == "strict" else None
     if preset == "open":
-        return deny((), terminal_injection=False, sockets_of=sockets).hex() if apart else ""
+        return deny((), terminal_injection=False, sockets_of=sockets).hex() if is_isolated else ""
     return deny(STRICT if preset == "strict" else STANDARD, sockets_of=sockets).hex()
 
 
 def _mounts(
-    where: str, seen_at: str | None, branch: Parent | None, confinement: Confinement, environment: Mapping[str, str]
+    workspace_path: str,
+    view_path: str | None,
+    branch: Parent | None,
+    confinement: Confinement,
+    environment: Mapping[str, str],
 ) -> list[Mount]:
     mounts: list[Mount] = []
-    temporary = f"mode=1777{_memory(confinement)}"
+    temporary = f"mode=1777{_size_option(confinement)}"
     if confinement.read_only:
         mounts += [Mount("tmpfs", path, writable=True, options=temporary) for path in _TEMPORARY if os.path.isdir(path)]
-        mounts += [Mount("bind", p, p) for p in _needed(environment) if _is_beneath(p, *_TEMPORARY)]
+        mounts += [Mount("bind", p, p) for p in _find_program_directories(environment) if _is_inside(p, *_TEMPORARY)]
         if os.path.isdir("/run"):
             mounts.append(Mount("tmpfs", "/run", options="mode=755"))
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
         mounts.append(Mount("dev", "/dev", writable=True, options=temporary))
     writable = [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
-    cover = _cover_state(where, branch) if confinement.read_only else []
-    covered = [m for m in writable if any(_is_beneath(m.target, c.target) for c in cover)]
+    cover = _cover_state(workspace_path, branch) if confinement.read_only else []
+    covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
     mounts += [m for m in writable if m not in covered] + cover + covered
-    if seen_at is not None:
-        mounts.append(Mount("bind", where, seen_at, writable=True))
+    if view_path is not None:
+        mounts.append(Mount("bind", workspace_path, view_path, writable=True))
     elif isinstance(branch, Branch):
         lowers = list(branch.parent.lowers)
-        mounts.append(Mount("overlay", where, branch.home, writable=True, lowers=lowers, options=OPTIONS))
-    # On top of the branch, since some may lie in the workspace.
-    mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_beneath(where, p)]
+        mounts.append(Mount("overlay", workspace_path, branch.home, writable=True, lowers=lowers, options=OPTIONS))
+    # On top of the branch, because a hidden path may be inside the workspace.
+    mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_inside(workspace_path, p)]
     if confinement.network != "host":
-        mounts += [Mount("mask", p) for p in _sockets()]
-    mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_settings())))
+        mounts += [Mount("mask", p) for p in _find_bound_sockets()]
+    mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
     return mounts
 
 
-def _memory(confinement: Confinement) -> str:
-    """Temporary files are memory: no more of it than the limit, where no control group counts them."""
+def _size_option(confinement: Confinement) -> str:
+    """Return the size option of a tmpfs: its files are memory, limited here in case no control group counts them."""
     most = confinement.limits.memory
     return "" if most is None else f",size={most}"
 
 
-def _cover_state(where: str, branch: Parent | None) -> list[Mount]:
-    """Cover forkwise's own records and layers. The branch's view, where the workspace is one, is put back on top."""
-    state = branch.place.state if branch is not None else where.partition("/branches/")[0]
-    if not os.path.exists(f"{state}/lock") or _is_beneath(state, *_TEMPORARY):
+def _cover_state(workspace_path: str, branch: Parent | None) -> list[Mount]:
+    """Cover forkwise's state directory. The branch's view, if the workspace is inside it, is mounted on top again."""
+    state = branch.state_dir.state if branch is not None else workspace_path.partition("/branches/")[0]
+    if not os.path.exists(f"{state}/lock") or _is_inside(state, *_TEMPORARY):
         return []
     root = os.path.dirname(state)
-    is_ours = _OWN_STATE.fullmatch(os.path.basename(root)) and (branch is None or not _is_beneath(where, root))
+    is_ours = _STATE_ROOT.fullmatch(os.path.basename(root)) and (branch is None or not _is_inside(workspace_path, root))
     return [Mount("tmpfs", root if is_ours else state, options="mode=755,size=64k")]
 
 
-def _sockets() -> list[str]:
-    """The Unix sockets that somebody has bound to paths by now; a network namespace does not keep those away."""
+def _find_bound_sockets() -> list[str]:
+    """Return the Unix sockets bound to paths at this moment: a network namespace does not isolate those."""
     with open("/proc/net/unix", errors="surrogateescape") as file:
         bound = {line.rstrip("\n").split(" /", 1)[1] for line in file if " /" in line}
     paths = sorted({os.path.realpath(f"/{path}") for path in bound})
-    return [p for p in paths if os.path.exists(p) and not _is_beneath(p, *_TEMPORARY)]
+    return [p for p in paths if os.path.exists(p) and not _is_inside(p, *_TEMPORARY)]
 
 
 @cache
-def _settings() -> list[str]:
-    """What in /proc, beside processes, can be written by who owns it: the root of a sandbox is the host's there."""
+def _find_proc_settings() -> list[str]:
+    """Return the writable entries of /proc besides processes: the root of a sandbox is the host's root there."""
     if os.geteuid() != 0:
         return []
-    # Not even a look at processes, which may be gone by then.
-    return sorted(name for name in os.listdir("/proc") if not name.isdigit() and _is_setting(f"/proc/{name}"))
+    # Skip processes: they may have ended by then.
+    return sorted(name for name in os.listdir("/proc") if not name.isdigit() and _is_proc_setting(f"/proc/{name}"))
 
 
-def _is_setting(path: str) -> bool:
-    """Whether something in /proc can be written, or has something in it that can."""
+def _is_proc_setting(path: str) -> bool:
+    """Return whether an entry of /proc can be written, or contains one that can."""
     mode = _mode(path)
     if stat.S_ISLNK(mode):
         return False
     if mode & 0o222 or path == "/proc/sys":
         return True
-    return any(_mode(f"{place}/{name}") & 0o222 for place, _, names in os.walk(path) for name in names)
+    return any(_mode(f"{directory}/{name}") & 0o222 for directory, _, names in os.walk(path) for name in names)
 
 
 def _mode(path: str) -> int:
-    """Of a file itself; of one that went away meanwhile, as drivers' and interfaces' do, that of a link."""
+    """Return the mode of a file itself, or that of a link if it was removed meanwhile, as drivers' files are."""
     try:
         return os.lstat(path).st_mode
     except FileNotFoundError:
         return stat.S_IFLNK
 
 
-def _needed(environment: Mapping[str, str]) -> list[str]:
-    """Where programs lie that a command may need although they are in a temporary directory."""
-    found = {sys.prefix, sys.base_prefix, _PACKAGES, environment.get("VIRTUAL_ENV", "")}
+def _find_program_directories(environment: Mapping[str, str]) -> list[str]:
+    """Return directories of programs that a command may need although they are in a temporary directory."""
+    found = {sys.prefix, sys.base_prefix, _IMPORT_ROOT, environment.get("VIRTUAL_ENV", "")}
     found |= {os.path.dirname(p) for p in environment.get("PATH", "").split(":")}
-    places = {os.path.realpath(p) for p in found if p and not p.startswith(_OF_THE_SYSTEM) and os.path.isdir(p)}
-    return sorted(places - {"/", *_TEMPORARY})
+    directories = {os.path.realpath(p) for p in found if p and not p.startswith(_SYSTEM_PREFIXES) and os.path.isdir(p)}
+    return sorted(directories - {"/", *_TEMPORARY})
 
 
-def _is_beneath(path: str, *places: str) -> bool:
-    return any(path == p or path.startswith(f"{p}/") for p in places)
+def _is_inside(path: str, *directories: str) -> bool:
+    return any(path == p or path.startswith(f"{p}/") for p in directories)
 
 
 def is_private(branch: Branch) -> bool:
-    """Whether a branch can be mounted only where nobody else sees it, by a user who may not mount."""
+    """Return whether only a sandbox can mount the branch, because this user may not mount on the host."""
     return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
 
 
 def host_path(branch: Branch | Workspace) -> str | None:
-    """Where the host sees a branch; None where it is mounted inside, which only one sandbox may do at a time."""
+    """Return the host's path of a branch, or None if it is mounted inside a sandbox only.
+
+    Raise BranchError if another sandbox has it mounted: only one may at a time.
+    """
     if isinstance(branch, Workspace) or not is_private(branch):
         return os.fspath(branch.path)
     if private_owners(branch.home):
         raise BranchError(
-            f"{branch.branch_path} is in use by another sandbox, and mounted only there; wait for it, or make the "
-            "branch with a view that every process sees (fuse, copy)",
+            f"{branch.branch_path} is in use by another sandbox and mounted only inside it: wait until that ends, or "
+            "create the branch with a view that every process sees (fuse, copy)",
             branch=branch.name,
         )
-    forgive_volatile(branch.home)
+    clear_volatile_mark(branch.home)
     return None
 
 
 def register_sandbox(branch: Branch | Workspace, pid: int) -> None:
-    """Note that a sandbox has the branch mounted where nobody else sees it."""
+    """Record that a sandbox has mounted the branch inside only."""
     if isinstance(branch, Branch) and is_private(branch):
-        note_private(branch.home, ProcessId.of(pid))
+        record_private_mount(branch.home, ProcessId.of(pid))

@@ -1,4 +1,4 @@
-"""The near end of the forkserver: one for this process, started when first needed, asked by any thread."""
+"""The client of the forkserver: one per process, started when it is first needed, usable from any thread."""
 
 from __future__ import annotations
 
@@ -18,125 +18,131 @@ from forkwise.linux import fds
 from forkwise.sandbox import forkserver
 from forkwise.sandbox.jail import Jail
 
-__all__ = ["Server", "start"]
+__all__ = ["ForkserverClient", "start_sandbox"]
 
-# It needs no more than its interpreter does: what it knows, the first process of a sandbox knows.
-_ITS_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
+# Only what the interpreter needs: the init process of a sandbox has the forkserver's environment in its memory.
+_PASSED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
 _lock = threading.Lock()
-_server: Server | None = None
+_client: ForkserverClient | None = None
 
 
-def start(jail: Jail, request: dict[str, Any], passed: Sequence[int], server: Server | None = None) -> tuple[int, int]:
-    """Have a sandbox made, by the process's own forkserver unless another is given; gives its number and a pidfd.
+def start_sandbox(
+    jail: Jail, request: dict[str, Any], passed_fds: Sequence[int], client: ForkserverClient | None = None
+) -> tuple[int, int]:
+    """Start a sandbox, by this process's forkserver or by that of ``client``. Return its process number and a pidfd.
 
-    ``passed`` are a command's stdin, stdout and stderr, or a socket to a function's process; then where the outcome is
-    told, and from where the word to begin is taken.
+    ``passed_fds`` are a command's stdin, stdout and stderr, or a socket to a function's process; then the pipe for the
+    outcome, and the pipe from which the go-ahead is read.
     """
-    global _server
-    if server is not None:
-        return server.ask(jail, request, passed)
+    global _client
+    if client is not None:
+        return client.start_sandbox(jail, request, passed_fds)
     with _lock:
-        if _server is None or not _server.is_mine:
-            _server = Server()
+        if _client is None or not _client.is_own:
+            _client = ForkserverClient()
         try:
-            return _server.ask(jail, request, passed)
+            return _client.start_sandbox(jail, request, passed_fds)
         except (ConnectionError, EOFError):
-            _server.close()  # it was killed; its sandboxes went with it, this one is made by a new one
-            _server = Server()
-            return _server.ask(jail, request, passed)
+            _client.close()  # it was killed, and its sandboxes with it: use a new one
+            _client = ForkserverClient()
+            return _client.start_sandbox(jail, request, passed_fds)
 
 
-class Server:
-    """One forkserver. With ``own_session`` False it stays in this process's session, and its sandboxes have the
-    terminal that this process has."""
+class ForkserverClient:
+    """One forkserver.
+
+    With ``own_session`` False it stays in this process's session, so that its sandboxes can use this process's
+    terminal.
+    """
 
     def __init__(self, *, own_session: bool = True) -> None:
         self.owner = fds.process_token()
-        self.asked = 0
-        near, far = fds.socketpair()
-        self.near = socket.socket(fileno=near)
+        self.serial = 0
+        client_fd, server_fd = fds.socketpair()
+        self.socket = socket.socket(fileno=client_fd)
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(forkserver.__file__))))
         try:
-            with fds.fork_lock():  # Popen has descriptors of its own, and waits until all copies are closed
+            with fds.fork_lock():  # Popen waits until all copies of its own descriptors are closed
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", forkserver.__file__, str(far), root, str(os.getpid())],
-                    pass_fds=[far],
-                    env={name: os.environ[name] for name in _ITS_VARIABLES if name in os.environ},
+                    [sys.executable, "-I", "-S", forkserver.__file__, str(server_fd), root, str(os.getpid())],
+                    pass_fds=[server_fd],
+                    env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
                     stdin=subprocess.DEVNULL,
                     start_new_session=own_session,
                 )
         finally:
-            fds.close(far)
+            fds.close(server_fd)
         atexit.register(self.close)
 
     @property
-    def is_mine(self) -> bool:
+    def is_own(self) -> bool:
         """Whether this process started it, and not the one this process was forked from."""
         return self.owner is fds.process_token()
 
-    def ask(self, jail: Jail, request: dict[str, Any], passed: Sequence[int]) -> tuple[int, int]:
-        """Have a sandbox made; by one thread at a time."""
-        self.asked += 1
-        letter = fds.track(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
+    def start_sandbox(self, jail: Jail, request: dict[str, Any], passed_fds: Sequence[int]) -> tuple[int, int]:
+        """Start a sandbox. Only one thread may call this at a time."""
+        self.serial += 1
+        request_fd = fds.track(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
         try:
-            os.write(letter, json.dumps({**request, "jail": jail.dump()}).encode())
-            wanted = {"serial": self.asked, "space": [jail.flags, jail.uid_map, jail.gid_map]}
-            socket.send_fds(self.near, [json.dumps(wanted).encode()], [letter, *passed])
+            os.write(request_fd, json.dumps({**request, "jail": jail.dump()}).encode())
+            wanted = {"serial": self.serial, "space": [jail.flags, jail.uid_map, jail.gid_map]}
+            socket.send_fds(self.socket, [json.dumps(wanted).encode()], [request_fd, *passed_fds])
         finally:
-            fds.close(letter)
+            fds.close(request_fd)
         while True:
-            said, pidfd = self._answer()
-            if said["serial"] == self.asked and "errno" not in said:
-                return int(said["pid"]), pidfd
-            fds.close(pidfd)  # for somebody who was interrupted while waiting for it, and let it go
-            if said["serial"] == self.asked:
-                raise _refusal(said)
+            answer, pidfd = self._receive()
+            if answer["serial"] == self.serial and "errno" not in answer:
+                return int(answer["pid"]), pidfd
+            fds.close(pidfd)  # an answer to a call that was interrupted while it waited
+            if answer["serial"] == self.serial:
+                raise _build_error(answer)
 
-    def _answer(self) -> tuple[dict[str, Any], int]:
-        """The next one, and the descriptor that comes with it, or -1."""
+    def _receive(self) -> tuple[dict[str, Any], int]:
+        """Return the next answer and the descriptor that comes with it, or -1."""
         poll = select.poll()
-        poll.register(self.near, select.POLLIN)
+        poll.register(self.socket, select.POLLIN)
         poll.poll()
-        said = b""
+        message = b""
 
         def receive() -> int:
-            nonlocal said
-            said, received, _, _ = socket.recv_fds(self.near, 4096, 1)
+            nonlocal message
+            message, received, _, _ = socket.recv_fds(self.socket, 4096, 1)
             return received[0] if received else -1
 
         pidfd = fds.track(receive)
-        if not said:
+        if not message:
             raise EOFError
-        return json.loads(said), pidfd
+        return json.loads(message), pidfd
 
     def close(self) -> None:
-        """End it, and with it every sandbox it made."""
-        if self.is_mine:
-            fds.close(self.near.detach())
+        """Stop the forkserver, and with it every sandbox it made."""
+        if self.is_own:
+            fds.close(self.socket.detach())
             self.process.wait()
 
 
-def _be_forked() -> None:
-    """In a fork of this process: the lock may have been held by a thread that is not there."""
+def _reset_lock() -> None:
+    """Replace the lock in a fork of this process: a thread that does not exist there may have held it."""
     global _lock
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_be_forked)
+os.register_at_fork(after_in_child=_reset_lock)
 
 
-def _refusal(said: dict[str, Any]) -> NamespaceError:
-    reason = os.strerror(said["errno"])
-    if said.get("at"):
-        return NamespaceError(f"the users of a new namespace could not be set: {reason} ({said['at']})")
+def _build_error(answer: dict[str, Any]) -> NamespaceError:
+    """Build the error for a refusal of the forkserver."""
+    reason = os.strerror(answer["errno"])
+    if answer.get("at"):
+        return NamespaceError(f"the users of a new user namespace could not be mapped: {reason} ({answer['at']})")
     return NamespaceError(
-        f"no namespaces could be made for a sandbox: {reason} ({_what_forbids()}). Allow them, or take "
-        "Confinement(landlock_instead=True), which keeps writes to the branch without namespaces"
+        f"the namespaces of a sandbox could not be created: {reason} ({_find_cause()}). Allow them, or use "
+        "Confinement(landlock_instead=True), which keeps writes in the branch without namespaces"
     )
 
 
-def _what_forbids() -> str:
-    """The setting of the kernel that is in the way, as far as it tells."""
+def _find_cause() -> str:
+    """Return the kernel setting that forbids namespaces, as far as it can be seen."""
     for setting, forbidding in (
         ("user/max_user_namespaces", "0"),
         ("kernel/unprivileged_userns_clone", "0"),
@@ -148,4 +154,4 @@ def _what_forbids() -> str:
                     return f"{setting.replace('/', '.')} is {forbidding}"
         except OSError:
             continue
-    return "a security policy or a container's filter forbids them: forkwise doctor says more"
+    return "a security policy or a container's filter forbids them; forkwise doctor says more"

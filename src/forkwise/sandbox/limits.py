@@ -1,4 +1,7 @@
-"""Supervision: the limits of a sandbox that have to be watched from outside, and what its control group tells."""
+"""Limits: the most a sandbox may use, the choice of what enforces each limit, and watching those that need it.
+
+The kernel enforces some by control groups or rlimits; the rest, CPU time of a group and disk, a supervisor checks.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,22 @@ __all__ = [
 
 
 Means = Literal["cgroup v2", "cgroup v1", "rlimit", "supervisor"]
-#: What enforces each limit that was asked for; None for one that nothing enforces and that is best effort.
+#: What enforces each limit that is set; None for a best-effort limit that nothing enforces.
 Enforcement = dict[str, Means | None]
 
-_COUNTED_BY_NAMESPACE_SINCE = (5, 14)
+_NPROC_PER_NAMESPACE_SINCE = (5, 14)
+_INTERVAL_S = 0.05  # between two checks of the limits that are watched
+_MAX_PATH = 2000  # characters; the kernel accepts 4095 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The most that a sandbox may use; None is no limit.
 
-    ``wall`` and ``cpu`` are seconds, ``cpu`` of all its processes together. ``memory``, ``file_size`` (of any one
-    file) and ``disk`` (of the branch's layer) are bytes, ``processes`` counts threads too. A control group holds
-    ``memory`` and ``cpu`` against all processes together, an rlimit against each. A limit that nothing here can
-    enforce is an error, or with ``best_effort`` is left out.
+    ``wall`` and ``cpu`` are seconds, ``cpu`` of all its processes together. ``memory``, ``file_size`` (of any one file)
+    and ``disk`` (of the branch's layer) are bytes, ``processes`` counts threads too. A control group applies ``memory``
+    and ``cpu`` to all processes together, an rlimit to each. A limit that cannot be enforced here is an error, or is
+    left out with ``best_effort``.
 
     >>> Limits(cpu=1.5, processes=64).asked()
     ['cpu', 'processes']
@@ -55,13 +60,13 @@ class Limits:
                 raise ValueError(f"the limit {name} must be a number above zero, or None, not {value!r}")
 
     def asked(self) -> list[str]:
-        """The names of the limits that are set."""
+        """Return the names of the limits that are set."""
         names = (field.name for field in fields(self) if field.name != "best_effort")
         return [name for name in names if getattr(self, name) is not None]
 
 
 def choose_enforcement(limits: Limits, *, user_namespace: bool = True) -> Enforcement:
-    """What will enforce each limit. ``user_namespace``: the sandbox gets a user namespace of its own."""
+    """Choose what enforces each limit. ``user_namespace``: the sandbox gets a user namespace of its own."""
     chosen: Enforcement = {}
     for name in limits.asked():
         if name in ("wall", "disk"):
@@ -69,11 +74,11 @@ def choose_enforcement(limits: Limits, *, user_namespace: bool = True) -> Enforc
         elif name == "file_size":
             chosen[name] = "rlimit"
         else:
-            chosen[name] = _by_group(name) or _by_rlimit(name, limits, user_namespace)
+            chosen[name] = _choose_cgroup(name) or _choose_rlimit(name, limits, user_namespace)
     return chosen
 
 
-def _by_group(name: str) -> Means | None:
+def _choose_cgroup(name: str) -> Means | None:
     needed: dict[str, cgroup.Controller] = {"memory": "memory", "processes": "pids", "cpu": "cpuacct"}
     version = cgroup.version_of(needed[name])
     if version is None:
@@ -81,40 +86,36 @@ def _by_group(name: str) -> Means | None:
     return "cgroup v2" if version == 2 else "cgroup v1"
 
 
-def _by_rlimit(name: str, limits: Limits, user_namespace: bool) -> Means | None:
-    reason = _why_nproc_fails(user_namespace) if name == "processes" else ""
+def _choose_rlimit(name: str, limits: Limits, user_namespace: bool) -> Means | None:
+    reason = _find_nproc_problem(user_namespace) if name == "processes" else ""
     if not reason:
         return "rlimit"
     if limits.best_effort:
         return None
     raise NamespaceError(
         f"the limit {name}={limits.processes} cannot be enforced: {cgroup.why_not('pids')}, and {reason}; "
-        "run beneath systemd-run --user --scope -p Delegate=yes, or mark the limits best_effort"
+        "run under systemd-run --user --scope -p Delegate=yes, or set best_effort=True"
     )
 
 
-def _why_nproc_fails(user_namespace: bool) -> str:
-    """RLIMIT_NPROC counts all processes of a user, where it counts at all."""
+def _find_nproc_problem(user_namespace: bool) -> str:
+    """Return why RLIMIT_NPROC cannot be used, or an empty text. It counts all processes of a user, if at all."""
     if os.getuid() == 0:
-        return "the kernel never holds RLIMIT_NPROC against root"
+        return "the kernel does not apply RLIMIT_NPROC to root"
     if not user_namespace:
-        return "RLIMIT_NPROC counts all processes of this user without a user namespace"
-    if _linux() < _COUNTED_BY_NAMESPACE_SINCE:
-        return "RLIMIT_NPROC counts all processes of this user before Linux 5.14"
+        return "without a user namespace RLIMIT_NPROC counts all processes of this user"
+    if _kernel_version() < _NPROC_PER_NAMESPACE_SINCE:
+        return "before Linux 5.14 RLIMIT_NPROC counts all processes of this user"
     return ""
 
 
-def _linux() -> tuple[int, ...]:
+def _kernel_version() -> tuple[int, ...]:
     numbers = os.uname().release.partition("-")[0].split(".")[:2]
     return tuple(int(number) for number in numbers if number.isdigit())
 
 
-_INTERVAL = 0.05  # seconds between two looks at what is watched
-_LONG = 2000  # of a path; the kernel takes 4095 bytes
-
-
 class Supervision:
-    """Watches one sandbox. ``exceeded`` names the limit that it went beyond."""
+    """The supervisor of one sandbox. ``exceeded`` names the limit that the sandbox exceeded."""
 
     def __init__(self, limits: Limits, layer: str | None) -> None:
         self.limits = limits
@@ -127,12 +128,12 @@ class Supervision:
 
     @property
     def interval(self) -> float | None:
-        """How often to look; None where there is nothing to be watched."""
+        """The seconds between two checks, or None if no limit has to be watched."""
         watched = self.limits.disk is not None or self.enforcement.get("cpu") in ("cgroup v1", "cgroup v2")
-        return _INTERVAL if watched else None
+        return _INTERVAL_S if watched else None
 
     def is_exceeded(self) -> bool:
-        """Look whether a watched limit was gone beyond."""
+        """Check whether a watched limit was exceeded."""
         if self.limits.cpu is not None and (self.group.cpu_seconds() or 0) > self.limits.cpu:
             self.exceeded = "cpu"
         elif self.limits.disk is not None and self.layer and _disk_use(self.layer) > self.limits.disk:
@@ -140,24 +141,24 @@ class Supervision:
         return self.exceeded is not None
 
     def close(self) -> None:
-        """Let go of the control group; nothing runs in it any more."""
+        """Remove the control group, in which nothing runs any more."""
         self.group.remove()
 
     def read_usage(self) -> None:
-        """Ask the control group what it saw, before it goes."""
+        """Read the usage from the control group before it is removed."""
         self.ran_out_of_memory = self.group.oom_kills() > 0
         self.peak_memory = self.group.peak_memory()
 
 
 def _disk_use(path: str) -> int:
-    """Bytes on the disk beneath a directory; what goes away meanwhile counts as nothing."""
+    """Return the bytes on disk below a directory. Files that are removed meanwhile count as nothing."""
     total = 0
     pending = [path]
-    held: list[int] = []
+    open_fds: list[int] = []
     try:
         while pending:
             try:
-                with os.scandir(_shortened(pending.pop(), held)) as entries:
+                with os.scandir(_shorten_path(pending.pop(), open_fds)) as entries:
                     for entry in entries:
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
                         if entry.is_dir(follow_symlinks=False):
@@ -165,14 +166,14 @@ def _disk_use(path: str) -> int:
             except OSError:
                 continue
     finally:
-        for fd in held:
+        for fd in open_fds:
             os.close(fd)
     return total
 
 
-def _shortened(path: str, held: list[int]) -> str:
-    """The same directory by a shorter name: no path is too long to be written to, but one can be too long to look."""
-    if len(path) < _LONG:
+def _shorten_path(path: str, open_fds: list[int]) -> str:
+    """Return a shorter path to the same directory: a tree can be deeper than a path may be long."""
+    if len(path) < _MAX_PATH:
         return path
-    held.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    return f"/proc/self/fd/{held[-1]}"
+    open_fds.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    return f"/proc/self/fd/{open_fds[-1]}"

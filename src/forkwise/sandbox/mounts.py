@@ -1,6 +1,6 @@
-"""Mounts: what is put where in a new mount namespace, as values, and the making of them.
+"""Mounts: the mounts of a new mount namespace, as values, and making them.
 
-Apart from the rest of a jail because it is the one place that mounts. It runs where jail.py does, by the same rules.
+This is the only module that mounts. Like jail.py it runs inside the forkserver and the sandboxes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from forkwise.linux.overlay_workdir import make_removable
 from forkwise.linux.syscalls import MS_BIND, MS_RDONLY, MS_REC, mount
 
-__all__ = ["Mount", "furnish"]
+__all__ = ["Mount", "make_mounts"]
 
 _MOUNT_SETATTR = 442
 _AT_FDCWD = -100
@@ -25,9 +25,9 @@ _syscall.restype = ctypes.c_long
 
 
 class Mount:
-    """One mount to be made: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``.
+    """One mount: ``bind`` of a directory or file, ``overlay``, ``tmpfs``, ``proc``, ``dev`` or ``mask``.
 
-    Not a dataclass, and neither is a Jail: what those are made with would be in the memory of every sandbox.
+    Neither this nor Jail is a dataclass: that module would be in the memory of every sandbox.
     """
 
     __slots__ = ("kind", "lowers", "options", "source", "target", "writable")
@@ -50,13 +50,16 @@ class Mount:
         self.options = options
 
 
-def furnish(mounts: Sequence[Mount], *, read_only: bool) -> None:
-    """Make the mounts in this process's own mount namespace; ``read_only``: all that was there before is to be that."""
-    _Furnisher(mounts, read_only).furnish()
+def make_mounts(mounts: Sequence[Mount], *, read_only: bool) -> None:
+    """Make the mounts in this process's own mount namespace.
+
+    With ``read_only``, everything mounted before becomes read-only.
+    """
+    _MountMaker(mounts, read_only).make()
 
 
-class _Furnisher:
-    """Makes the mounts. Every source is opened before the first of them, because some cover others' sources."""
+class _MountMaker:
+    """Makes the mounts. Every source is opened before the first mount, because a mount may cover another's source."""
 
     def __init__(self, mounts: Sequence[Mount], read_only: bool) -> None:
         self.mounts = mounts
@@ -67,12 +70,12 @@ class _Furnisher:
                 if path not in self.sources:
                     self.sources[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
 
-    def furnish(self) -> None:
+    def make(self) -> None:
         for wanted in self.mounts:
             if wanted.kind == "overlay":
                 self._mount_overlay(wanted)
         if self.read_only:
-            # Not only read-only: a device node or a set-uid file is no less one where it cannot be written.
+            # A device node or a set-uid file on a read-only mount still works: hence nodev and nosuid.
             _set_attributes("/", add=_RDONLY | _NOSUID | _NODEV, recursively=True)
         for wanted in self.mounts:
             getattr(self, f"_{wanted.kind}")(wanted)
@@ -85,18 +88,21 @@ class _Furnisher:
         for fd in self.sources.values():
             os.close(fd)
 
-    def _from(self, path: str) -> str:
+    def _source_path(self, path: str) -> str:
         return f"/proc/self/fd/{self.sources[path]}"
 
     def _bind(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
-            _make_target(wanted.target, os.path.isdir(self._from(wanted.source)))
-        mount(self._from(wanted.source), wanted.target, None, MS_BIND | MS_REC)
+            _make_target(wanted.target, os.path.isdir(self._source_path(wanted.source)))
+        mount(self._source_path(wanted.source), wanted.target, None, MS_BIND | MS_REC)
 
     def _mount_overlay(self, wanted: Mount) -> None:
-        """Where its work directory is, and while the layer can be written: it is put in its place when that is free."""
-        lower = ":".join(self._from(p) for p in wanted.lowers)
-        layer, work = f"{self._from(wanted.source)}/layer", f"{self._from(wanted.source)}/view"
+        """Mount an overlay in its own directory while its layer is still writable.
+
+        ``_overlay`` binds it to its target later.
+        """
+        lower = ":".join(self._source_path(p) for p in wanted.lowers)
+        layer, work = f"{self._source_path(wanted.source)}/layer", f"{self._source_path(wanted.source)}/view"
         options = f"lowerdir={lower},upperdir={layer},workdir={work},{wanted.options}"
         view = f"{wanted.source}/view"
         workdir_fd = os.open(view, os.O_PATH | os.O_CLOEXEC)
@@ -108,21 +114,21 @@ class _Furnisher:
     def _overlay(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
             _make_target(wanted.target, True)
-        mount(self._from(f"{wanted.source}/view"), wanted.target, None, MS_BIND)
+        mount(self._source_path(f"{wanted.source}/view"), wanted.target, None, MS_BIND)
 
     def _tmpfs(self, wanted: Mount) -> None:
         mount("tmpfs", wanted.target, "tmpfs", _NOSUID | _NODEV, wanted.options)
 
     def _mask(self, wanted: Mount) -> None:
         if not os.path.exists(wanted.target):
-            return  # it lies beneath something that is covered already
+            return  # it is inside a directory that is covered already
         try:
             if os.path.isdir(wanted.target):
                 mount("tmpfs", wanted.target, "tmpfs", MS_RDONLY, "mode=000,size=4k")
             else:
                 mount("/dev/null", wanted.target, None, MS_BIND)
         except FileNotFoundError:
-            if os.path.exists(wanted.target):  # else it went away meanwhile, as sockets do
+            if os.path.exists(wanted.target):  # otherwise it was removed meanwhile, as sockets are
                 raise
 
     def _proc(self, wanted: Mount) -> None:
@@ -142,7 +148,7 @@ class _Furnisher:
             os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
             mount(f"/proc/self/fd/{fd}", f"/dev/{name}", None, MS_BIND)
             os.close(fd)
-        # They are the host's own, and stay read-only: that forbids chmod and the like, and no use of the device.
+        # The nodes are the host's and stay read-only: that forbids chmod and chown, not the use of the device.
         _set_attributes("/dev", drop=_NODEV, recursively=True)
         for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             os.symlink(target if name == "fd" else f"/proc/self/{target}", f"/dev/{name}")

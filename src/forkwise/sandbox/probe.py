@@ -1,8 +1,7 @@
-"""A program, not a library: tries each means of confinement in a child of its own and prints what came of it as JSON.
+"""A program, not a library: it tries each means of confinement in a child and prints the results as JSON.
 
-It is started by its path in a fresh interpreter because ``unshare(CLONE_NEWUSER)`` is refused to a process with more
-than one thread, and forking a process that has threads is unsafe: nothing is known of the process that asks. For the
-same reason it imports nothing of forkwise.
+The doctor starts it by its path in a fresh interpreter, because ``unshare(CLONE_NEWUSER)`` is refused to a process with
+more than one thread, and forking a process with threads is unsafe. For the same reason it imports nothing of forkwise.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ EFAULT = 14
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _must(outcome: int, step: str) -> None:
+def _check(outcome: int, step: str) -> None:
     if outcome < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), step)
 
 
 def _unshare(flags: int, step: str) -> None:
-    _must(_libc.unshare(flags), step)
+    _check(_libc.unshare(flags), step)
 
 
 def _enter_user_namespace() -> None:
-    """A user namespace in which this user is itself, with all capabilities over what the namespace owns."""
+    """Enter a user namespace in which this user is mapped to itself and has all capabilities."""
     uid, gid = os.getuid(), os.getgid()
     _unshare(CLONE_NEWUSER, "unshare(CLONE_NEWUSER)")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -53,13 +52,13 @@ def _enter_user_namespace() -> None:
 
 
 def user_namespace() -> str:
-    """Whether this user may have a user namespace."""
+    """Try a user namespace."""
     _enter_user_namespace()
-    return f"uid {os.getuid()} mapped to itself"
+    return f"uid {os.getuid()} is mapped to itself"
 
 
 def _enter(flag: int, name: str) -> str:
-    """Have a namespace directly where this user may, else inside a user namespace; says which."""
+    """Enter a namespace directly, or else inside a user namespace. Return which of the two worked."""
     try:
         _unshare(flag, f"unshare({name})")
     except PermissionError:
@@ -70,14 +69,14 @@ def _enter(flag: int, name: str) -> str:
 
 
 def mount_namespace() -> str:
-    """Whether a mount namespace can be had and mounts in it be changed."""
+    """Try a mount namespace, and changing the mounts in it."""
     how = _enter(CLONE_NEWNS, "CLONE_NEWNS")
-    _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
     return how
 
 
 def pid_namespace() -> str:
-    """Whether a PID namespace can be had, in which the first child is process 1."""
+    """Try a PID namespace, in which the first child is process 1."""
     how = _enter(CLONE_NEWPID, "CLONE_NEWPID")
     child = os.fork()
     if child == 0:
@@ -91,7 +90,7 @@ def private_proc() -> str:
     """Mount a /proc that shows only the processes of a new PID namespace, as every sandbox does."""
     _enter_user_namespace()
     _unshare(CLONE_NEWNS | CLONE_NEWPID, "unshare(CLONE_NEWNS | CLONE_NEWPID) in a user namespace")
-    _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
     child = os.fork()
     if child == 0:
         mounted = _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None)
@@ -102,26 +101,26 @@ def private_proc() -> str:
 
 
 def network_namespace() -> str:
-    """Whether a network namespace can be had that holds nothing but its own loopback."""
+    """Try a network namespace, which has nothing but its own loopback."""
     how = _enter(CLONE_NEWNET, "CLONE_NEWNET")
     names = sorted(name for _, name in socket.if_nameindex())
     return f"{how}; interfaces: {', '.join(names) or 'none'}"
 
 
 def landlock() -> str:
-    """The version of Landlock's interface."""
+    """Ask for the ABI version of Landlock."""
     _libc.syscall.restype = ctypes.c_long
     flags = ctypes.c_uint32(LANDLOCK_CREATE_RULESET_VERSION)
     version = _libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), flags)
-    _must(version, "landlock_create_ruleset")
+    _check(version, "landlock_create_ruleset")
     return f"ABI {version}"
 
 
 def seccomp() -> str:
-    """Whether filters can be installed: the kernel that knows them stumbles over the missing program, no other does."""
-    _must(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    """Try to install a filter: a kernel with seccomp fails with EFAULT on the missing program, others with EINVAL."""
+    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     try:
-        _must(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0), "prctl(PR_SET_SECCOMP)")
+        _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0), "prctl(PR_SET_SECCOMP)")
     except OSError as error:
         if error.errno != EFAULT:
             raise
@@ -129,23 +128,23 @@ def seccomp() -> str:
 
 
 def private_overlay(workspace: str, state: str) -> str:
-    """Whether overlayfs can be mounted over a workspace in namespaces of one's own, with its layer in ``state``."""
+    """Try to mount an overlay over a workspace in new namespaces, with its layer in ``state``."""
     home = tempfile.mkdtemp(prefix=f".probe-{os.getpid()}-", dir=state)
     try:
         for name in ("layer", "work", "view"):
             os.mkdir(f"{home}/{name}")
         _enter_user_namespace()
         _unshare(CLONE_NEWNS, "unshare(CLONE_NEWNS) in a user namespace")
-        _must(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
+        _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "mount(MS_PRIVATE) of /")
         descriptors = [os.open(path, os.O_PATH) for path in (workspace, f"{home}/layer", f"{home}/work")]
         lower, upper, work = (f"/proc/self/fd/{fd}" for fd in descriptors)
         options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr".encode()
         view = os.fsencode(f"{home}/view")
-        _must(_libc.mount(b"forkwise", view, b"overlay", ctypes.c_ulong(0), options), "mount of an overlay")
-        _must(_libc.umount2(view, 0), "umount of an overlay")
+        _check(_libc.mount(b"forkwise", view, b"overlay", ctypes.c_ulong(0), options), "mount of an overlay")
+        _check(_libc.umount2(view, 0), "umount of an overlay")
     finally:
         shutil.rmtree(home)
-    return "kernel overlayfs, seen by one's own processes only"
+    return "kernel overlayfs, visible inside the sandbox only"
 
 
 PROBES: dict[str, Callable[[], str]] = {
@@ -159,8 +158,8 @@ PROBES: dict[str, Callable[[], str]] = {
 }
 
 
-def in_child(probe: Callable[[], str]) -> dict[str, object]:
-    """What a probe says when it is run in a child that is reaped before this returns."""
+def run_in_child(probe: Callable[[], str]) -> dict[str, object]:
+    """Run a probe in a child and return its answer."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -180,13 +179,13 @@ def in_child(probe: Callable[[], str]) -> dict[str, object]:
     return {"works": False, "detail": f"the probe ended with wait status {status}", "errno": 0}
 
 
-def main(words: list[str]) -> None:
-    """Print what each probe says; with a workspace and its state directory, also whether an overlay can be had."""
+def main(arguments: list[str]) -> None:
+    """Print the answer of each probe; with a workspace and its state directory, also that of the private overlay."""
     probes = dict(PROBES)
-    if words:
-        workspace, state = words
+    if arguments:
+        workspace, state = arguments
         probes["private overlay"] = partial(private_overlay, workspace, state)
-    print(json.dumps({name: in_child(probe) for name, probe in probes.items()}))
+    print(json.dumps({name: run_in_child(probe) for name, probe in probes.items()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A process in a sandbox, seen from outside: whether it runs, how it ended, and the one way to end it for good."""
+"""A process in a sandbox, seen from outside: whether it runs, how it ended, and how to kill it with all descendants."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from forkwise.sandbox.network import Uplink
 
 __all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
 
-_LONGEST = 1.0  # seconds of a wait: a signal that another thread was chosen for does not end it, and has a handler here
+# A signal that another thread received does not interrupt poll(2) here, but its handler runs in this thread.
+_MAX_WAIT_S = 1.0
 
 Ending = Literal["exit", "signal", "timeout", "out of memory", "killed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A command that ended: what ``subprocess.CompletedProcess`` has, and what it cost.
+    """A command that ended: the fields of ``subprocess.CompletedProcess``, its ending and its cost.
 
-    ``ending`` says how: by itself (``exit``), by a ``signal``, by ``timeout``, ``out of memory``, or ``killed`` by
-    whoever started it or by a limit, which ``limit`` then names. ``wall`` and ``cpu`` are seconds, ``memory`` the most
-    bytes it held. ``enforced`` says what enforced each limit that was asked for.
+    ``ending`` is ``exit``, ``signal``, ``timeout``, ``out of memory``, or ``killed`` by the caller or by a limit, which
+    ``limit`` then names. ``wall`` and ``cpu`` are seconds, ``memory`` is the peak in bytes. ``enforced`` says what
+    enforced each limit.
     """
 
     args: Sequence[str]
@@ -48,78 +49,81 @@ class Finished:
     enforced: Mapping[str, str | None] = field(default_factory=dict)
 
     def check_returncode(self) -> None:
-        """Raise subprocess.CalledProcessError unless it ended well."""
+        """Raise subprocess.CalledProcessError unless the exit code is 0."""
         if self.returncode:
             raise subprocess.CalledProcessError(self.returncode, self.args, self.stdout, self.stderr)
 
 
 class SandboxProcess:
-    """A running sandbox. ``pid`` is its first process as the host numbers it. ``offspring`` is a child of this process
-    in it, without whose being reaped it does not end."""
+    """A running sandbox.
+
+    ``pid`` is the host's number of its init process. ``child`` is a child of this process inside the sandbox, which
+    does not end before that child is reaped.
+    """
 
     def __init__(
         self,
         pid: int,
         pidfd: int,
-        status: int,
+        status_fd: int,
         supervision: Supervision,
-        ended_by: int = signal.SIGKILL,
-        offspring: ForkedChild | None = None,
+        kill_signal: int = signal.SIGKILL,
+        child: ForkedChild | None = None,
     ) -> None:
         self.pid = pid
-        self.status = status
+        self.status_fd = status_fd
         self.supervision = supervision
-        self.offspring = offspring
+        self.child = child
         self.uplink: Uplink | None = None
         self._pidfd = pidfd
-        self._ended_by = ended_by
-        self._told = b""
+        self._kill_signal = kill_signal
+        self._status = b""
         self._started = time.monotonic()
-        self._gone = False
-        self._closing = threading.RLock()  # a number that was closed may be another process's by now
+        self._has_ended = False
+        self._close_lock = threading.RLock()  # a closed descriptor's number may be reused by now
 
     def fileno(self) -> int:
-        """Readable when the sandbox is gone, with everything in it."""
+        """Return a descriptor that is readable once the sandbox has ended, with everything in it."""
         return self._pidfd
 
     @property
     def alive(self) -> bool:
-        """Whether anything of it still runs."""
-        return not self._is_gone(0)
+        """Whether any process of it still runs."""
+        return not self._wait_for_end(0)
 
     def kill(self) -> None:
-        """End it at once, with all descendants, whatever they do about it."""
-        with self._closing, suppress(ProcessLookupError):
+        """Kill it at once, with all descendants."""
+        with self._close_lock, suppress(ProcessLookupError):
             if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, self._ended_by)
+                signal.pidfd_send_signal(self._pidfd, self._kill_signal)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is gone; False where that takes longer than ``timeout`` seconds."""
-        return self._is_gone(None if timeout is None else max(timeout, 0))
+        """Wait until it has ended. Return False after ``timeout`` seconds."""
+        return self._wait_for_end(None if timeout is None else max(timeout, 0))
 
     def close(self) -> None:
-        """Make sure that nothing of it is left, and let go of it."""
+        """Kill all that is left of it, and close its descriptors and control groups."""
         if self._pidfd >= 0:
             self.kill()
-            self._is_gone(None)
-            with self._closing:
-                fds.close(self._pidfd, self.status)
-                self._pidfd = self.status = -1
+            self._wait_for_end(None)
+            with self._close_lock:
+                fds.close(self._pidfd, self.status_fd)
+                self._pidfd = self.status_fd = -1
             self.supervision.close()
             if self.uplink is not None:
                 self.uplink.close()
 
     def read_status(self) -> bool:
-        """Take in what the sandbox tells of itself; False when it has told all."""
-        said = os.read(self.status, 65536)
-        self._told += said
-        return bool(said)
+        """Read what the sandbox reported. Return False at the end."""
+        piece = os.read(self.status_fd, 65536)
+        self._status += piece
+        return bool(piece)
 
-    def outcome(self) -> dict[str, Any]:
-        """What the sandbox told of its end; raises where it never came to run its command."""
+    def read_outcome(self) -> dict[str, Any]:
+        """Return the outcome that the sandbox reported. Raise if its command was never run."""
         while self.read_status():
             pass
-        lines = [json.loads(line) for line in self._told.splitlines(keepends=True) if line.endswith(b"\n")]
+        lines = [json.loads(line) for line in self._status.splitlines(keepends=True) if line.endswith(b"\n")]
         failed = next((line for line in lines if "failed" in line), None)
         if failed is not None and failed.get("is_command"):
             raise ProcessBranchError(
@@ -127,7 +131,7 @@ class SandboxProcess:
             )
         if failed is not None:
             at = f" at {failed['at']}" if failed["at"] else ""
-            hint = "; forkwise doctor says what a container has to grant" if failed["at"] == "/proc" else ""
+            hint = "; forkwise doctor says what a container has to allow" if failed["at"] == "/proc" else ""
             raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}{hint}")
         if lines:
             return dict(lines[-1])
@@ -139,16 +143,16 @@ class SandboxProcess:
             "memory": 0,
         }
 
-    def finished(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
-        """The whole story of a sandbox that is gone."""
+    def collect(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
+        """Return the result of a sandbox that has ended."""
         self.supervision.read_usage()
-        told = self.outcome()
-        code = told["code"]
-        if code is None and told["cause"] == "exit" and self.offspring is not None:
-            code = self.offspring.code
+        outcome = self.read_outcome()
+        code = outcome["code"]
+        if code is None and outcome["cause"] == "exit" and self.child is not None:
+            code = self.child.code
         if code is None:
             code = -signal.SIGKILL
-        ending: Ending = told["cause"]
+        ending: Ending = outcome["cause"]
         limit = self.supervision.exceeded
         if self.supervision.ran_out_of_memory:
             ending, limit = "out of memory", "memory"
@@ -164,51 +168,51 @@ class SandboxProcess:
             stdout,
             stderr,
             ending,
-            told["wall"],
-            told["cpu"],
-            self.supervision.peak_memory or told["memory"],
+            outcome["wall"],
+            outcome["cpu"],
+            self.supervision.peak_memory or outcome["memory"],
             limit,
             self.supervision.enforcement,
         )
 
-    def _is_gone(self, timeout: float | None) -> bool:
+    def _wait_for_end(self, timeout: float | None) -> bool:
+        """Wait for the end, and kill the sandbox if it exceeds a limit."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._gone:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            pause = self.supervision.interval or _LONGEST
-            if self._look(pause if left is None else min(pause, left)):
+        while not self._has_ended:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pause = self.supervision.interval or _MAX_WAIT_S
+            if self._wait_once(pause if remaining is None else min(pause, remaining)):
                 continue
             if self.supervision.is_exceeded():
                 self.kill()
-            if left == 0.0:
+            if remaining == 0.0:
                 break
-        return self._gone
+        return self._has_ended
 
-    def _look(self, timeout: float) -> bool:
-        """Whether something of it ended: it itself, or this process's child in it."""
-        child = self.offspring
-        unreaped = child is not None and child.pidfd >= 0
-        awaited = child.pidfd if child is not None and unreaped else self._pidfd
-        if awaited < 0:
-            raise ProcessBranchError("this sandbox was closed")
+    def _wait_once(self, timeout: float) -> bool:
+        """Wait for one end: that of this process's child in the sandbox, then that of the sandbox."""
+        child = self.child if self.child is not None and self.child.pidfd >= 0 else None  # not reaped yet
+        pidfd = self._pidfd if child is None else child.pidfd
+        if pidfd < 0:
+            raise ProcessBranchError("this sandbox is closed")
         poll = select.poll()
-        poll.register(awaited, select.POLLIN)
+        poll.register(pidfd, select.POLLIN)
         if not poll.poll(timeout * 1000):
             return False
-        if child is not None and unreaped:
+        if child is not None:
             child.reap()
         else:
-            self._gone = True
+            self._has_ended = True
         return True
 
 
 def signal_name(number: int) -> str:
-    """A signal as people know it.
+    """Return the name of a signal.
 
     >>> signal_name(9), signal_name(40)
     ('SIGKILL', 'signal 40')
     """
     try:
         return signal.Signals(number).name
-    except ValueError:  # most of those for real-time use have no name
+    except ValueError:  # most real-time signals have no name
         return f"signal {number}"

@@ -20,7 +20,7 @@ from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
-from forkwise.sandbox.launcher import Server, start
+from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess
@@ -28,14 +28,17 @@ from forkwise.sandbox.process import Finished, SandboxProcess
 __all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]
 
 _BLOCK = 1 << 16
-_TIMED_OUT = 124  # as timeout(1) says it
+_TIMED_OUT = 124  # the exit code of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a command is run. ``timeout`` in seconds ends it, which is told and not raised. ``input`` is fed to it.
-    ``capture`` keeps its output, ``text`` decodes that. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
-    each piece as it comes. ``env`` stands for this process's environment. ``check`` raises where it fails."""
+    """How a command is run.
+
+    ``timeout`` in seconds kills it, which the result reports and does not raise. ``input`` is written to its stdin.
+    ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
+    each piece as it arrives. ``env`` replaces this process's environment. ``check`` raises if the command fails.
+    """
 
     confinement: str | Confinement = "standard"
     timeout: float | None = None
@@ -49,31 +52,36 @@ class RunOptions:
 
 
 def run_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
-    """Run a command in a branch and wait for it; the options are those of RunOptions. In a workspace itself it is
-    confined as well, and changes that."""
-    return _Run(branch, argv, RunOptions(**options)).finish()
+    """Run a command in a branch and wait for it. The options are those of RunOptions.
+
+    In a workspace itself the command is confined as well, and changes the workspace.
+    """
+    return _CommandRun(branch, argv, RunOptions(**options)).finish()
 
 
 async def arun_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
-    """The same for asyncio programs; cancelled, it ends the command with all descendants."""
+    """Run a command in a branch without blocking the event loop.
+
+    Cancelling it kills the command with all descendants.
+    """
     wanted = RunOptions(**options)
-    held: list[_Run] = []
+    runs: list[_CommandRun] = []
     cancelled = threading.Event()
 
     def work() -> Finished:
-        running = _Run(branch, argv, wanted)
-        held.append(running)
+        run = _CommandRun(branch, argv, wanted)
+        runs.append(run)
         if cancelled.is_set():
-            running.process.kill()
-        return running.finish()
+            run.process.kill()
+        return run.finish()
 
     job = run_in_thread(work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        cancelled.set()  # for one that is only being started
-        for running in held:
-            running.process.kill()
+        cancelled.set()  # for a command that is only being started
+        for run in runs:
+            run.process.kill()
         await asyncio.wait([job])
         raise
 
@@ -87,22 +95,23 @@ def spawn(
     timeout: float | None = None,
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
-    server: Server | None = None,
+    client: ForkserverClient | None = None,
 ) -> SandboxProcess:
-    """Start a command in a branch on given descriptors, and come back at once.
+    """Start a command in a branch on given descriptors, and return at once.
 
-    A ``server`` of the caller's session lets it use the caller's terminal; else it gets a session of its own.
+    With a ``client`` whose forkserver is in the caller's session, the command can use the caller's terminal; otherwise
+    it gets a session of its own.
     """
     if not argv:
-        raise ValueError("there is no command to run")
+        raise ValueError("there is no command to run: argv is empty")
     wanted = Confinement.preset(confinement)
-    where = os.fspath(branch.workspace.path)
+    workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
-    jail = plan_jail(where, host_path(branch), branch, wanted, environment)
+    jail = plan_jail(workspace_path, host_path(branch), branch, wanted, environment)
     supervision = Supervision(wanted.limits, branch.target)
     try:
-        process, giver = _start(
-            jail, argv, environment, stdio, supervision, _Start(branch, wanted, timeout, cwd, server)
+        process, start_writer_fd = _start(
+            jail, argv, environment, stdio, supervision, _StartOptions(branch, wanted, timeout, cwd, client)
         )
     except BaseException:
         supervision.close()
@@ -111,24 +120,24 @@ def spawn(
         if wanted.network == "private":
             process.uplink = Uplink(process.pid)
         register_sandbox(branch, process.pid)
-        os.write(giver, b"1")
+        os.write(start_writer_fd, b"1")
     except BaseException:
         process.close()
         raise
     finally:
-        fds.close(giver)
+        fds.close(start_writer_fd)
     return process
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
-    """What a start needs to know beside its jail."""
+class _StartOptions:
+    """The options of a start, besides its jail."""
 
     branch: Branch | Workspace
     confinement: Confinement
     timeout: float | None
     cwd: str | None
-    server: Server | None
+    client: ForkserverClient | None
 
 
 def _start(
@@ -137,9 +146,9 @@ def _start(
     environment: dict[str, str],
     stdio: tuple[int, int, int],
     supervision: Supervision,
-    wanted: _Start,
+    wanted: _StartOptions,
 ) -> tuple[SandboxProcess, int]:
-    """Have the sandbox made; gives it, and the descriptor to which the word to begin is written."""
+    """Start the sandbox. Return it and the descriptor to which the go-ahead is written."""
     limits = wanted.confinement.limits
     jail.limits = asdict(limits) if limits.asked() else {}
     jail.enforcement = dict(supervision.enforcement)
@@ -150,75 +159,75 @@ def _start(
         "argv": list(argv),
         "env": environment | {"PWD": jail.cwd, "FORKWISE_BRANCH": wanted.branch.branch_path},
         "wall": limits.wall if wanted.timeout is None else wanted.timeout,
-        "terminal": wanted.server is not None,
+        "terminal": wanted.client is not None,
     }
-    status = told = word = giver = -1
+    status_fd = status_writer_fd = start_fd = start_writer_fd = -1
     try:
-        status, told = fds.pipe()
-        word, giver = fds.pipe()
-        pid, pidfd = start(jail, request, (*stdio, told, word), wanted.server)
-        ended_by = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
-        return SandboxProcess(pid, pidfd, status, supervision, ended_by), giver
+        status_fd, status_writer_fd = fds.pipe()
+        start_fd, start_writer_fd = fds.pipe()
+        pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), wanted.client)
+        kill_signal = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
+        return SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal), start_writer_fd
     except NamespaceError:
-        fds.close(status, giver)
+        fds.close(status_fd, start_writer_fd)
         if not wanted.confinement.landlock_instead or not jail.flags:
             raise
-        own = f"{wanted.branch.place.path}/tmp"
-        os.makedirs(own, mode=0o700, exist_ok=True)
-        weaker = plan_landlock(os.fspath(wanted.branch.path), own, wanted.confinement)
-        return _start(weaker, argv, environment | {"TMPDIR": own}, stdio, supervision, wanted)
+        temporary = f"{wanted.branch.state_dir.path}/tmp"
+        os.makedirs(temporary, mode=0o700, exist_ok=True)
+        weaker = plan_landlock(os.fspath(wanted.branch.path), temporary, wanted.confinement)
+        return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, supervision, wanted)
     except BaseException:
-        fds.close(status, giver)
+        fds.close(status_fd, start_writer_fd)
         raise
     finally:
-        fds.close(told, word)
+        fds.close(status_writer_fd, start_fd)
 
 
 def shell_in_branch(branch: Branch, argv: Sequence[str] = (), **options: Any) -> int:
-    """Run the user's shell, or a command, in a branch on this process's own terminal; gives its exit code.
+    """Run the user's shell, or a command, in a branch on this process's own terminal. Return its exit code.
 
-    Unless told otherwise it is not confined (``open``): a person's shell has their files and their history. What the
-    keyboard sends while it runs is for it alone.
+    It is not confined (``open``) by default: a person's shell needs their files and their history. Signals from the
+    keyboard go to it alone while it runs.
     """
     command = list(argv) or [os.environ.get("SHELL") or "/bin/sh"]
     keys = (signal.SIGINT, signal.SIGQUIT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, _stay) for number in keys}
-    server = Server(own_session=False)
+    before = {number: signal.signal(number, _ignore_signal) for number in keys}
+    client = ForkserverClient(own_session=False)
     try:
-        process = spawn(branch, command, (0, 1, 2), server=server, **{"confinement": "open", **options})
+        process = spawn(branch, command, (0, 1, 2), client=client, **{"confinement": "open", **options})
         try:
             process.wait()
-            done = process.finished(command, None, None)
+            done = process.collect(command, None, None)
             return _TIMED_OUT if done.ending == "timeout" else done.returncode
         finally:
             process.close()
     finally:
-        server.close()
+        client.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _stay(_number: int, _frame: object) -> None:
-    """By a handler, and not by ignoring: what is ignored stays so in a command."""
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """Ignore a signal by a handler: SIG_IGN would be inherited by the command."""
 
 
-class _Run:
-    """One command with pipes to it."""
+class _CommandRun:
+    """One command and the pipes to it."""
 
     def __init__(self, branch: Branch | Workspace, argv: Sequence[str], options: RunOptions) -> None:
         self.argv = list(argv)
         self.options = options
         self.pipes: dict[str, int] = {}
-        self.got: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-        given = options.input.encode() if isinstance(options.input, str) else options.input
-        self.left = memoryview(given or b"")
-        theirs: list[int] = []
+        self.output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        data = options.input.encode() if isinstance(options.input, str) else options.input
+        self.input_left = memoryview(data or b"")
+        child_fds: list[int] = []
         try:
-            self._connect(theirs)
+            self._connect(child_fds)
             self.process = spawn(
                 branch,
                 argv,
-                (theirs[0], theirs[1], theirs[2]),
+                (child_fds[0], child_fds[1], child_fds[2]),
                 confinement=options.confinement,
                 timeout=options.timeout,
                 cwd=options.cwd,
@@ -228,36 +237,37 @@ class _Run:
             self._disconnect()
             raise
         finally:
-            fds.close(*theirs)
+            fds.close(*child_fds)
 
-    def _connect(self, theirs: list[int]) -> None:
-        """Pipes where something is to pass; nothing is put in, and what is not captured goes where this process's
-        output does."""
-        if self.left:
-            reading, self.pipes["stdin"] = fds.pipe()
+    def _connect(self, child_fds: list[int]) -> None:
+        """Open the pipes. Without input stdin is the null device; output that is not captured is this process's own."""
+        if self.input_left:
+            reader, self.pipes["stdin"] = fds.pipe()
             os.set_blocking(self.pipes["stdin"], False)
-            theirs.append(reading)
+            child_fds.append(reader)
         else:
-            theirs.append(fds.track(lambda: os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
+            child_fds.append(fds.track(lambda: os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)))
         for number, name in ((1, "stdout"), (2, "stderr")):
             if self.options.capture or self.options.on_output:
-                self.pipes[name], writing = fds.pipe()
-                theirs.append(writing)
+                self.pipes[name], writer = fds.pipe()
+                child_fds.append(writer)
             else:
-                theirs.append(fds.track(functools.partial(os.dup, number)))
+                child_fds.append(fds.track(functools.partial(os.dup, number)))
 
     def _disconnect(self) -> None:
         for name in list(self.pipes):
             fds.close(self.pipes.pop(name))
 
     def finish(self) -> Finished:
-        """Feed it, drain it, wait for it."""
+        """Write its input, read its output, wait for it, and return the result."""
         try:
             self._pump()
             self.process.wait()
-            outputs = [b"".join(self.got[n]) if self.options.capture else None for n in ("stdout", "stderr")]
-            shown = [o.decode(errors="surrogateescape") if self.options.text and o is not None else o for o in outputs]
-            done = self.process.finished(self.argv, shown[0], shown[1])
+            outputs = [b"".join(self.output[n]) if self.options.capture else None for n in ("stdout", "stderr")]
+            results = [
+                o.decode(errors="surrogateescape") if self.options.text and o is not None else o for o in outputs
+            ]
+            done = self.process.collect(self.argv, results[0], results[1])
         finally:
             self.process.close()
             self._disconnect()
@@ -266,32 +276,32 @@ class _Run:
         return done
 
     def _pump(self) -> None:
-        """Move bytes until the sandbox is gone and all it wrote was read."""
+        """Move bytes until the sandbox has ended and all its output was read."""
         with selectors.DefaultSelector() as selector:
             for name, fd in self.pipes.items():
                 selector.register(fd, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
-            selector.register(self.process, selectors.EVENT_READ, "gone")
+            selector.register(self.process, selectors.EVENT_READ, "ended")
             while selector.get_map():
                 ready = selector.select(self.process.supervision.interval)
                 if not ready and self.process.supervision.is_exceeded():
                     self.process.kill()
                 for key, _ in ready:
-                    if key.data == "gone" or not self._move(key.data):
+                    if key.data == "ended" or not self._transfer(key.data):
                         selector.unregister(key.fileobj)
                         if key.data == "stdin":
                             fds.close(self.pipes.pop("stdin"))
 
-    def _move(self, name: str) -> bool:
-        """One step of one pipe; False where there is no more to come or to go."""
+    def _transfer(self, name: str) -> bool:
+        """Move one block through one pipe. Return False at the end of it."""
         if name == "stdin":
             try:
-                self.left = self.left[os.write(self.pipes[name], self.left[:_BLOCK]) :]
+                self.input_left = self.input_left[os.write(self.pipes[name], self.input_left[:_BLOCK]) :]
             except BrokenPipeError:
                 return False
-            return bool(self.left)
+            return bool(self.input_left)
         piece = os.read(self.pipes[name], _BLOCK)
         if piece and self.options.capture:
-            self.got[name].append(piece)
+            self.output[name].append(piece)
         if piece and self.options.on_output is not None:
             self.options.on_output(name, piece)
         return bool(piece)

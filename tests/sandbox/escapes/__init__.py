@@ -1,1 +1,1 @@
-"""Programs that try to get out of a sandbox, what stops each, and the world outside that they are after."""
+"""Programs that try to escape from a sandbox, what stops each, and the world outside that they aim at."""

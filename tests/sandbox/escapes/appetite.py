@@ -9,7 +9,7 @@ MB = 1 << 20
 attempt(
     "fork bomb",
     "fork for ever",
-    "a limit of processes (control group, or RLIMIT_NPROC in a user namespace)",
+    "the limit on processes (control group, or RLIMIT_NPROC in a user namespace)",
     """
 print("TRIED", flush=True)
 made = 0
@@ -29,7 +29,7 @@ if made > 40:
 attempt(
     "memory",
     "take more memory than allowed",
-    "a limit of memory (control group, or RLIMIT_AS)",
+    "the limit on memory (control group, or RLIMIT_AS)",
     """
 print("TRIED", flush=True)
 held = []
@@ -46,7 +46,7 @@ got(len(held))
 attempt(
     "memory through temporary files",
     "fill /tmp, /var/tmp and /dev/shm, which are memory",
-    "with a limit of memory they are no larger than it, and a control group counts them",
+    "each is no larger than the memory limit, and a control group counts them",
     """
 print("TRIED", flush=True)
 written = 0
@@ -70,7 +70,7 @@ if written > 3 * 160:
 attempt(
     "disk",
     "fill the disk through the branch",
-    "a limit of the layer's size, watched from outside",
+    "the limit on the layer's size, watched from outside",
     """
 print("TRIED", flush=True)
 block = os.urandom(1 << 20)
@@ -87,8 +87,8 @@ got(number)
 )
 attempt(
     "disk, out of sight",
-    "fill the disk beneath a path that is too long to be looked at",
-    "whoever watches goes on from a descriptor where a path gets long",
+    "fill the disk below a path that is longer than the kernel accepts",
+    "the supervisor continues from a directory descriptor when a path gets long",
     """
 print("TRIED", flush=True)
 for _ in range(30):
@@ -107,7 +107,7 @@ got(number)
 attempt(
     "one large file",
     "write one large file, also by seeking and by fallocate",
-    "a limit of a file's size (RLIMIT_FSIZE)",
+    "the limit on file size (RLIMIT_FSIZE)",
     """
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fd = os.open(ws + "/large", os.O_CREAT | os.O_RDWR)
@@ -119,8 +119,8 @@ want("allocated", os.posix_fallocate, fd, 0, 64 << 20)
 )
 attempt(
     "processor",
-    "burn CPU in many processes, ignoring the signal that tells of the limit",
-    "a limit of CPU seconds (control group, or RLIMIT_CPU, which kills at last)",
+    "burn CPU in many processes, ignoring SIGXCPU",
+    "the limit on CPU seconds (control group, or RLIMIT_CPU, whose hard limit kills)",
     """
 print("TRIED", flush=True)
 signal.signal(signal.SIGXCPU, signal.SIG_IGN)
@@ -134,7 +134,7 @@ while True:
 attempt(
     "limits raised",
     "raise the limits it was given",
-    "hard limits need a capability to be raised, and control groups are read-only",
+    "raising a hard limit needs a capability, and control groups are read-only",
     """
 import resource
 for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU):

@@ -1,4 +1,4 @@
-"""Attempt: one way of trying to get out, as a value: what it does, what stops it, and how it is run."""
+"""Attempt: one way of trying to escape, as a value: what it does, what stops it, and how it is run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NETLESS = ("none", "private", "strict")  # the first two are standard with that 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A program run inside. It calls ``got`` when it got what it wanted, and must come to its end or to ``endings``.
+    """A program run inside a sandbox. It calls ``got`` for each success, and must end by one of ``endings``.
 
-    ``under`` are the confinements in which it has to fail. ``control``: run with no sandbox at all it succeeds, which
-    shows that it would be seen to. ``by`` names the user it needs: "root", or "" for any. ``then`` is what the outside
-    does afterwards. ``world`` is compared before and after in any case.
+    ``under`` are the confinements in which it must fail. ``control``: without a sandbox it succeeds, which shows that a
+    success would be noticed. ``by`` names the user it needs: "root", or "" for any. ``then`` is what the outside does
+    afterwards. ``world`` is compared before and after in any case.
     """
 
     name: str
@@ -34,8 +34,11 @@ class Attempt:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
     def is_function(self) -> bool:
-        """Whether it makes sense as a function too: not where it ends otherwise than by returning, nor where it is
-        after a command's own descriptors, of which a function has others."""
+        """Return whether it can be run as a function too.
+
+        It cannot if it ends other than by returning, or aims at a command's own descriptors, which a function does not
+        have.
+        """
         is_plain = self.endings == ("exit",) and not self.limits and self.then != "terminal"
         return is_plain and self.name not in ("forged outcome", "inherited descriptors", "zombie flood")
 
@@ -44,7 +47,7 @@ ATTEMPTS: dict[str, Attempt] = {}
 
 
 def attempt(name: str, tries: str, stopped_by: str, program: str, **more: Any) -> None:
-    """Add one to the table."""
+    """Add an attempt to the table."""
     assert name not in ATTEMPTS, name
     ATTEMPTS[name] = Attempt(name, tries, stopped_by, program.strip("\n"), **more)
 
@@ -60,7 +63,7 @@ def got(what):
     print("GOT", repr(what)[:500], flush=True)
 
 def attempt(action, *arguments, **named):
-    # True where the action goes through
+    # True if the action succeeds
     try:
         action(*arguments, **named)
     except (OSError, ValueError):
@@ -110,7 +113,7 @@ def in_child(action):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 def nested(flags=0x10000000 | 0x00020000):
-    # a user and mount namespace of one's own, in which one is root
+    # enter a new user and mount namespace as root
     user, group = os.getuid(), os.getgid()
     if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), "unshare")

@@ -1,4 +1,4 @@
-"""Runs attempts and prints what came of them as JSON: a process of its own, so that it can be another user's."""
+"""Run attempts and print the results as JSON: a process of its own, so that it can run as another user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = (files, rights, processes, outside, kernel, appetite)  # in the order in
 
 
 def main(base: str, pattern: str = "") -> None:
-    """Run those whose name has the pattern in it, each in every confinement that has to hold."""
+    """Run the attempts whose name contains the pattern, each in every confinement that must stop it."""
     os.environ["MY_API_TOKEN"] = TOKEN
     os.environ["SSH_AUTH_SOCK"] = "/tmp/agent.sock"
     os.environ["XDG_STATE_HOME"] = f"{base}/state"
@@ -48,7 +48,7 @@ def main(base: str, pattern: str = "") -> None:
 
 
 def _as_functions(world: World, under: str, pattern: str) -> dict[str, dict[str, Any]]:
-    """The same programs as functions of this process. The world is compared once, before and after all of them."""
+    """Run the same programs as functions of this process. The world is compared once, before and after all of them."""
     before = world.snapshot()
     outcomes = {}
     for attempt in ATTEMPTS.values():
@@ -72,14 +72,14 @@ def _called(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
         workspace.branch("attempt", on_success=None, on_error=None) as branch,
     ):
         (Path(sibling.home) / "layer/key").write_text("the-secret-key")
-        told = world.told(world.workspace, str(workspace.state), str(sibling.home))
+        knowledge = world.knowledge(world.workspace, str(workspace.state), str(sibling.home))
         confinement = _confinement(world, attempt, under, world.workspace)
         program = f"{PRELUDE}\n{attempt.program}\nprint('TRIED', flush=True)"
         try:
-            with BranchContext(lambda _: _execute(program, told), branch, confinement=confinement) as context:
+            with BranchContext(lambda _: _execute(program, knowledge), branch, confinement=confinement) as context:
                 context.wait(60)
                 said = str(context.result.value)
-        except Exception:  # noqa: BLE001 - told to the test, which fails
+        except Exception:  # noqa: BLE001 - reported to the test, which fails
             said = traceback.format_exc()
         sibling.abort()
         branch.abort()
@@ -87,13 +87,13 @@ def _called(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
     return {"problems": problems + ([] if "TRIED" in said else ["it did not come to its end"]), "said": said[-3000:]}
 
 
-def _execute(program: str, told: str) -> str:
-    """In a function's process: run a program that tells by printing, and give what it printed."""
+def _execute(program: str, knowledge: str) -> str:
+    """Run a program in a function's process and return what it printed."""
     printed = os.memfd_create("printed")
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for as long as this process lives
-    sys.argv = ["-c", told]
+    sys.argv = ["-c", knowledge]
     exec(compile(program, "attempt", "exec"), {"__name__": "__main__"})
     return os.pread(printed, 1 << 20, 0).decode(errors="replace")
 
@@ -101,12 +101,12 @@ def _execute(program: str, told: str) -> str:
 def _tried(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
     try:
         return _try(world, attempt, under)
-    except Exception:  # noqa: BLE001 - told to the test, which fails
+    except Exception:  # noqa: BLE001 - reported to the test, which fails
         return {"problems": [traceback.format_exc()], "said": ""}
 
 
 def _try(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
-    """Problems found from outside, and what the program itself said."""
+    """Return the problems found from outside, and what the program printed."""
     project = "project" if attempt.then != "commit" else f"project-{len(os.listdir(world.base))}"
     path = world.workspace if project == "project" else world.make_workspace(project)
     if attempt.by == "root" and attempt.name == "device node elsewhere":
@@ -118,8 +118,8 @@ def _try(world: World, attempt: Attempt, under: str) -> dict[str, Any]:
     (Path(sibling.home) / "layer/key").write_text("the-secret-key")
     problems = []
     try:
-        told = world.told(path, str(workspace.state), str(sibling.home))
-        command = [sys.executable, "-I", "-S", "-c", f"{PRELUDE}\n{attempt.program}\nprint('TRIED')", told]
+        knowledge = world.knowledge(path, str(workspace.state), str(sibling.home))
+        command = [sys.executable, "-I", "-S", "-c", f"{PRELUDE}\n{attempt.program}\nprint('TRIED')", knowledge]
         done = _run(world, branch, attempt, command, _confinement(world, attempt, under, path))
         said = done["stdout"] + done["stderr"]
         if "GOT" in said:
@@ -177,7 +177,7 @@ def _run(
 
 
 def _run_on_terminal(branch: Branch, command: list[str], confinement: Confinement) -> dict[str, Any]:
-    """With a terminal for its three descriptors. Nothing may have been typed on it in the end."""
+    """Run an attempt with a terminal as its three descriptors. Nothing may have been typed on it in the end."""
     near, far = pty.openpty()
     process = spawn(branch, command, (far, far, far), confinement=confinement)
     said = b""
@@ -185,9 +185,9 @@ def _run_on_terminal(branch: Branch, command: list[str], confinement: Confinemen
         while not process.wait(0):
             if select.select([near, process], [], [], 10)[0] == [near]:
                 said += os.read(near, 4096)
-        done = process.finished(command, None, None)
+        done = process.collect(command, None, None)
         os.set_blocking(far, False)
-        os.write(near, b"\n")  # what was typed before would be the beginning of this line
+        os.write(near, b"\n")  # anything typed before would be the beginning of this line
         typed = os.read(far, 4096)
         problems = [] if typed == b"\n" else [f"typed on the terminal: {typed!r}"]
         while select.select([near], [], [], 0)[0]:
@@ -200,12 +200,12 @@ def _run_on_terminal(branch: Branch, command: list[str], confinement: Confinemen
 
 
 def _control(base: Path, attempt: Attempt) -> dict[str, Any]:
-    """With no sandbox at all it gets what it wants, or the world notices."""
+    """Run an attempt without a sandbox: it must succeed, or the world must notice it."""
     world = World(base)
     try:
-        told = world.told(world.workspace, str(base / "no-state"), str(base / "no-sibling"))
+        knowledge = world.knowledge(world.workspace, str(base / "no-state"), str(base / "no-sibling"))
         before = world.snapshot()
-        command = [sys.executable, "-I", "-S", "-c", f"{PRELUDE}\n{attempt.program}\nprint('TRIED')", told]
+        command = [sys.executable, "-I", "-S", "-c", f"{PRELUDE}\n{attempt.program}\nprint('TRIED')", knowledge]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         noticed = world.snapshot() != before
     finally:

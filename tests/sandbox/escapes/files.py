@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sandbox.escapes.attempt import attempt
 
-READ_ONLY = "every mount but the branch's and private ones is read-only"
+READ_ONLY = "every mount except the branch and private ones is read-only"
 SEES = "its own mount namespace, in which that place is covered"
 
 attempt(
@@ -40,7 +40,7 @@ for number, name in ((1, "proc 1 root"), (2, "proc self root")):
     attempt(
         name,
         f"write through {where}/root and {where}/cwd",
-        READ_ONLY + ("; the first process may not be looked into" if number == 1 else ""),
+        READ_ONLY + ("; the init process cannot be inspected" if number == 1 else ""),
         f"""
 want("written", write, "{where}/root" + precious)
 want("written", write, "{where}/cwd/../outside/precious")
@@ -48,14 +48,14 @@ for name in os.listdir("/proc"):
     if name.isdigit():
         want(name, write, f"/proc/{{name}}/root" + precious)
         if name == "1":
-            want("looked into the first process", os.listdir, "/proc/1/root")
+            want("inspected the init process", os.listdir, "/proc/1/root")
             want("its directory", os.listdir, "/proc/1/cwd")
             want("its program", os.readlink, "/proc/1/exe")
 """,
     )
 attempt(
     "inherited descriptors",
-    "use descriptors that were left open, of directories and files",
+    "use descriptors of directories and files that were left open",
     "the forkserver closes all but the standard three before the command starts",
     """
 for name in os.listdir("/proc/self/fd"):
@@ -66,8 +66,8 @@ for name in os.listdir("/proc/self/fd"):
 )
 attempt(
     "standard descriptors",
-    "change mode, owner and times of what the standard descriptors are, or climb from them",
-    "stdin that is empty is the sandbox's own /dev/null, on a read-only mount; outputs are pipes",
+    "change mode, owner and times through the standard descriptors, or reach other files from them",
+    "an empty stdin is the sandbox's own /dev/null, on a read-only mount; outputs are pipes",
     """
 if stat.S_ISCHR(os.fstat(0).st_mode):
     for path in (0, "/proc/self/fd/0"):
@@ -83,7 +83,7 @@ for fd in (0, 1, 2):
 attempt(
     "device nodes' modes",
     "chmod and chown the device nodes in /dev, which are the host's",
-    "they are bound one by one, read-only",
+    "each is bound read-only",
     """
 for name in ("null", "zero", "full", "random", "urandom", "tty"):
     want(name, os.chmod, f"/dev/{name}", 0o600)
@@ -109,8 +109,8 @@ want("through a descriptor", lambda: os.fchmod(os.open(precious, os.O_RDONLY), 0
 )
 attempt(
     "symbolic link for the commit",
-    "plant links to places outside, then have the parent commit them",
-    "a commit resolves paths beneath the workspace and follows no link",
+    "plant symbolic links to paths outside, then have the parent commit them",
+    "a commit resolves paths inside the workspace and follows no link",
     """
 os.symlink(outside, ws + "/link")
 want("through it", write, ws + "/link/precious")
@@ -128,7 +128,7 @@ want("hosts", write, ws + "/etc/hostname")
 attempt(
     "hard link for the commit",
     "hard-link a file outside into the branch and change it there",
-    "a link cannot cross mounts, and the branch is one of its own",
+    "a hard link cannot cross mounts, and the branch is a mount of its own",
     """
 want("linked", os.link, precious, ws + "/hard")
 held = f"/proc/self/fd/{os.open(precious, os.O_RDONLY)}"
@@ -163,8 +163,8 @@ for name in ("git", "mount", "fusermount3", "python3"):
 )
 attempt(
     "the workspace itself",
-    "take the branch's mount away from its place, or move it",
-    "nothing inside may unmount, and a mount point cannot be moved or removed",
+    "unmount or move the branch",
+    "a process inside may not unmount, and a mount point cannot be moved or removed",
     """
 want("renamed", os.rename, ws, ws + "-moved")
 want("removed", os.rmdir, ws)
@@ -175,8 +175,8 @@ want("parent", write, os.path.dirname(ws) + "/outside/precious")
 )
 attempt(
     "overlay marks",
-    "set overlayfs's own attributes in the branch, to redirect what it shows",
-    "overlayfs keeps its own attributes apart from those of files in it, and a redirect ends at its layers",
+    "set overlayfs's own attributes in the branch, to redirect its lookups",
+    "overlayfs separates its own attributes from those of the files in it, and a redirect stays within its layers",
     """
 os.makedirs(ws + "/sub/new", exist_ok=True)
 for name in ("user.overlay.redirect", "user.overlay.opaque", "user.overlay.metacopy", "user.overlay.whiteout",
@@ -206,9 +206,9 @@ want("made in sibling", os.mkdir, world["sibling"] + "/layer/new")
 """,
 )
 attempt(
-    "places named by mountinfo",
-    "take the paths of layers and of the real workspace from /proc/self/mountinfo and go there",
-    "those paths are covered or read-only in here",
+    "paths named by mountinfo",
+    "take the paths of layers and of the real workspace from /proc/self/mountinfo and open them",
+    "those paths are covered or read-only inside",
     """
 for line in open("/proc/self/mountinfo"):
     root, point = line.split()[3:5]
@@ -218,7 +218,7 @@ for line in open("/proc/self/mountinfo"):
         if key in ("upperdir", "workdir", "lowerdir"):
             for path in value.split(":"):
                 if not path.startswith(os.path.dirname(world["base"]) + "/"):
-                    continue  # of a workspace that is none of this world
+                    continue  # of an unrelated workspace
                 want((key, path), os.mkdir, path + "/escaped-directory") if path != ws else None
                 if key != "lowerdir":
                     want((key, path), os.listdir, path)
@@ -229,8 +229,8 @@ for line in open("/proc/self/mountinfo"):
 )
 attempt(
     "descriptors of other processes",
-    "open what /proc/*/fd and /proc/*/map_files of all processes show",
-    "only the sandbox's own processes are there, and the first may not be looked into",
+    "open the entries of /proc/*/fd and /proc/*/map_files of all processes",
+    "only the sandbox's own processes are visible, and its init process cannot be inspected",
     """
 for pid in filter(str.isdigit, os.listdir("/proc")):
     if int(pid) == os.getpid():
@@ -247,7 +247,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 attempt(
     "hidden directory",
     "read a hidden directory: by path, .., links, /proc, a hard link, a copy, another name",
-    "it is covered by an empty one",
+    "an empty directory covers it",
     """
 want_secret(secret + "/key")
 want_secret(ws + "/../secret/key")
@@ -270,7 +270,7 @@ want_secret(secret + "/key")
 attempt(
     "hidden file",
     "read a hidden file, directly and through a link",
-    "it is covered by the null device",
+    "the null device covers it",
     """
 want_secret(world["hidden_file"])
 want_secret(ws + "/to-hidden-file")
@@ -284,7 +284,7 @@ want_secret(world["hidden_file"])
 attempt(
     "hidden inside the workspace",
     "read a hidden path that lies in the workspace, and so in the branch",
-    "covers go on top of the branch",
+    "covers are mounted on top of the branch",
     """
 want_secret(ws + "/credentials/key")
 os.symlink("credentials", ws + "/other")
@@ -297,7 +297,7 @@ want_secret(ws + "/credentials/key")
 )
 attempt(
     "hidden inside something writable",
-    "move or replace what covers a hidden path in a directory that may be written",
+    "move or replace the cover of a hidden path in a writable directory",
     "a mount point cannot be moved, removed or replaced",
     """
 cache = world["cache"]
@@ -317,7 +317,7 @@ os.utime(cache, ns=(0, before))
 )
 attempt(
     "file handles",
-    "open the hidden and the writable by handles that need no path (open_by_handle_at)",
+    "open hidden files and files outside by handle, without a path (open_by_handle_at)",
     "the call is refused, and needs a capability over the whole machine",
     """
 for number, handle in world["handles"].items():
@@ -335,8 +335,8 @@ for number, handle in world["handles"].items():
 )
 attempt(
     "fifo of the host",
-    "write into a FIFO that somebody outside reads: no read-only mount forbids that",
-    "Landlock: nothing outside the branch is opened for writing",
+    "write into a FIFO that a process outside reads, which a read-only mount does not forbid",
+    "Landlock: only paths in the branch can be opened for writing",
     """
 want("sent", lambda: os.write(os.open(world["fifo"], os.O_WRONLY | os.O_NONBLOCK), b"escaped"))
 """,
@@ -345,7 +345,7 @@ want("sent", lambda: os.write(os.open(world["fifo"], os.O_WRONLY | os.O_NONBLOCK
 attempt(
     "shared memory",
     "reach the host's System V segments, POSIX shared memory and message queues",
-    "its own IPC namespace, and a /dev/shm of its own",
+    "an IPC namespace and a /dev/shm of its own",
     """
 libc.shmget.restype = ctypes.c_int
 identifier = libc.shmget(world["shm_key"], 4096, 0o666)
@@ -359,7 +359,7 @@ want("queues", lambda: os.listdir("/dev/mqueue"))
 attempt(
     "temporary files of the host",
     "read and write the host's /tmp and /var/tmp",
-    "they are its own, new and empty",
+    "the sandbox has its own, new and empty",
     """
 for path in world["temporaries"]:
     want_secret(path)

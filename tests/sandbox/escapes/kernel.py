@@ -9,28 +9,28 @@ FILTER = "the filter refuses the call, and it needs a capability over the whole 
 attempt(
     "kernel settings",
     "write /proc/sys: core_pattern, modprobe, hostname, and every other file there",
-    "for root, whose files these are, they are bound read-only; for others file modes do",
+    "for root, who owns these files, they are bound read-only; other users lack the permissions",
     """
 for path in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/hotplug", "vm/overcommit_memory",
              "fs/binfmt_misc/register", "net/ipv4/ip_forward", "kernel/sysrq", "user/max_user_namespaces"):
     want(path, os.open, f"/proc/sys/{path}", os.O_WRONLY)
 for directory, _, names in os.walk("/proc/sys"):
     for name in names:
-        if not os.lstat(f"{directory}/{name}").st_mode & 0o002:  # what everybody may write is no right of anyone
+        if not os.lstat(f"{directory}/{name}").st_mode & 0o002:  # world-writable files need no rights
             want(f"{directory}/{name}", os.open, f"{directory}/{name}", os.O_WRONLY)
 """,
 )
 attempt(
     "other files of /proc",
-    "open sysrq-trigger, kcore, kmsg, mtrr, scsi, acpi and all else in /proc that is no process",
-    "for root, whose files these are, they are bound read-only; some are read only with a capability over the machine",
+    "open sysrq-trigger, kcore, kmsg, mtrr, scsi, acpi and everything else in /proc that is not a process",
+    "for root, who owns these files, they are bound read-only; reading some needs a capability over the whole machine",
     """
 for directory, directories, names in os.walk("/proc"):
     if directory == "/proc":
         directories[:] = [d for d in directories if not d.isdigit() and d not in ("self", "thread-self", "sys")]
     for name in names:
         path = f"{directory}/{name}"
-        # A file that nobody may write has nothing that takes writes; what everybody may write is no right of anyone.
+        # A file without write permission accepts no writes; world-writable files need no rights.
         if os.lstat(path).st_mode & 0o222 and not os.lstat(path).st_mode & 0o002:
             want(path, os.open, path, os.O_WRONLY | os.O_NONBLOCK)
 for name in ("kcore", "kmsg", "vmcore"):
@@ -38,8 +38,8 @@ for name in ("kcore", "kmsg", "vmcore"):
 """,
 )
 attempt(
-    "score of the killer",
-    "put itself last in the row for the out-of-memory killer, or raise its priority and limits",
+    "out-of-memory score",
+    "lower its out-of-memory score, or raise its priority and limits",
     "each needs a capability over the whole machine",
     """
 import resource
@@ -54,7 +54,7 @@ for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NI
 )
 attempt(
     "sysfs, debugfs, tracefs, bpffs",
-    "open for writing what is in /sys",
+    "open files in /sys for writing",
     "every mount there is read-only",
     """
 count = 0
@@ -99,7 +99,7 @@ want("request", lambda: syscall(249, b"user", b"forkwise-key", None, 0))
 attempt(
     "io_uring",
     "hand calls to the kernel through a ring, past the filter",
-    "the filter says there is no such call",
+    "the filter returns ENOSYS",
     "want('ring', lambda: syscall(425, 4, ctypes.create_string_buffer(120)))",
 )
 attempt(
@@ -171,8 +171,8 @@ want("size", lambda: syscall(103, 10, None, 0))
 )
 attempt(
     "calls by other numbers",
-    "make forbidden calls by the numbers of x32, which the filter might not know",
-    "the filter kills whoever calls by another machine's numbers",
+    "make forbidden calls by x32 numbers, which the filter might not know",
+    "the filter kills a process that uses another architecture's call numbers",
     """
 def call():
     libc.syscall(ctypes.c_long(0x40000000 | 165), b"none", b"/", None, ctypes.c_ulong(REMOUNT | BIND), None)
@@ -183,7 +183,7 @@ in_child(call)
 attempt(
     "core dump",
     "crash so that the kernel writes a file, or starts a program, on its behalf",
-    "a dump lands in the branch or nowhere, since the kernel writes it with the process's own view and rights",
+    "a dump is written to the branch or nowhere, because the kernel writes it with the process's own mounts and rights",
     """
 import resource
 attempt(resource.setrlimit, resource.RLIMIT_CORE, (1 << 20, 1 << 20))

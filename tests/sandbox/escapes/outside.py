@@ -20,8 +20,8 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
 )
 attempt(
     "path socket",
-    "connect to Unix sockets of the host that lie in visible directories",
-    "with no network or one of its own, the sockets bound when it starts are covered",
+    "connect to Unix sockets of the host in visible directories",
+    "with no network or a private one, the sockets bound when the sandbox starts are covered",
     """
 for path in world["sockets"]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
@@ -50,7 +50,7 @@ for directory, _, names in os.walk("/run"):
 attempt(
     "loopback service",
     "connect to a port on the host's loopback, by every address that might lead there",
-    OWN + "; a way out, where there is one, maps no address to the host's loopback",
+    OWN + "; the uplink, if there is one, maps no address to the host's loopback",
     """
 import select
 addresses = {"127.0.0.1", "127.0.0.2", "0.0.0.0", "10.0.2.2", "169.254.1.1", "169.254.2.1"}

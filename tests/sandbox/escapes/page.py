@@ -1,6 +1,6 @@
-"""The part of SECURITY.md that tells what was tried and what stops it: written from the table of attempts.
+"""The section of SECURITY.md about escape attempts and what stops them, generated from the table of attempts.
 
-``python -m tests.sandbox.escapes.page`` brings it up to date.
+``python -m tests.sandbox.escapes.page`` updates it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tests.sandbox.escapes.drive import TABLE
 __all__ = ["BEGIN", "END", "PAGE", "section", "updated"]
 
 PAGE = Path(__file__).parents[3] / "SECURITY.md"
-BEGIN = "## What was tried, and what stops it"
-END = "<!-- end of what was tried -->"
+BEGIN = "## Escape attempts and what stops them"
+END = "<!-- end of escape attempts -->"
 
 _SCOPE = {
     ("standard", "strict"): "standard, strict",
@@ -25,7 +25,7 @@ _SCOPE = {
 
 
 def section() -> str:
-    """The table, after the text that explains it."""
+    """Return the section: an introduction and the table."""
     assert TABLE  # the attempts are in ATTEMPTS because these modules were imported
     rows = [
         f"| {a.name} | {a.tries} | {a.stopped_by} | {_SCOPE[a.under]}{', as root' if a.by == 'root' else ''} |"
@@ -34,10 +34,10 @@ def section() -> str:
     lines = [
         BEGIN,
         "",
-        f"{len(rows)} programs in `tests/sandbox/escapes` try to get out, each knowing every path, process number and",
-        "port it is after. They run as root and as a user without privileges, as commands, and as functions of a",
-        "`BranchContext` wherever they end by returning. The world outside is compared before and after, and most of",
-        "those on files and sockets are also run without a sandbox, where they succeed.",
+        f"{len(rows)} programs in `tests/sandbox/escapes` try to escape. Each knows every path, process number and",
+        "port it aims at. They run as root and as an unprivileged user, as commands, and also as functions of a",
+        "`BranchContext` if they end by returning. The state outside is compared before and after. Most attempts on",
+        "files and sockets are also run without a sandbox, where they succeed.",
         "",
         "| attempt | what it tries | what stops it | under |",
         "| --- | --- | --- | --- |",
@@ -49,7 +49,7 @@ def section() -> str:
 
 
 def updated(page: str) -> str:
-    """The page with the section as it should be."""
+    """Return the page with the section updated."""
     if BEGIN not in page:
         return f"{page.rstrip()}\n\n{section()}\n"
     before, _, rest = page.partition(BEGIN)

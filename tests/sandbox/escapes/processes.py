@@ -1,15 +1,15 @@
-"""Attempts on processes outside, on the sandbox's own first process, and on what it tells the parent."""
+"""Attempts on processes outside, on the sandbox's own init process, and on what it reports to the parent."""
 
 from __future__ import annotations
 
 from tests.sandbox.escapes.attempt import attempt
 
-OWN = "its own PID namespace: nobody outside has a number in it"
-FIRST = "the first process is not dumpable and holds capabilities that nobody else in the sandbox has"
+OWN = "its own PID namespace: no process outside has a number in it"
+FIRST = "the init process is not dumpable and holds capabilities that no other process in the sandbox has"
 
 attempt(
     "signal the parent",
-    "kill the parent, a process of the same user, and everybody",
+    "kill the parent, a process of the same user, and all processes",
     OWN,
     """
 for pid in (world["parent"], world["victim"], -world["parent"], -world["victim"]):
@@ -24,7 +24,7 @@ attempt(os.kill, -1, signal.SIGTERM)
 )
 attempt(
     "signal the process group",
-    "kill the group it was born in, which may be the parent's: kill(0) knows no PID namespace",
+    "kill the process group it was started in, which may be the parent's: kill(0) ignores PID namespaces",
     "a session of its own",
     """
 if os.getsid(0) == 0 or os.getpgid(0) == 0:
@@ -38,7 +38,7 @@ os.waitpid(pid, 0)
 )
 attempt(
     "ptrace",
-    "attach to the parent, to a process of the same user, to the first process",
+    "attach to the parent, to a process of the same user, to the init process",
     OWN + "; " + FIRST,
     """
 for pid in (world["parent"], world["victim"], 1):
@@ -64,8 +64,8 @@ for pid in (world["parent"], world["victim"], 1):
 """,
 )
 attempt(
-    "secrets of the first process",
-    "read the parent's environment and arguments out of the sandbox's first process",
+    "secrets of the init process",
+    "read the parent's environment and arguments from the sandbox's init process",
     FIRST + "; the forkserver is started with none of the parent's variables",
     """
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -82,7 +82,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 )
 attempt(
     "secrets in the environment",
-    "read tokens and the address of the ssh agent out of its own environment",
+    "read tokens and the address of the ssh agent from its own environment",
     "strict drops variables that look like secrets",
     """
 for name, value in os.environ.items():
@@ -94,9 +94,9 @@ if world["token"].encode() in read("/proc/self/environ"):
     under=("strict",),
 )
 attempt(
-    "signals to the first process",
-    "kill, stop, interrupt and confuse the sandbox's first process, so that something survives or a lie is told",
-    "the kernel drops what a namespace's own processes send to its first; it ends only with all others",
+    "signals to the init process",
+    "kill, stop and interrupt the sandbox's init process, so that a process survives or a false outcome is reported",
+    "the kernel drops signals from a PID namespace's own processes to its init, which ends only with all others",
     """
 for number in range(1, 65):
     if number not in (32, 33):
@@ -108,7 +108,7 @@ time.sleep(0)
 attempt(
     "forged outcome",
     "write a forged outcome where the parent reads it, or read the answer of others",
-    "the descriptor is closed before the command starts, and the first process may not be looked into",
+    "the descriptor is closed before the command starts, and the init process cannot be inspected",
     """
 forged = b'{"cause":"exit","code":77,"wall":0,"cpu":0,"memory":0}\\n'
 for fd in range(3, 4096):
@@ -125,8 +125,8 @@ os.write(2, forged)
 )
 attempt(
     "zombie flood",
-    "leave thousands of orphans to be reaped, so that its end is never seen",
-    "the first process looks for the command's end between any two",
+    "leave thousands of orphans to be reaped, so that the command's end is never noticed",
+    "the init process checks for the command's end between two reaps",
     """
 for _ in range(300):
     if os.fork() == 0:
@@ -139,8 +139,8 @@ os._exit(0) if not print("TRIED", flush=True) else None
 )
 attempt(
     "fork storm against the clock",
-    "keep the first process busy reaping so that a timeout is never noticed",
-    "the clock is looked at between any two",
+    "keep the init process busy reaping so that a timeout is never noticed",
+    "it checks the clock between two reaps",
     """
 print("TRIED", flush=True)
 def storm():
@@ -161,7 +161,7 @@ signal.pause()
 attempt(
     "outlive the sandbox",
     "setsid, double fork, ignored signals, a stopped process, a process that forks for ever",
-    "all end with the first process of their PID namespace",
+    "all end with the init process of their PID namespace",
     """
 if os.fork() == 0:
     os.setsid()
@@ -176,7 +176,7 @@ if os.fork() == 0:
 attempt(
     "memory of a deleted program",
     "run a program from memory (memfd), from which no file remains, and write outside from there",
-    "harmless: what confines is bound to the process, not to the program's file",
+    "harmless: the confinement belongs to the process, not to the program's file",
     """
 fd = os.memfd_create("program")
 os.write(fd, open("/bin/sh", "rb").read())
@@ -185,8 +185,8 @@ in_child(lambda: os.execve(f"/proc/self/fd/{fd}", ["sh", "-c", f"echo escaped > 
 )
 attempt(
     "terminal injection",
-    "type commands into the parent's terminal with TIOCSTI and TIOCLINUX, and make it the controlling one first",
-    "the filter refuses both calls, and a session of its own has no terminal",
+    "type commands into the parent's terminal with TIOCSTI and TIOCLINUX, after making it the controlling terminal",
+    "the filter refuses both calls, and a new session has no terminal",
     """
 for _ in range(2):
     for fd in (0, 1, 2):

@@ -8,7 +8,7 @@ NO_MOUNT = "no capability to mount, and a filter that refuses the calls"
 
 attempt(
     "mount",
-    "mount a tmpfs, a bind of a writable place, the disk, a new /proc and a new sysfs",
+    "mount a tmpfs, a bind of a writable directory, the disk, a new /proc and a new sysfs",
     NO_MOUNT,
     """
 for name in ("tmpfs", "proc", "sysfs", "devtmpfs", "cgroup", "cgroup2", "debugfs", "overlay", "bpf", "mqueue"):
@@ -32,7 +32,7 @@ want("written", write, precious)
 )
 attempt(
     "unmount",
-    "take away what covers the host's places",
+    "unmount the covers of hidden paths",
     NO_MOUNT,
     """
 for place in (ws, secret, "/tmp", "/var/tmp", "/dev", "/run", "/proc", "/"):
@@ -54,7 +54,7 @@ want("pivoted in place", lambda: syscall(155, b".", b"."))
 attempt(
     "chroot",
     "chroot and climb out of it by a descriptor, the old way",
-    "no capability to chroot; and the sandbox is no chroot that could be climbed out of",
+    "no capability to chroot, and the sandbox is not a chroot",
     """
 def climb():
     fd = os.open("/", os.O_RDONLY)
@@ -99,8 +99,8 @@ in_child(lambda: attempt(inside))
 )
 attempt(
     "nested user namespace, mount",
-    "become root of a new user namespace, unmount what covers things and mount others",
-    "the filter stays, and refuses the calls; strict refuses namespaces",
+    "become root of a new user namespace, unmount covers and mount others",
+    "the filter still applies and refuses the calls; strict refuses namespaces",
     """
 def inside():
     nested(0x10000000 | 0x00020000 | 0x20000000)
@@ -116,7 +116,7 @@ code = in_child(lambda: attempt(inside))
 attempt(
     "nested user namespace, rights",
     "use the capabilities of a new user namespace on files: chroot, chown, mknod, override of modes",
-    "those capabilities count only for what belongs to the new namespace, and mounts stay read-only",
+    "those capabilities apply only to what the new namespace owns, and mounts stay read-only",
     """
 def inside():
     nested(0x10000000)
@@ -131,7 +131,7 @@ in_child(lambda: attempt(inside))
 attempt(
     "setns",
     "enter the namespaces of the first process, of the parent, or by any descriptor",
-    "neither may be looked into, nobody outside is seen, no such descriptor is left open",
+    "neither can be inspected, no process outside is visible, no such descriptor is left open",
     """
 for pid in ("1", str(world["parent"]), str(os.getppid())):
     for kind in ("mnt", "user", "pid", "net", "ipc", "uts", "cgroup"):
@@ -156,8 +156,8 @@ for kind, request in (("user", 0xB702), ("pid", 0xB702), ("user", 0xB701), ("mnt
 )
 attempt(
     "set-uid file made inside",
-    "make a set-uid and set-gid copy of a program and run it for another user's rights",
-    "no_new_privs: no program gains anything by being run",
+    "make a set-uid and set-gid copy of a program and run it to gain another user's rights",
+    "no_new_privs: executing a program grants nothing",
     """
 import shutil
 shutil.copy("/bin/cat", ws + "/tool")
@@ -183,7 +183,7 @@ in_child(run)
 )
 attempt(
     "set-uid program of the host",
-    "run su, mount, passwd, newuidmap and sudo for root's rights",
+    "run su, mount, passwd, newuidmap and sudo to gain root's rights",
     "no_new_privs, and nosuid on every mount",
     """
 import shutil
@@ -201,7 +201,7 @@ if "NoNewPrivs:\\t1" not in text:
 attempt(
     "capabilities",
     "hold, regain or give to a file a capability that reaches beyond files",
-    "all but those of a file's owner are dropped for good, from every set",
+    "all except those over files are dropped for good, from every set",
     """
 text = open("/proc/self/status").read()
 sets = {l.split(":")[0]: int(l.split()[1], 16) for l in text.splitlines() if l.startswith("Cap")}
@@ -244,7 +244,7 @@ for name in ("vda", "sda", "mem", "kmem", "port", "kmsg", "loop-control", "loop0
 )
 attempt(
     "device node elsewhere",
-    "open a node that lies outside of /dev, as in a container's files: read-only mounts do not forbid that",
+    "open a device node outside /dev, as in a container's files, which a read-only mount does not forbid",
     "nodev on every mount",
     """
 for flags in (os.O_RDONLY, os.O_WRONLY):
@@ -257,7 +257,7 @@ for flags in (os.O_RDONLY, os.O_WRONLY):
 attempt(
     "another user",
     "become another user of the host, and use that user's rights",
-    "an unprivileged user's namespace knows no other; root's changes nothing about what is mounted",
+    "an unprivileged user's namespace maps no other user; root's does not change what is mounted",
     """
 def become():
     os.setgroups([])

@@ -1,4 +1,4 @@
-"""The world outside that attempts are after: files, secrets, sockets, processes. It notices when it was touched."""
+"""The world outside that attempts aim at: files, secrets, sockets, processes. It notices every touch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class World:
-    """Everything is in ``base``, which must not be in a directory for temporary files: those are hidden anyway."""
+    """The world in ``base``, which must not be in a directory for temporary files: a sandbox hides those anyway."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -53,7 +53,7 @@ class World:
         self.marker = str(900000 + secrets.randbelow(90000))
 
     def make_workspace(self, name: str) -> Path:
-        """A small project beside the directory outside, with links into what is hidden."""
+        """Make a small project beside the directory outside, with links to hidden paths."""
         project = self.base / name
         (project / "sub").mkdir(parents=True)
         (project / "credentials").mkdir()
@@ -65,12 +65,12 @@ class World:
         return project
 
     def hidden(self, workspace: Path) -> tuple[str, ...]:
-        """What a confinement is to hide."""
+        """Return the paths that a confinement must hide."""
         names = (self.base / "secret", self.base / "hidden-file", workspace / "credentials", self.base / "cache/keys")
         return tuple(map(str, names))
 
-    def told(self, workspace: Path, state: str, sibling: str) -> str:
-        """What an attempt is told: an attacker who knows every name and number."""
+    def knowledge(self, workspace: Path, state: str, sibling: str) -> str:
+        """Return what an attempt knows: every name and number."""
         return json.dumps(
             {
                 "base": str(self.base),
@@ -103,7 +103,7 @@ class World:
         )
 
     def snapshot(self, *, without: str = "") -> dict[str, Any]:
-        """Everything that must be the same afterwards."""
+        """Return everything that must be the same afterwards."""
         seen: dict[str, Any] = {}
         for top in ("outside", "secret", "cache", "project", "hidden-file"):
             if top != without:
@@ -123,7 +123,7 @@ class World:
         return seen
 
     def mend(self, before: dict[str, Any]) -> None:
-        """Put right what the whole machine needs, where an attempt on it was not stopped."""
+        """Repair what the whole machine needs, if an attempt on it was not stopped."""
         if os.geteuid() == 0:
             for name in _DEVICES:
                 mode, user, group, _ = before[f"/dev/{name}"]
@@ -134,7 +134,7 @@ class World:
                     Path("/proc/sys", name).write_text(before[name])
 
     def survivors(self) -> list[str]:
-        """Processes that were left behind by an attempt."""
+        """Return the processes that an attempt left behind."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
@@ -194,7 +194,7 @@ class World:
         self.servers += [tcp, udp, datagrams]
 
     def _look(self) -> list[str]:
-        """Who knocked since the last look: a connection, a datagram or bytes in the FIFO."""
+        """Return the accesses since the last call: a connection, a datagram or bytes in the FIFO."""
         found = []
         for server in select.select(self.servers, [], [], 0)[0]:
             found.append(repr(server.getsockname()))
@@ -208,7 +208,7 @@ class World:
         return found
 
     def _handles(self) -> dict[str, str]:
-        """File handles as open_by_handle_at takes them: the kind, then the handle."""
+        """Return file handles as open_by_handle_at takes them: the kind, then the handle."""
         handles = {}
         for name in ("outside/precious", "secret/key", "outside", "hidden-file"):
             path = self.base / name
