@@ -80,7 +80,7 @@ def test_a_part_of_a_search_is_not_given_up_alone(scene: Scene) -> None:
     fork = scene.drive(recipe, "ended")
     with open_ledger(scene.workspace) as ledger:
         [inner] = ledger.children(f"{fork}.1")
-    with pytest.raises(LedgerError, match=f"made inside attempt {fork}.1: say {fork}"):
+    with pytest.raises(LedgerError, match=f"inside attempt {fork}.1: name fork {fork}"):
         abort_fork(scene.workspace, inner.id)
     abort_fork(scene.workspace, fork)
 

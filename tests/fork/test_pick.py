@@ -49,7 +49,7 @@ def test_the_fork_alone_means_its_favourite(scene: Scene) -> None:
     pick(scene.workspace, scene.hold(ONE, TWO))
     assert scene.text("a.txt") == "due\n"
     fork = scene.hold("exit 1", "exit 2")
-    with pytest.raises(LedgerError, match=f"no favourite: name an attempt .{fork}.1, {fork}.2") as told:
+    with pytest.raises(LedgerError, match=f"was judged best: name an attempt .{fork}.1, {fork}.2") as told:
         pick(scene.workspace, fork)
     assert told.value.near == (f"{fork}.1", f"{fork}.2")
     abort_fork(scene.workspace, fork)

@@ -95,7 +95,7 @@ def test_hunks_are_matched_by_what_they_change(scene: Scene, fork: str) -> None:
 def test_what_overlaps_leaves_nothing(scene: Scene, fork: str) -> None:
     with pytest.raises(BranchError, match="overlap"):
         prepared(scene, fork, {"a.txt": frozenset(aligned(scene, fork).hunks)})
-    with pytest.raises(LedgerError, match="nothing was chosen"):
+    with pytest.raises(LedgerError, match="the choice is empty"):
         prepared(scene, fork, {"a.txt": frozenset()})
     assert sorted(scene.branches) == ["0", "1"]
     abort_fork(scene.workspace, fork)
@@ -117,10 +117,10 @@ def test_a_fork_is_decided_only_once(scene: Scene, fork: str) -> None:
 
 def test_attempts_that_are_not_there(scene: Scene, fork: str) -> None:
     scene.workspace.open(scene.attempts[0].branch).abort()
-    with pytest.raises(LedgerError, match="gone"):
+    with pytest.raises(LedgerError, match="its branch was dropped"):
         line_up_attempts(scene.workspace, fork, [f"{fork}.1"])
     scene.workspace.open(scene.attempts[1].branch).abort()
-    with pytest.raises(LedgerError, match="no attempt"):
+    with pytest.raises(LedgerError, match="no finished attempt"):
         line_up_attempts(scene.workspace, fork)
     abort_fork(scene.workspace, fork)
 
