@@ -79,7 +79,7 @@ def run_and_report(
 
 def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> None:
     """Raise UsageError before anything runs, if the result of the run could not be used."""
-    tests = recipe.test()
+    tests = recipe.build_tests()
     if tests is not None and tests.find(workspace.path) is None:
         raise click.UsageError("--test auto found no tests in this project; name the command with --test 'COMMAND'")
     if options.patch is not None and not options.patch.absolute().parent.is_dir():

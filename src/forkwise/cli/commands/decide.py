@@ -102,7 +102,7 @@ def combine(
     import asyncio
 
     from forkwise.cli.private_mounts import enter_to_create
-    from forkwise.explore.resume import judging_tests
+    from forkwise.explore.resume import find_tests
     from forkwise.files.workspace import Workspace
     from forkwise.fork.combine import combine_attempts
     from forkwise.ledger.sqlite import open_ledger
@@ -118,7 +118,7 @@ def combine(
         combine_attempts(
             workspace,
             names,
-            tests=None if no_test else judging_tests(fork, command),
+            tests=None if no_test else find_tests(fork, command),
             prefer=by_path,
             favour=[word for word in prefer if "=" not in word],
             on_conflict=on_conflict,

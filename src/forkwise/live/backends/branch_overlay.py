@@ -283,7 +283,7 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         self._seen: dict[str, Standing] = {}
 
     def __repr__(self) -> str:
-        return f"<BranchOverlay {self.branch.branch_path} of {self.files.where}>"
+        return f"<BranchOverlay {self.branch.branch_path} of {self.files.workspace_path}>"
 
     # Commands
 
@@ -364,7 +364,7 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
     def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
         """Commit the branch through the journal, which ends it; ``commit`` is then what undoes it. What could not be
         committed is reported with nothing changed, and the branch is still there."""
-        if not isinstance(parent, PlaceBackend) or parent.place.place.path != self.branch.parent.place.path:
+        if not isinstance(parent, PlaceBackend) or parent.place.state_dir.path != self.branch.parent.state_dir.path:
             return self._replay(parent, pre_flush_snapshot or {})
         standing = self.standing()
         changes = self._changes(standing)

@@ -40,7 +40,7 @@ class PlaceBackend(Backend):
     @property
     def place(self) -> Workspace | Branch:
         """What the files are of."""
-        return self.files.place
+        return self.files.source
 
     @property
     def workspace(self) -> AgentWorkspace:
@@ -61,12 +61,12 @@ class PlaceBackend(Backend):
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file; one that was there keeps its mode."""
-        with self.files.changing() as tree:
+        with self.files.edit() as tree:
             tree.write(name, content)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all it holds."""
-        with self.files.changing() as tree:
+        with self.files.edit() as tree:
             tree.remove(name)
 
     def delete(self, path: str) -> bool:
@@ -84,7 +84,7 @@ class PlaceBackend(Backend):
         """Write and remove several files; where changes are recorded that is one commit."""
         if not self.files.is_recorded:
             return super().replace(contents)
-        with self.lock, self.files.changing() as tree:
+        with self.lock, self.files.edit() as tree:
             for name, content in contents.items():
                 if content is not None:
                     tree.write(name, content)
@@ -149,12 +149,12 @@ class LocalBackend(PlaceBackend):
         self.files = AgentFiles(workspace) if confinement is None else AgentFiles(workspace, confinement)
 
     def __repr__(self) -> str:
-        return f"<LocalBackend {self.files.where}>"
+        return f"<LocalBackend {self.files.workspace_path}>"
 
     @property
     def root_dir(self) -> str:
         """The directory."""
-        return self.files.where
+        return self.files.workspace_path
 
 
 class _Output:
