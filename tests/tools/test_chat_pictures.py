@@ -1,4 +1,4 @@
-"""The pictures of a chat in the docs are what its screens look like, in any terminal."""
+"""The pictures of a chat in the docs show its screens as they are, in any terminal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def test_screens_look_like_their_pictures(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     drawn = asyncio.run(draw_chat(THEMES))
     assert list(drawn) == [f"{scene}-{theme}" for scene in CHAT_SCENES for theme in THEMES]
-    told = "make screenshots draws them anew; look at what is different before you commit it"
+    hint = "make screenshots draws them again; look at the difference before you commit them"
     different = [name for name, picture in drawn.items() if picture != (IMAGES / f"{name}.svg").read_text()]
-    assert different == [], told
+    assert different == [], hint

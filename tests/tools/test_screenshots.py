@@ -1,4 +1,4 @@
-"""The pictures in the docs are what the screens look like."""
+"""The pictures in the docs show the screens as they are."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ IMAGES = Path(__file__).parents[2] / "docs/images"
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_screen_looks_like_its_picture(scene: str, theme: str) -> None:
     drawn = asyncio.run(draw(scene, theme))
-    told = "make screenshots draws it anew; look at what is different before you commit it"
-    assert drawn == (IMAGES / f"{scene}-{theme}.svg").read_text(), told
+    hint = "make screenshots draws it again; look at the difference before you commit it"
+    assert drawn == (IMAGES / f"{scene}-{theme}.svg").read_text(), hint

@@ -19,7 +19,7 @@ from forkwise.display.board import Row
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.fork.combine import Combined, Prepared
 from forkwise.ledger.records import ForkRecord, Summary
-from forkwise.tui.fork_model import Look
+from forkwise.tui.fork_model import ForkSnapshot
 from forkwise.tui.watch import WatchApp, WatchScreen
 
 __all__ = ["COMMIT", "NotedFork", "Scene", "play", "until", "watching"]
@@ -41,11 +41,11 @@ class NotedFork(ScriptedFork):
         self.others: list[Summary] = []
         self.looks = 0
 
-    def look(self) -> Look:
+    def read(self) -> ForkSnapshot:
         self.looks += 1
-        look = super().look()
+        look = super().read()
         fork = replace(look.fork, **{"id": self.fork, **self.told})
-        return Look(fork, self.state, look.rows if self.rows is None else tuple(self.rows))
+        return ForkSnapshot(fork, self.state, look.rows if self.rows is None else tuple(self.rows))
 
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
         text = self.printed.get(attempt, b"")
@@ -54,7 +54,7 @@ class NotedFork(ScriptedFork):
     def forks(self) -> list[Summary]:
         return self.others
 
-    def committed(self, fork: ForkRecord) -> str:
+    def read_commit(self, fork: ForkRecord) -> str:
         return f"diff of commit {fork.commit}"
 
     def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
@@ -72,7 +72,7 @@ class NotedFork(ScriptedFork):
     def abort(self) -> None:
         self._note("abort")
 
-    def end(self, attempt: str) -> None:
+    def abort_attempt(self, attempt: str) -> None:
         self._note("end", attempt)
 
     def undo(self, commit: int) -> Commit:
@@ -128,9 +128,11 @@ class Scene:
         """Wait until what was asked or shown above the fork is gone."""
         await self.comes_to(WatchScreen)
 
-    async def sees(self, is_so: Callable[[Look], bool]) -> None:
+    async def sees(self, is_so: Callable[[ForkSnapshot], bool]) -> None:
         """Wait until something is so of the fork as it was seen last."""
-        await until(lambda: self.watch.look is not None and is_so(self.watch.look), lambda: f"{self.watch.look}")
+        await until(
+            lambda: self.watch.snapshot is not None and is_so(self.watch.snapshot), lambda: f"{self.watch.snapshot}"
+        )
 
     async def comes_to(self, kind: type[Screen[Any]]) -> None:
         """Wait until another screen is up."""

@@ -9,9 +9,19 @@ import pytest
 from textual.app import App
 
 from forkwise.files.selection import AlignedPath, Choice
-from forkwise.text.diff import Side
+from forkwise.text.diff import FileVersion
 from forkwise.text.merge3 import align
-from forkwise.tui.diff_view import NwayScreen, NwayView, accept, changed, counted, is_accepted, lay_out, places, reject
+from forkwise.tui.diff_view import (
+    NwayScreen,
+    NwayView,
+    accept,
+    build_rows,
+    count_regions,
+    format_choice,
+    format_region,
+    is_accepted,
+    reject,
+)
 from tests.tui.pilot import Scene, play, until
 
 MODE = 0o100644
@@ -20,16 +30,18 @@ ONE = BASE.replace(b"1\n", b"one\n", 1).replace(b"12\n", b"twelve\n")
 TWO = BASE.replace(b"1\n", b"eins\n", 1).replace(b"6\n", b"six\nand a half\n")
 TEXT = AlignedPath(
     "a.txt",
-    Side(MODE, BASE),
-    {"k3f9ab.1": Side(MODE, ONE), "k3f9ab.2": Side(MODE, TWO)},
+    FileVersion(MODE, BASE),
+    {"k3f9ab.1": FileVersion(MODE, ONE), "k3f9ab.2": FileVersion(MODE, TWO)},
     align(BASE, {"k3f9ab.1": ONE, "k3f9ab.2": TWO}),
 )
-WHOLE = AlignedPath("b.bin", Side(MODE, b"\0\1"), {"k3f9ab.1": None, "k3f9ab.2": Side(0o120777, b"a.txt")}, None)
+WHOLE = AlignedPath(
+    "b.bin", FileVersion(MODE, b"\0\1"), {"k3f9ab.1": None, "k3f9ab.2": FileVersion(0o120777, b"a.txt")}, None
+)
 NAMES = ("k3f9ab.1", "k3f9ab.2")
 
 
 def rows(lineup: AlignedPath) -> list[list[str]]:
-    return [[cell.text for cell in row.cells] for row in lay_out(lineup, NAMES)]
+    return [[cell.text for cell in row.cells] for row in build_rows(lineup, NAMES)]
 
 
 # The layout
@@ -53,8 +65,10 @@ def test_versions_are_lined_up_and_what_all_share_is_cut_short() -> None:
 def test_a_long_stretch_that_all_share_is_left_out() -> None:
     base = b"".join(b"%d\n" % n for n in range(1, 101))
     changes = {"k3f9ab.1": base.replace(b"1\n", b"one\n", 1).replace(b"100\n", b"hundred\n")}
-    lineup = AlignedPath("a", Side(MODE, base), {"k3f9ab.1": Side(MODE, changes["k3f9ab.1"])}, align(base, changes))
-    assert [row.cells[0].text for row in lay_out(lineup, NAMES)] == [
+    lineup = AlignedPath(
+        "a", FileVersion(MODE, base), {"k3f9ab.1": FileVersion(MODE, changes["k3f9ab.1"])}, align(base, changes)
+    )
+    assert [row.cells[0].text for row in build_rows(lineup, NAMES)] == [
         "@@ 1",
         "1",
         "2",
@@ -73,9 +87,9 @@ def test_what_is_no_text_is_told() -> None:
         ["mode 644", "(nothing)", "→ a.txt"],
         ["2 B, not text", "", ""],
     ]
-    assert changed(WHOLE, 0, "k3f9ab.2") == "-mode 644\n-2 B, not text\n+→ a.txt"
-    assert changed(TEXT, 1, "k3f9ab.2") == "-6\n+six\n+and a half"
-    assert changed(TEXT, 1, "k3f9ab.1") == "k3f9ab.1 left it as the parent has it"
+    assert format_region(WHOLE, 0, "k3f9ab.2") == "-mode 644\n-2 B, not text\n+→ a.txt"
+    assert format_region(TEXT, 1, "k3f9ab.2") == "-6\n+six\n+and a half"
+    assert format_region(TEXT, 1, "k3f9ab.1") == "k3f9ab.1 did not change this part"
 
 
 # Accepting and rejecting
@@ -100,7 +114,7 @@ def test_accepting_takes_the_place_of_what_it_clashes_with() -> None:
 
 
 def test_of_a_whole_file_there_is_one_version() -> None:
-    assert places(WHOLE) == 1
+    assert count_regions(WHOLE) == 1
     chosen = accept(accept(None, WHOLE, 0, "k3f9ab.1"), WHOLE, 0, "k3f9ab.2")
     assert chosen == "k3f9ab.2"
     assert reject(chosen, WHOLE, 0, "k3f9ab.1") == "k3f9ab.2"
@@ -120,7 +134,7 @@ def test_of_a_whole_file_there_is_one_version() -> None:
     ],
 )
 def test_how_much_was_chosen(choice: Mapping[str, Choice], told: str) -> None:
-    assert counted(choice) == told
+    assert format_choice(choice) == told
 
 
 # The screen
@@ -175,27 +189,27 @@ def test_what_is_seen_and_clicked() -> None:
     async def script(scene: Scene) -> None:
         await scene.comes_to(NwayScreen)
         await scene.press("enter")
-        await scene.tells("Take something first")
-        await scene.shows("a.txt · file 1 of 2 · taken: nothing")
+        await scene.tells("Accept a change first")
+        await scene.shows("a.txt · file 1 of 2 · accepted: nothing")
         assert "│parent" in scene.text
         assert "-1\n+one" in scene.text.replace("│", "")
         view = scene.app.screen.query_one(NwayView)
         width = view.size.width // 3
         await scene.pilot.click(NwayView, offset=(2 * width + 3, 1))  # the head of the first region, second attempt
-        await scene.shows("[✓] taken")
+        await scene.shows("[✓] accepted")
         await scene.shows("✓ a.txt")
-        assert (view.place, view.version) == (0, NAMES[1])
+        assert (view.region_number, view.version) == (0, NAMES[1])
         await scene.pilot.click(NwayView, offset=(width + 3, 2))  # a line of it: only the cursor goes there
         await scene.shows("+one")
-        await scene.shows("taken: 1 hunk")
+        await scene.shows("accepted: 1 hunk")
 
     play(app, script)
 
 
 def test_columns_that_do_not_fit_are_scrolled_to() -> None:
-    versions = {f"k3f9ab.{n}": Side(MODE, b"version %d\n" % n) for n in range(1, 13)}
+    versions = {f"k3f9ab.{n}": FileVersion(MODE, b"version %d\n" % n) for n in range(1, 13)}
     texts = {name: side.content or b"" for name, side in versions.items()}
-    app = _App(AlignedPath("a.txt", Side(MODE, b"base\n"), versions, align(b"base\n", texts)))
+    app = _App(AlignedPath("a.txt", FileVersion(MODE, b"base\n"), versions, align(b"base\n", texts)))
 
     async def script(scene: Scene) -> None:
         await scene.comes_to(NwayScreen)

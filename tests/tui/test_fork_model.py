@@ -15,9 +15,9 @@ from forkwise import LedgerError, Workspace
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import NwayScreen
-from forkwise.tui.fork_model import Watched
+from forkwise.tui.fork_model import ForkModel
 from forkwise.tui.watch import WatchApp
-from forkwise.tui.widgets import Question
+from forkwise.tui.widgets import QuestionScreen
 from tests.tui.pilot import Scene, play, until
 
 Run = Callable[..., Result]
@@ -28,12 +28,12 @@ SECOND = "sed -i 's/one/EINS/; s/five/FÜNF/' a.txt"
 
 
 @pytest.fixture
-def watched(project: Path, run: Run) -> Iterator[Watched]:
+def model(project: Path, run: Run) -> Iterator[ForkModel]:
     """A fork of two attempts that waits for a pick, and that has a test."""
     (project / "a.txt").write_text(TEXT)
     options = ("--all", "--no-commit", "--quiet", "--test", "grep -q two a.txt")
     run("speculate", *options, "-c", FIRST, "-c", SECOND)
-    found = Watched(project)
+    found = ForkModel(project)
     yield found
     found.close()
 
@@ -42,69 +42,69 @@ async def begun(scene: Scene) -> None:
     await scene.shows("waits for a pick")
 
 
-def test_looking(watched: Watched, run: Run) -> None:
-    look = watched.look()
-    assert look is not None
-    assert (look.state, [attempt.state for attempt in look.own]) == ("open", ["succeeded", "succeeded"])
-    assert watched.output(f"{look.fork.id}.1", 0) == (5, b"said\n")
-    assert "+UNO" in watched.diff(f"{look.fork.id}.1")
-    assert [summary.fork.id for summary in watched.forks()] == [look.fork.id]
+def test_looking(model: ForkModel, run: Run) -> None:
+    snapshot = model.read()
+    assert snapshot is not None
+    assert (snapshot.state, [attempt.state for attempt in snapshot.own]) == ("open", ["succeeded", "succeeded"])
+    assert model.output(f"{snapshot.fork.id}.1", 0) == (5, b"said\n")
+    assert "+UNO" in model.diff(f"{snapshot.fork.id}.1")
+    assert [summary.fork.id for summary in model.forks()] == [snapshot.fork.id]
     with pytest.raises(LedgerError, match="nothing of fork"):
-        watched.committed(look.fork)
-    run("pick", f"{look.fork.id}.1")
-    assert "+UNO" in watched.diff(f"{look.fork.id}.1"), "the winner's diff is there when its branch is gone"
+        model.read_commit(snapshot.fork)
+    run("pick", f"{snapshot.fork.id}.1")
+    assert "+UNO" in model.diff(f"{snapshot.fork.id}.1"), "the winner's diff is there when its branch is gone"
 
 
 def test_which_fork_is_meant(project: Path, run: Run) -> None:
-    watched = Watched(project)
-    assert watched.look() is None
+    model = ForkModel(project)
+    assert model.read() is None
     with pytest.raises(LedgerError, match="no fork yet"):
-        watched.abort()
+        model.abort()
     run("run", "--quiet", "--", "true")
-    first = watched.look()
+    first = model.read()
     run("run", "--quiet", "--", "true")
-    assert watched.look() == first, "what is watched stays what is watched"
-    newest = Watched(project).look()
+    assert model.read() == first, "the model keeps the fork it has found"
+    newest = ForkModel(project).read()
     assert first is not None
     assert newest is not None
     assert newest.fork.id != first.fork.id
-    assert Watched(project, first.fork.id[:5]).look() == first
+    assert ForkModel(project, first.fork.id[:5]).read() == first
     with open_ledger(Workspace(project)) as ledger:
         running = ledger.begin_fork("program", workspace=str(project), spec={})
         ledger.begin_fork("done", workspace=str(project), spec={})
         ledger.abort_fork(ledger.forks()[0].id, "over")
-    of_program = Watched(project)
-    look = of_program.look()
-    assert look is not None
-    assert look.fork.id == running.id, "one that runs comes before a newer one that does not"
+    of_program = ForkModel(project)
+    snapshot = of_program.read()
+    assert snapshot is not None
+    assert snapshot.fork.id == running.id, "one that runs comes before a newer one that does not"
     assert of_program.tests() is None
 
 
-def test_pick_and_undo(watched: Watched, project: Path) -> None:
+def test_pick_and_undo(model: ForkModel, project: Path) -> None:
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("p")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("y")
         await scene.shows("#1 → commit 1")
         assert (project / "a.txt").read_text() == TEXT.replace("one", "UNO")
         await scene.press("u")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("y")
         await scene.shows("#1 → commit 1, undone by 2")
         assert (project / "a.txt").read_text() == TEXT
 
-    play(WatchApp(watched), script)
+    play(WatchApp(model), script)
     assert Workspace(project).branches() == []
 
 
-def test_a_clash_is_chosen_from_tested_and_committed(watched: Watched, project: Path) -> None:
+def test_a_clash_is_chosen_from_tested_and_committed(model: ForkModel, project: Path) -> None:
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("space", "space", "c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("y")
-        await scene.shows("They do not go together")
+        await scene.shows("Their changes conflict")
         await scene.press("n")
         await scene.comes_to(NwayScreen)
         await scene.press("space", "down", "right", "space", "enter")
@@ -113,12 +113,12 @@ def test_a_clash_is_chosen_from_tested_and_committed(watched: Watched, project: 
         await scene.press("enter")
         await scene.shows("#1 #2 → commit 1")
 
-    play(WatchApp(watched), script)
+    play(WatchApp(model), script)
     assert (project / "a.txt").read_text() == TEXT.replace("one", "UNO").replace("five", "FÜNF")
     assert Workspace(project).branches() == []
 
 
-def test_files_are_opened_in_ones_own_tool(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_opened_in_ones_own_tool(model: ForkModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "tool"
     tool.write_text('#!/bin/sh\ncat "$1" "$2" > "$0.part" && mv "$0.part" "$0.seen"\n')
     tool.chmod(0o755)
@@ -128,42 +128,42 @@ def test_files_are_opened_in_ones_own_tool(watched: Watched, tmp_path: Path, mon
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("o")
-        await scene.tells("Opened what ")
+        await scene.tells("Opened the changes of ")
         await until(seen.exists)
         assert seen.read_text() == TEXT + TEXT.replace("one", "UNO")
 
-    play(WatchApp(watched), script)
-    assert watched.fork is not None
+    play(WatchApp(model), script)
+    assert model.fork is not None
     monkeypatch.setenv("FORKWISE_DIFFTOOL", "vimdiff {parent} {branches}")
-    opening = watched.open(f"{watched.fork}.2")
-    assert opening.in_terminal
-    copies = [Path(word) for word in opening.commands[0][1:]]
+    commands = model.prepare_difftool(f"{model.fork}.2")
+    assert commands.uses_terminal
+    copies = [Path(word) for word in commands.commands[0][1:]]
     assert [copy.read_text() for copy in copies] == [TEXT, TEXT.replace("one", "EINS").replace("five", "FÜNF")]
-    watched.close()
+    model.close()
     assert not any(copy.exists() for copy in copies)
 
 
-def test_abort(watched: Watched, project: Path) -> None:
+def test_abort(model: ForkModel, project: Path) -> None:
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("a")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("y")
         await scene.shows("⊘ aborted")
 
-    play(WatchApp(watched), script)
+    play(WatchApp(model), script)
     assert Workspace(project).branches() == []
     assert (project / "a.txt").read_text() == TEXT
 
 
-def test_leaving_while_a_choice_is_tested_leaves_nothing(watched: Watched, project: Path) -> None:
-    assert watched.look() is not None
-    [lineup] = watched.line_up(())
+def test_leaving_while_a_choice_is_tested_leaves_nothing(model: ForkModel, project: Path) -> None:
+    assert model.read() is not None
+    [lineup] = model.line_up(())
     assert lineup.alignment is not None
     hunks = frozenset(lineup.alignment.of(lineup.alignment.versions[0]))
 
     async def cancelled() -> None:
-        preparing = asyncio.ensure_future(watched.prepare({"a.txt": hunks}))
+        preparing = asyncio.ensure_future(model.prepare({"a.txt": hunks}))
         await until(lambda: any(b.name.endswith("-choice") for b in Workspace(project).branches()))
         preparing.cancel()
         with pytest.raises(asyncio.CancelledError):

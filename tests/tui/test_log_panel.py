@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 
-from forkwise.tui.widgets import OutputLog, Plain
+from forkwise.text.clean import TerminalCleaner
+from forkwise.tui.widgets import OutputLog
 from tests.tui.pilot import Scene, play
 
 PRINTED = [
@@ -26,9 +27,9 @@ PRINTED = [
 
 @pytest.mark.parametrize(("printed", "shown"), PRINTED)
 def test_it_is_plain_text_however_it_is_cut(printed: bytes, shown: str) -> None:
-    assert Plain().feed(printed) == shown
+    assert TerminalCleaner().feed(printed) == shown
     for at in range(len(printed)):
-        plain = Plain()
+        plain = TerminalCleaner()
         told = plain.feed(printed[:at]) + plain.feed(printed[at:])
         # What was shown before a carriage return came cannot be taken back.
         assert told == shown or b"%\r" in printed
@@ -37,7 +38,7 @@ def test_it_is_plain_text_however_it_is_cut(printed: bytes, shown: str) -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_no_byte_of_it_drives_the_terminal(pieces: list[bytes]) -> None:
-    plain = Plain()
+    plain = TerminalCleaner()
     told = "".join(plain.feed(piece) for piece in pieces)
     assert all(c.isprintable() or c in "\n\t" for c in told)
 
@@ -62,7 +63,7 @@ def test_it_follows_its_end_until_somebody_scrolls_up(tmp_path: Path) -> None:
         await scene.press("end")
         log.feed(b"line 101\n")
         await scene.shows("line 101")
-        log.begin()
+        log.reset()
         log.feed(b"another\n")
         await scene.shows("another")
         assert "line 101" not in scene.text

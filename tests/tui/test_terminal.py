@@ -38,7 +38,7 @@ def test_watched_picked_and_undone_from_another_pane(terminal: Terminal, project
     terminal.press("watch", "Down")
     terminal.shows("watch", "2 counts 3")
     terminal.press("watch", "x")
-    terminal.shows("watch", "The others go on.")
+    terminal.shows("watch", "The others continue.")
     terminal.press("watch", "y")
     terminal.shows("watch", "⊘ cancelled  3", "● running    1", "● running    2")
     terminal.press("watch", "Up")
@@ -59,7 +59,7 @@ def test_watched_picked_and_undone_from_another_pane(terminal: Terminal, project
     terminal.shows("watch", "★ won", "#2 → commit 1")
     assert (project / "won").read_text() == "1\n"
     terminal.press("watch", "u")
-    terminal.shows("watch", "Take back commit 1?")
+    terminal.shows("watch", "Undo commit 1?")
     terminal.press("watch", "y")
     terminal.shows("watch", "undone by 2")
     assert not (project / "won").exists()
@@ -77,7 +77,7 @@ def test_without_colours_and_as_lines(terminal: Terminal, project: Path) -> None
     terminal.shows("watch", "✓ succeeded  1", "spoken")
     assert all(len(set(colour)) == 1 for colour in colours(terminal.screen("watch", "-e"))), "greys only"
     terminal.press("watch", "a")
-    terminal.shows("watch", "Abort the whole fork")
+    terminal.shows("watch", "Abort the fork")
     terminal.press("watch", "y")
     terminal.shows("watch", "⊘ aborted")
     terminal.press("watch", "q")

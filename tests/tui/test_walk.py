@@ -18,7 +18,7 @@ from forkwise.conversation.talk import text_of
 from forkwise.conversation.walker import Walker
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.walk import TreePanel, WalkApp, WalkScreen
-from forkwise.tui.widgets import LineQuestion, Question
+from forkwise.tui.widgets import InputScreen, QuestionScreen
 from tests.tui.pilot import Scene, play, until
 
 
@@ -66,7 +66,7 @@ def test_the_tree_shows_forks_labels_and_where_one_is(talk: Conversation) -> Non
         starts = {2: "2 ‹two", 4: "4 › Try", 8: "8 › Try", 10: "10 › Which", 12: "12 › Without"}
         depth = {n: next(t.index(said) for t in scene.text.splitlines() if said in t) for n, said in starts.items()}
         assert depth[2] < depth[4] == depth[8] < depth[10] == depth[12]
-        await scene.shows("model: All 24 tests pass.")
+        await scene.shows("All 24 tests pass.")
 
     Walk(talk).play(script)
 
@@ -136,11 +136,11 @@ def test_a_label(talk: Conversation) -> None:
 
     async def script(scene: Scene, _: TreePanel) -> None:
         await scene.press("l")
-        await scene.comes_to(LineQuestion)
+        await scene.comes_to(InputScreen)
         await scene.press("escape")
         await scene.comes_to(WalkScreen)
         await scene.press("l")
-        await scene.comes_to(LineQuestion)
+        await scene.comes_to(InputScreen)
         await scene.press("b", "e", "s", "t", "enter")
         await scene.shows("6 ‹best› ")
         assert talk.labels["best"].id == 6
@@ -152,7 +152,7 @@ def test_a_label(talk: Conversation) -> None:
 def test_two_places_are_compared(talk: Conversation) -> None:
     async def script(scene: Scene, tree: TreePanel) -> None:
         await scene.press("d")
-        await scene.tells("Mark a place")
+        await scene.tells("Mark a node")
         await scene.press("space")
         await scene.shows("▪ ● 6 ")
         await walked(scene, tree, "down", "d")
@@ -173,7 +173,7 @@ def test_leaves_are_combined(talk: Conversation) -> None:
         await walked(scene, tree, "space", "down", "space")
         assert [node.id for node in tree.marked] == [6, 10]
         await scene.press("c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         assert "by a judge" not in scene.text
         await scene.press("c")
         await scene.shows("you are at 14")
@@ -190,11 +190,11 @@ def test_leaves_are_combined_by_a_model(talk: Conversation) -> None:
     async def script(scene: Scene, tree: TreePanel) -> None:
         await walked(scene, tree, "space", "down", "space")
         await scene.press("c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("escape")
         await scene.comes_to(WalkScreen)
         await scene.press("c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.press("m")
         await scene.shows("you are at 14")
         assert text_of(talk.here) == "both"
@@ -233,7 +233,7 @@ def test_going_on_from_any_place(talk: Conversation) -> None:
         await until(lambda: tree.has_focus)
         await walked(scene, tree, "h")
         await scene.press("i", "B", "enter")
-        await scene.shows("the answer is on its way")
+        await scene.shows("waiting for the answer")
         await until(lambda: len(heard) == 3)
         await scene.press("escape")
         await scene.shows("you are at 14")
@@ -245,7 +245,7 @@ def test_going_on_from_any_place(talk: Conversation) -> None:
 def test_nobody_is_there_to_answer(talk: Conversation) -> None:
     async def script(scene: Scene, _: TreePanel) -> None:
         await scene.press("i")
-        await scene.tells("--model says who")
+        await scene.tells("with --model")
 
     Walk(talk).play(script)
 
@@ -270,10 +270,10 @@ def test_of_a_long_way_the_end_is_shown() -> None:
 
     async def script(scene: Scene, tree: TreePanel) -> None:
         assert isinstance(scene.screen, WalkScreen)
-        said = scene.screen.said
-        await until(lambda: "answer 99" in str(said.content))
-        assert str(said.content).startswith("⋯\nuser: question 70\n")
+        messages = scene.screen.messages
+        await until(lambda: "answer 99" in messages.text)
+        assert messages.text.startswith("> question 60\n")
         await walked(scene, tree, *["up"] * 2)
-        await until(lambda: str(said.content).endswith("model: answer 97\n"))
+        await until(lambda: messages.text.endswith("answer 97"))
 
     Walk(talk).play(script)

@@ -18,7 +18,7 @@ from forkwise.testing.report import TestReport
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
 from forkwise.tui.watch import AttemptTable, ForksScreen, WatchApp
-from forkwise.tui.widgets import Question
+from forkwise.tui.widgets import QuestionScreen
 from tests.tui.pilot import COMMIT, NotedFork, Scene, play, until, watching
 
 FAILING = TestReport(source="exit code", exit_code=1, failed=1)
@@ -36,7 +36,7 @@ def combined(**told: Any) -> Combined:
 
 async def answered(scene: Scene, *keys: str) -> None:
     """Answer what is asked."""
-    await scene.comes_to(Question)
+    await scene.comes_to(QuestionScreen)
     await scene.press(*keys)
 
 
@@ -55,7 +55,7 @@ def test_attempts_are_shown_with_their_states(fork: NotedFork) -> None:
 
 
 def test_the_winner_and_the_commit(fork: NotedFork) -> None:
-    rows = fork.look().rows
+    rows = fork.read().rows
     fork.rows = [replace(rows[0], has_won=True), *rows[1:]]
     fork.state, fork.told = "resolved", {"stored": "resolved", "winner": "k3f9ab.1", "commit": 3}
 
@@ -85,7 +85,7 @@ def test_output_is_shown_as_it_comes_and_as_one_walks(fork: NotedFork) -> None:
 
 
 def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = fork.look().rows[0].attempt
+    first = fork.read().rows[0].attempt
     fork.rows = [Row(replace(first, id=f"k3f9ab.{n}"), 0, has_won=False) for n in range(1, 51)]
     drawn: list[tuple[Any, ...]] = []
     put = AttemptTable.update_cell
@@ -101,8 +101,8 @@ def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pyte
         assert scene.watch.table.row_count == 50
         fork.rows[20] = Row(replace(first, id="k3f9ab.21", files=9), 0, has_won=False)
         await until(lambda: bool(drawn))
-        looks = fork.looks
-        await until(lambda: fork.looks > looks + 2)
+        looks = fork.reads
+        await until(lambda: fork.reads > looks + 2)
         assert drawn == [("k3f9ab.21", "files")]
         fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
         await scene.shows("1234567  24/24")  # the columns beside it have moved
@@ -111,7 +111,7 @@ def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pyte
 
 
 def test_attempts_inside_attempts(fork: NotedFork) -> None:
-    rows = list(fork.look().rows)
+    rows = list(fork.read().rows)
     inner = Row(replace(rows[0].attempt, id="z9zzzz.1", fork="z9zzzz"), 1, has_won=False)
 
     async def script(scene: Scene) -> None:
@@ -125,9 +125,9 @@ def test_attempts_inside_attempts(fork: NotedFork) -> None:
 
 
 def test_waiting_for_a_fork(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = fork.look
+    read = fork.read
     there = False
-    monkeypatch.setattr(fork, "look", lambda: look() if there else None)
+    monkeypatch.setattr(fork, "read", lambda: read() if there else None)
 
     async def script(scene: Scene) -> None:
         nonlocal there
@@ -170,11 +170,11 @@ def test_what_is_wrong_is_told(fork: NotedFork, monkeypatch: pytest.MonkeyPatch)
 def test_the_winners_diff(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("w")
-        await scene.tells("Nobody has won yet.")
+        await scene.tells("No attempt has won yet.")
         fork.told = {"verdict": {"winner": "k3f9ab.2"}}
         await scene.sees(lambda look: look.fork.verdict is not None)
         await scene.press("w")
-        await scene.shows("k3f9ab.2: what it changed")
+        await scene.shows("k3f9ab.2: changes")
         await scene.press("escape")
         await scene.comes_back()
         fork.told = {"stored": "resolved", "commit": 7}
@@ -186,8 +186,8 @@ def test_the_winners_diff(fork: NotedFork) -> None:
 
 
 def test_another_fork(fork: NotedFork) -> None:
-    other = replace(fork.look().fork, id="m4n5p6", kind="tournament")
-    fork.others = [Summary(fork.look().fork, {"running": 2}, None, "make it fast"), Summary(other, {"failed": 1})]
+    other = replace(fork.read().fork, id="m4n5p6", kind="tournament")
+    fork.others = [Summary(fork.read().fork, {"running": 2}, None, "make it fast"), Summary(other, {"failed": 1})]
 
     async def script(scene: Scene) -> None:
         await scene.press("space", "f")
@@ -220,7 +220,7 @@ def test_the_mouse(fork: NotedFork) -> None:
         await scene.pilot.click("#attempts", offset=(20, 3))
         assert scene.watch.table.current == "k3f9ab.3"
         await scene.press("a")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         await scene.pilot.click("#answer-y")
         await until(lambda: fork.noted == [("abort",)])
 
@@ -233,9 +233,9 @@ def test_the_mouse(fork: NotedFork) -> None:
 def test_pick(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("p")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         assert "Commit k3f9ab.1 and drop the others?" in scene.text
-        assert "3 of its attempts still run" in scene.text
+        assert "3 of its attempts have not ended" in scene.text
         await scene.press("escape")
         await scene.comes_back()
         await scene.press("p")
@@ -256,7 +256,7 @@ def test_pick(fork: NotedFork) -> None:
 def test_pick_what_failed(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("down", "down", "down", "p")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         assert "It failed: exit code 1" in scene.text
         await scene.press("y")
         await until(lambda: fork.noted == [("pick", "k3f9ab.4", "refuse", True)])
@@ -279,7 +279,7 @@ def test_pick_in_conflict(fork: NotedFork) -> None:
             await scene.press(key)
             await scene.comes_back()
             decided = [first, ("pick", "k3f9ab.1", how, False)] if how else [first]
-            await until(lambda decided=decided: fork.noted == decided and not scene.watch.doing)
+            await until(lambda decided=decided: fork.noted == decided and not scene.watch.activity)
 
     watching(fork, script)
 
@@ -294,7 +294,7 @@ def test_combine(fork: NotedFork) -> None:
         assert scene.watch.table.marked == ["k3f9ab.1", "k3f9ab.3"]
         await scene.shows("▪  ● running    3")
         await scene.press("c")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         assert "Merge what k3f9ab.1, k3f9ab.3 changed" in scene.text
         await scene.press("y")
         await scene.tells("Committed as 3")
@@ -309,7 +309,7 @@ def test_combine_what_fails_its_tests(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("space", "space", "c")
         await answered(scene, "y")
-        await scene.shows("The tests of the combination do not pass")
+        await scene.shows("The tests of the combination fail")
         await scene.press("y")
         await scene.tells("Committed as 3")
         assert [noted[-1] for noted in fork.noted] == [False, True]
@@ -324,7 +324,7 @@ def test_combine_what_clashes(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("space", "space", "c")
         await answered(scene, "y")
-        await scene.shows("They do not go together")
+        await scene.shows("Their changes conflict")
         await scene.press("n")
         await scene.comes_to(NwayScreen)
 
@@ -341,7 +341,7 @@ def test_choose_hunk_by_hunk(fork: NotedFork) -> None:
         await scene.press("escape")
         await scene.comes_to(NwayScreen)
         assert fork.noted == [("drop",)]
-        await scene.shows("taken: 1 hunk")
+        await scene.shows("accepted: 1 hunk")
         await scene.press("enter")
         await scene.comes_to(PreviewScreen)
         await scene.shows("+        self.rows = {}")
@@ -358,11 +358,11 @@ def test_abort(fork: NotedFork) -> None:
         for key in ("a", "escape"):
             fork.noted = []
             await scene.press(key)
-            await scene.comes_to(Question)
+            await scene.comes_to(QuestionScreen)
             assert "Abort the whole fork" in scene.text
             await scene.press("y")
             await scene.tells("Aborted")
-            await until(lambda: fork.noted == [("abort",)] and not scene.watch.doing)
+            await until(lambda: fork.noted == [("abort",)] and not scene.watch.activity)
 
     watching(fork, script)
 
@@ -370,15 +370,15 @@ def test_abort(fork: NotedFork) -> None:
 def test_one_attempt_is_ended(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("x")
-        await scene.tells("k3f9ab.1 is over: it succeeded.")
+        await scene.tells("k3f9ab.1 has already ended: succeeded.")
         await scene.press("down", "x")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         assert "End k3f9ab.2, with all that it started?" in scene.text
         await scene.press("escape")
         await scene.comes_back()
         await scene.press("x")
         await answered(scene, "y")
-        await scene.tells("Ended k3f9ab.2; the others go on.")
+        await scene.tells("Aborted k3f9ab.2; the others continue.")
         assert fork.noted == [("end", "k3f9ab.2")]
 
     watching(fork, script)
@@ -387,7 +387,7 @@ def test_one_attempt_is_ended(fork: NotedFork) -> None:
 def test_undo(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("u")
-        await scene.tells("Nothing was committed")
+        await scene.tells("There is no commit to undo")
         fork.told = {"stored": "resolved", "commit": 7}
         await scene.shows("→ commit 7")
         await scene.press("u")
@@ -404,7 +404,7 @@ def test_what_is_decided_is_not_decided_again(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         for key in ("p", "a", "n"):
             await scene.press(key)
-        await scene.tells("The fork is aborted; it is decided only once.")
+        await scene.tells("The fork is already aborted.")
         assert scene.watch is not None
         assert fork.noted == []
 
@@ -413,12 +413,12 @@ def test_what_is_decided_is_not_decided_again(fork: NotedFork) -> None:
 
 def test_one_decision_at_a_time(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
-        scene.watch.doing = "picking"
+        scene.watch.activity = "picking"
         await scene.shows("picking …")
         await scene.press("p", "q")
-        await scene.tells("It is picking; wait for that.")
+        await scene.tells("Still picking; wait for it.")
         assert scene.app.is_running
-        scene.watch.doing = ""
+        scene.watch.activity = ""
         await scene.press("q")
         await until(lambda: not scene.app.is_running)
 
@@ -431,7 +431,7 @@ def test_it_fits_every_terminal(fork: NotedFork, size: tuple[int, int]) -> None:
         await scene.shows("best-of k3f9ab")
         assert "1" in scene.text
         await scene.press("p")
-        await scene.comes_to(Question)
+        await scene.comes_to(QuestionScreen)
         for button in scene.screen.query(Button):
             assert button.region.right <= size[0]
             assert button.region.bottom <= size[1]

@@ -1,1 +1,1 @@
-"""screenshots."""
+"""The pictures in ``docs/images``: ``make screenshots`` draws them, and a test compares them."""

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
 from rich.text import Text
 
+from tools.screenshots.picture import drop_fonts
+
 __all__ = ["COMMAND", "draw", "run"]
 
 COMMAND = ("forkwise", "best-of", "4", "--agent", "claude", "--test", "auto", "fix the failing test")
@@ -97,7 +99,7 @@ def draw(printed: str, theme: TerminalTheme) -> str:
             if not re.match(r"(\x1b\[[\d;]*m)*index ", row):
                 console.print(Text.from_ansi(row))
         svg = console.export_svg(title="", theme=theme, unique_id="best-of")
-    return re.sub(r" *@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
+    return drop_fonts(svg)
 
 
 if __name__ == "__main__":

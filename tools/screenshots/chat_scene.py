@@ -1,5 +1,7 @@
-"""Scenes: a real chat on a script, played from its first words to its merge, and a picture of each main screen, in each
-theme. All in one play, in a directory of its own: what is slow is done once."""
+"""The scenes of a chat: a real session with a scripted model, from the first prompt to the merge.
+
+All pictures are taken in one run, because a session, its branches and its judge are slow to start.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffView, NwayScreen
 from tools.screenshots.fork_scene import HASHED, PARENT, SORTED
-from tools.screenshots.picture import SIZE, comes, no_colours_of_the_terminal, settled
+from tools.screenshots.picture import SIZE, ignore_terminal_colours, wait_for, wait_until_settled
 
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
-#: The screens, in the order in which one comes to them.
-CHAT_SCENES = ("chat", "chat-fork", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
+#: The scenes, in the order in which they are played.
+CHAT_SCENES = ("chat", "chat-fork", "chat-branch", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
 
 _MODEL = "script:demo.toml"
 
@@ -45,102 +47,112 @@ _SCRIPT: list[dict[str, Any]] = [
         "when": "^Lookups",
         "steps": [
             {
-                "say": "I will look at how rows are kept.",
+                "say": "I will look at how the store keeps its rows.",
                 "calls": [_call("grep", pattern="self.rows", path="store.py")],
             },
             {
-                "say": "`Store.get` walks through **all rows**. Two ways come to mind:\n\n"
-                "- a hash table: constant time, no order\n- something sorted: ranges become cheap"
+                "say": "## The cause\n\n`Store.get` scans **all rows**, so a lookup takes time proportional to their "
+                "number:\n\n```python\nfor k, v in self.rows:\n    if k == key:\n        return v\n```\n\n"
+                "There are two ways to make it faster:\n\n"
+                "1. **A hash table**: constant time, but no order\n"
+                "2. **Sorted keys**: logarithmic time, and ranges become cheap"
             },
         ],
     },
+    _branch("hash", "I will use a dictionary.", HASHED, "Done: `add` and `get` take **constant time** now."),
     _branch(
-        "hash", "A dictionary, with the keys as they are.", HASHED, "Done: `add` and `get` take constant time now."
+        "sorted",
+        "I will use `SortedDict`, which keeps keys in order.",
+        SORTED,
+        "Done: ranges are cheap, lookups logarithmic.",
     ),
-    _branch("sorted", "SortedDict keeps the order of keys.", SORTED, "Done: ranges are cheap, lookups logarithmic."),
     {
         "judge": True,
         "verdict": {
             "winner_branch_id": "hash",
             "confidence": 0.95,
-            "reasoning": "Both are right. hash is shorter, and needs no package that is not there yet.",
-            "caveats": ["a missing key raises KeyError now"],
+            "reasoning": "Both are correct. hash is shorter and needs no new package.",
+            "caveats": ["a missing key now raises KeyError"],
         },
     },
 ]
 
 
 async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
-    """All pictures, each by the name of its scene and of its theme, such as ``chat-tree-dark``."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as place, _states_in(Path(place) / "state"):
-        room, project = Path(place) / "script", Path(place) / "project"
-        room.mkdir()
+    """Draw all pictures. Return them by scene and theme, such as ``chat-tree-dark``."""
+    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, _use_state(Path(scratch) / "state"):
+        script_directory, project = Path(scratch) / "script", Path(scratch) / "project"
+        script_directory.mkdir()
         (project / ".forkwise").mkdir(parents=True)
         (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')
         (project / "store.py").write_text(PARENT)
-        (room / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
-        with no_colours_of_the_terminal():
-            app = ChatApp(partial(open_session, project, model=f"script:{room / 'script.json'}"))
+        (script_directory / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
+        with ignore_terminal_colours():
+            app = ChatApp(partial(open_session, project, model=f"script:{script_directory / 'script.json'}"))
         app.animation_level = "none"
         async with app.run_test(size=SIZE) as pilot:
-            drawn = await _Play(app, pilot, room, themes).all()
+            drawn = await _Scenes(app, pilot, script_directory, themes).play()
             app.action_leave()
-            await app.ended()
+            await app.wait_closed()
         return drawn
 
 
-class _Play:
-    """What a person does, one screen after the other."""
+class _Scenes:
+    """Presses the keys of a user, and takes a picture of each scene."""
 
-    def __init__(self, app: ChatApp, pilot: Pilot[None], room: Path, themes: Mapping[str, str]) -> None:
+    def __init__(self, app: ChatApp, pilot: Pilot[None], script_directory: Path, themes: Mapping[str, str]) -> None:
         self.app = app
         self.pilot = pilot
-        self.room = room
+        self.script_directory = script_directory
         self.themes = themes
         self.drawn: dict[str, str] = {}
 
-    async def all(self) -> dict[str, str]:
-        """Come to each screen, and take its pictures."""
+    async def play(self) -> dict[str, str]:
+        """Play all scenes."""
         chat = self.app.chat
-        await comes(self.pilot, lambda: chat.session is not None)
+        await wait_for(self.pilot, lambda: chat.session is not None)
         chat.prompt.cursor_blink = False
-        chat.status.model = _MODEL  # it is where the play is, which is elsewhere each time
+        chat.status.model = _MODEL  # the real name contains a temporary directory
         await self._write("Lookups in the store are slow. What can be done?")
-        await self._over("ranges become cheap")
+        await self._wait_for_answer("ranges become cheap")
         await self._take("chat")
 
         await self._write("/fork hash: Use a hash table. | sorted: Keep the keys sorted.")
-        await comes(self.pilot, lambda: all("wrote" in p.transcript.text for p in chat.stage.panels.values()))
+        await wait_for(self.pilot, lambda: all("wrote" in p.transcript.text for p in chat.stage.panels.values()))
         await self._end("hash")
         await self._take("chat-fork")
+        await self.pilot.press("tab")
+        await wait_for(self.pilot, lambda: "def get" in chat.stage.panels["hash"].transcript.text)
+        await self._take("chat-branch")
+        await self.pilot.press("shift+tab")
 
         await self._end("sorted")
         await self._write("/merge")
-        await comes(self.pilot, lambda: isinstance(self.app.screen, AcceptanceScreen))
+        await wait_for(self.pilot, lambda: isinstance(self.app.screen, AcceptanceScreen))
         await self._take("chat-accept")
 
         await self.pilot.press("o")
-        await comes(self.pilot, lambda: isinstance(self.app.screen, MergePicker) and bool(self._diff))
+        await wait_for(self.pilot, lambda: isinstance(self.app.screen, MergePicker) and bool(self._diff))
         await self._take("chat-merge")
 
         await self.pilot.press("w")
-        await comes(self.pilot, lambda: isinstance(self.app.screen, NwayScreen) and bool(self._diff))
+        await wait_for(self.pilot, lambda: isinstance(self.app.screen, NwayScreen) and bool(self._diff))
         await self.pilot.press("space", "down", "space", "down", "right", "space")
         await self._take("chat-nway")
 
         await self.pilot.press("escape")
         await self._write("/merge hash")
-        await comes(self.pilot, lambda: "Merged: kept branch hash" in chat.stage.talk.text)
+        await wait_for(self.pilot, lambda: "Merged: kept branch hash" in chat.stage.talk.text)
         await self._write("/tree")
-        from forkwise.tui.chat.tree_screen import TreeScreen  # noqa: PLC0415 (loads an agent)
+        from forkwise.tui.chat.tree_screen import TreeScreen  # noqa: PLC0415 (imports the agent libraries)
 
-        def is_there() -> bool:
+        def is_shown() -> bool:
             screen = self.app.screen
-            return (
-                isinstance(screen, TreeScreen) and screen.is_mounted and screen.tree_panel.current is screen.walker.here
-            )
+            if not isinstance(screen, TreeScreen) or not screen.is_mounted or screen.messages.is_behind:
+                return False
+            return screen.tree_panel.current is screen.walker.here and "Done" in screen.messages.text
 
-        await comes(self.pilot, is_there)
+        await wait_for(self.pilot, is_shown)
         await self._take("chat-tree")
         return self.drawn
 
@@ -149,41 +161,41 @@ class _Play:
         return "".join(view.text for view in self.app.screen.query(DiffView))
 
     async def _write(self, text: str) -> None:
-        await comes(self.pilot, lambda: isinstance(self.app.screen, ChatScreen))
+        await wait_for(self.pilot, lambda: isinstance(self.app.screen, ChatScreen))
         self.app.chat.prompt.text = text
         await self.pilot.press("enter")
 
-    async def _over(self, text: str) -> None:
-        """Wait until the agent has said something, and is done."""
+    async def _wait_for_answer(self, text: str) -> None:
+        """Wait until the agent has answered."""
         chat = self.app.chat
-        await comes(
+        await wait_for(
             self.pilot,
-            lambda: text in chat.stage.talk.text and not chat.status.doing and chat.status.checkpoints == 1,
+            lambda: text in chat.stage.talk.text and not chat.status.activity and chat.status.checkpoints == 1,
         )
 
     async def _end(self, label: str) -> None:
-        """Let a branch come to its end, before another does: they are in the tree in that order."""
-        (self.room / f"{label}.go").touch()
+        """Let a branch finish before the next: the tree shows them in the order in which they finish."""
+        (self.script_directory / f"{label}.go").touch()
         panel = self.app.chat.stage.panels[label]
-        await comes(self.pilot, lambda: panel.state == "done" and "Done" in panel.transcript.text)
+        await wait_for(self.pilot, lambda: panel.state == "done" and "Done" in panel.transcript.text)
 
     async def _take(self, scene: str) -> None:
         chat = self.app.chat
         assert chat.session is not None
         session = chat.session
-        await comes(self.pilot, lambda: not chat.stage.is_due and not chat.stage.talk.is_behind)
-        await comes(self.pilot, lambda: chat.status.cost == session.cost)
+        await wait_for(self.pilot, lambda: not chat.stage.is_due and not chat.stage.current_transcript.is_behind)
+        await wait_for(self.pilot, lambda: chat.status.cost == session.cost)
         self.app.clear_notifications()
         for name, theme in self.themes.items():
             self.app.theme = theme
-            self.drawn[f"{scene}-{name}"] = await settled(self.pilot)
+            self.drawn[f"{scene}-{name}"] = await wait_until_settled(self.pilot)
 
 
 @contextmanager
-def _states_in(place: Path) -> Iterator[None]:
-    """Have forkwise keep what it knows in a place."""
+def _use_state(directory: Path) -> Iterator[None]:
+    """Set the state directory of forkwise."""
     held = os.environ.get("FORKWISE_STATE")
-    os.environ["FORKWISE_STATE"] = str(place)
+    os.environ["FORKWISE_STATE"] = str(directory)
     try:
         yield
     finally:

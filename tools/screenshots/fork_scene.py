@@ -1,4 +1,4 @@
-"""Scripted: a fork and a conversation that are always the same, for the screenshots in the docs. No disk, no clock."""
+"""A fork and a conversation that never change, for the pictures in the docs: no disk, no clock."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from forkwise.fork.combine import Prepared
 from forkwise.ledger.records import AttemptRecord, AttemptState, ForkRecord
 from forkwise.linux.process_id import ProcessId
 from forkwise.testing.report import TestReport
-from forkwise.text.diff import FileDiff, Side, unified
+from forkwise.text.diff import FileDiff, FileVersion, unified
 from forkwise.text.merge3 import align
-from forkwise.tui.fork_model import Look, Watched
+from forkwise.tui.fork_model import ForkModel, ForkSnapshot
 
 __all__ = [
     "HASHED",
@@ -49,13 +49,13 @@ SORTED = PARENT.replace("= []", "= SortedDict()").replace(
 )
 
 
-_BEGAN = 1_800_000_000.0
+_STARTED = 1_800_000_000.0
 _FORK = "k3f9ab"
 _PATH = "src/store.py"
 _MODE = 0o100644
 
 _VERSIONS = {f"{_FORK}.1": HASHED, f"{_FORK}.2": SORTED}
-_TOLD: tuple[tuple[str, AttemptState, dict[str, object]], ...] = (
+_ATTEMPTS: tuple[tuple[str, AttemptState, dict[str, object]], ...] = (
     ("claude -p 'a hash table'", "succeeded", {"score": 0.92, "files": 3, "cost": {"usd": 0.21}, "ended": 41.0}),
     ("claude -p 'a B-tree'", "running", {"files": 2, "cost": {"usd": 0.34}}),
     ("claude -p 'an LSM tree'", "running", {"files": 5, "cost": {"usd": 0.48}}),
@@ -69,65 +69,65 @@ _LINES = {
 }
 
 
-class ScriptedFork(Watched):
-    """A fork of six attempts, caught while two of them run."""
+class ScriptedFork(ForkModel):
+    """A fork of six attempts, two of which are running."""
 
     def __init__(self) -> None:
         self.fork = _FORK
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no ledger is open."""
 
     def now(self) -> float:
-        """Always the same."""
-        return _BEGAN + 75
+        """Return a fixed time."""
+        return _STARTED + 75
 
-    def look(self) -> Look:
-        """Always the same."""
+    def read(self) -> ForkSnapshot:
+        """Return the fork."""
         owner = ProcessId.current()
         fork = ForkRecord(
-            id=_FORK, kind="best-of", workspace="/project", spec={}, owner=owner, started=_BEGAN, stored="running"
+            id=_FORK, kind="best-of", workspace="/project", spec={}, owner=owner, started=_STARTED, stored="running"
         )
-        return Look(fork, "running", tuple(Row(_attempt(n), 0, has_won=False) for n in range(len(_TOLD))))
+        return ForkSnapshot(fork, "running", tuple(Row(_attempt(n), 0, has_won=False) for n in range(len(_ATTEMPTS))))
 
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
-        """What it printed, at once."""
+        """Return all output of an attempt."""
         text = _LINES.get(attempt, "").encode()
         return len(text), text[start:]
 
     def diff(self, attempt: str) -> str:
-        """What it changed."""
-        return _difference(_VERSIONS[attempt].encode())
+        """Return the changes of an attempt."""
+        return _diff(_VERSIONS[attempt].encode())
 
     def line_up(self, attempts: Sequence[str]) -> list[AlignedPath]:
-        """A file that two attempts changed, and one that one of them added."""
-        base = Side(_MODE, PARENT.encode())
+        """Return a file that two attempts changed, and one that an attempt added."""
+        base = FileVersion(_MODE, PARENT.encode())
         texts = {name: text.encode() for name, text in _VERSIONS.items()}
-        versions = {name: Side(_MODE, text) for name, text in texts.items()}
-        added = {f"{_FORK}.2": Side(_MODE, b"sortedcontainers\n")}
+        versions = {name: FileVersion(_MODE, text) for name, text in texts.items()}
+        added = {f"{_FORK}.2": FileVersion(_MODE, b"sortedcontainers\n")}
         return [
             AlignedPath("requirements.txt", None, added, None),
             AlignedPath(_PATH, base, versions, align(PARENT.encode(), texts)),
         ]
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:
-        """What was chosen, with tests that pass."""
+        """Return the choice, with tests that pass."""
         alignment = self.line_up(())[1].alignment
-        chosen = choice[_PATH]
+        hunks = choice[_PATH]
         assert alignment is not None
-        assert not isinstance(chosen, str)
+        assert not isinstance(hunks, str)
         report = TestReport(source="pytest summary", exit_code=0, passed=24)
-        made = _difference(alignment.apply(chosen))
+        made = _diff(alignment.apply(hunks))
         return Prepared(_FORK, tuple(_VERSIONS), cast("Branch", None), made, report)
 
     def drop(self, prepared: Prepared) -> None:
-        """There is nothing to drop."""
+        """Do nothing: there is no branch."""
 
 
 def _attempt(number: int) -> AttemptRecord:
-    label, state, told = _TOLD[number]
-    started = None if state == "pending" else _BEGAN + number
-    ended = told.get("ended")
+    label, state, facts = _ATTEMPTS[number]
+    started = None if state == "pending" else _STARTED + number
+    ended = facts.get("ended")
     return AttemptRecord(
         id=f"{_FORK}.{number + 1}",
         fork=_FORK,
@@ -138,21 +138,21 @@ def _attempt(number: int) -> AttemptRecord:
         branch=f"{_FORK}-{number}",
         state=state,
         started=started,
-        ended=None if ended is None else _BEGAN + number + cast("float", ended),
-        reason=cast("str | None", told.get("reason")),
-        score=cast("float | None", told.get("score")),
-        files=cast("int | None", told.get("files")),
-        cost=cast("dict[str, float] | None", told.get("cost")),
+        ended=None if ended is None else _STARTED + number + cast("float", ended),
+        reason=cast("str | None", facts.get("reason")),
+        score=cast("float | None", facts.get("score")),
+        files=cast("int | None", facts.get("files")),
+        cost=cast("dict[str, float] | None", facts.get("cost")),
         tests=TestReport(source="pytest summary", exit_code=0, passed=24).as_json() if state == "succeeded" else None,
     )
 
 
-def _difference(content: bytes) -> str:
-    return unified([FileDiff(_PATH, Side(_MODE, PARENT.encode()), Side(_MODE, content))])
+def _diff(content: bytes) -> str:
+    return unified([FileDiff(_PATH, FileVersion(_MODE, PARENT.encode()), FileVersion(_MODE, content))])
 
 
 def scripted_talk() -> Conversation:
-    """A conversation that forked twice."""
+    """Build a conversation that was forked twice."""
     talk = Conversation()
     talk.say("How should the store keep its rows?")
     fork = talk.reply("There are two ways: a hash table, or something sorted.")

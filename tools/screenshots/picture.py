@@ -1,9 +1,13 @@
-"""Picture: a screen as an SVG, the same bytes on every machine, however slow: it is taken when nothing is being drawn
-any more, and it holds no clock, no colour of the terminal it was taken in and nobody's settings."""
+"""Picture: a screen as an SVG with the same bytes on every machine.
+
+A picture is taken when no message waits and nothing is left to draw. It contains no time, no random id, no colour of
+the terminal that runs it, and loads no font.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,58 +16,65 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
-__all__ = ["SIZE", "Play", "comes", "no_colours_of_the_terminal", "picture", "settled"]
+__all__ = ["SIZE", "Play", "drop_fonts", "ignore_terminal_colours", "take_picture", "wait_for", "wait_until_settled"]
 
-SIZE = (80, 24)
+SIZE = (120, 36)
 """The columns and lines of a picture."""
 
 Play = Callable[[Pilot[Any]], Awaitable[None]]
 
-_PACE = 0.02
-_LOOKS = 3000
-_ALIKE = 3  # pictures in a row that are the same, with nothing under way at any of them
-_COLOURS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "COLORTERM", "COLUMNS", "LINES")
+_POLL_S = 0.02
+_MOST_POLLS = 3000
+_SAME = 3  # consecutive pictures that must be the same
+_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "COLORTERM", "COLUMNS", "LINES")
+_FONTS = '"DejaVu Sans Mono", Menlo, Consolas, monospace'
 
 
-async def picture(make: Callable[[], App[Any]], play: Play, theme: str) -> str:
-    """What an app shows once a play is over."""
-    with no_colours_of_the_terminal():
-        app = make()
+async def take_picture(build: Callable[[], App[Any]], play: Play, theme: str) -> str:
+    """Run an app, play a scene on it, and return the picture of its screen."""
+    with ignore_terminal_colours():
+        app = build()
     app.theme = theme
     app.animation_level = "none"
     async with app.run_test(size=SIZE) as pilot:
         await play(pilot)
-        return await settled(pilot)
+        return await wait_until_settled(pilot)
 
 
-async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    for _ in range(_LOOKS):
-        if is_so():
+async def wait_for(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    for _ in range(_MOST_POLLS):
+        if condition():
             return
-        await pilot.pause(_PACE)
-    raise TimeoutError("the screen did not come up")
+        await pilot.pause(_POLL_S)
+    raise TimeoutError("the screen did not show what the scene waits for")
 
 
-async def settled(pilot: Pilot[Any]) -> str:
-    """The picture that stays the same while nobody has anything to do."""
-    last, alike = "", 0
+async def wait_until_settled(pilot: Pilot[Any]) -> str:
+    """Return the picture once it stays the same while the app is idle."""
+    last, count = "", 0
 
     def is_settled() -> bool:
-        nonlocal last, alike
-        if not _is_quiet(pilot.app):
-            alike = 0
+        nonlocal last, count
+        if not _is_idle(pilot.app):
+            count = 0
             return False
         drawn = pilot.app.export_screenshot(title="forkwise")
-        last, alike = drawn, alike + 1 if drawn == last else 0
-        return alike >= _ALIKE
+        last, count = drawn, count + 1 if drawn == last else 0
+        return count >= _SAME
 
-    await comes(pilot, is_settled)
-    return last
+    await wait_for(pilot, is_settled)
+    return drop_fonts(last)
 
 
-def _is_quiet(app: App[Any]) -> bool:
-    """Whether no message waits, nothing moves, nothing is to be drawn, and the keys are listed."""
+def drop_fonts(svg: str) -> str:
+    """Remove the web fonts of an SVG that Rich exported; a font of the reader's system takes their place."""
+    svg = re.sub(r" *@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
+    return svg.replace("font-family: Fira Code, monospace", f"font-family: {_FONTS}")
+
+
+def _is_idle(app: App[Any]) -> bool:
+    """Return whether no message waits, nothing is animated or left to draw, and the footer lists its keys."""
     screen = app.screen
     waits = any(pump.message_queue_size for pump in (app, screen, *screen.walk_children(with_self=False)))
     to_draw = screen._layout_required or screen._repaint_required or screen._dirty_widgets
@@ -72,9 +83,9 @@ def _is_quiet(app: App[Any]) -> bool:
 
 
 @contextmanager
-def no_colours_of_the_terminal() -> Iterator[None]:
-    """Without what makes an app look otherwise in one terminal than in another."""
-    held = {name: os.environ.pop(name) for name in _COLOURS if name in os.environ}
+def ignore_terminal_colours() -> Iterator[None]:
+    """Unset the variables that change the colours and the size of an app."""
+    held = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
     try:
         yield
     finally:

@@ -1,1 +1,1 @@
-"""The terminal's panels: widgets over forks and conversations. They show and ask; what is decided is decided below."""
+"""Terminal panels over forks and conversations. They show and ask; the layers below decide and do the work."""

@@ -1,5 +1,6 @@
-"""N-way diff: the parent and all attempts of a file side by side, where what is taken of whom is accepted and rejected
-hunk by hunk.
+"""Diffs: a unified diff on a screen of its own, and the n-way view of all attempts.
+
+The n-way view shows the parent and every version of a file side by side; the user accepts and rejects hunk by hunk.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from textual.widgets.option_list import Option
 
 from forkwise.display.output import printable, size_text
 from forkwise.files.selection import AlignedPath, Choice
-from forkwise.text.diff import Side, is_text, lines_of
+from forkwise.text.diff import FileVersion, is_text, lines_of
 from forkwise.text.merge3 import Alignment, Hunk
-from forkwise.tui.widgets import Line
+from forkwise.tui.widgets import TextLine
 
 __all__ = [
-    "Cell",
+    "DiffCell",
     "DiffScreen",
     "DiffView",
     "GridRow",
     "NwayScreen",
     "NwayView",
     "accept",
-    "changed",
-    "counted",
+    "build_rows",
+    "count_regions",
+    "format_choice",
+    "format_region",
     "is_accepted",
-    "lay_out",
-    "places",
     "reject",
 ]
 
@@ -52,7 +53,7 @@ _HEADS = ("diff ", "--- ", "+++ ")
 
 
 class DiffView(ScrollView, can_focus=True):
-    """A diff. ``n`` and ``p`` go from file to file."""
+    """A unified diff. ``n`` and ``p`` scroll from file to file."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"diff--added", "diff--removed", "diff--hunk", "diff--head"}
     DEFAULT_CSS = """
@@ -75,7 +76,7 @@ class DiffView(ScrollView, can_focus=True):
 
     @property
     def text(self) -> str:
-        """The diff that is shown."""
+        """The diff."""
         return "\n".join(self._lines)
 
     @text.setter
@@ -86,7 +87,7 @@ class DiffView(ScrollView, can_focus=True):
         self.refresh()
 
     def action_file(self, step: int) -> None:
-        """Go to the next file, or to the one before."""
+        """Scroll to the next or the previous file."""
         here = round(self.scroll_offset.y)
         beside = [y for y in self._files if (y > here if step > 0 else y < here)]
         if beside:
@@ -108,23 +109,23 @@ class DiffView(ScrollView, can_focus=True):
 
 
 class DiffScreen(Screen[None]):
-    """A diff that fills the screen, under a title."""
+    """A unified diff with a title."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "back", "back")]
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
         self.heading = title
-        self.text = text or "nothing was changed"
+        self.text = text or "no file was changed"
 
     def compose(self) -> ComposeResult:
-        """The title, the diff, the keys."""
-        yield Line(self.heading)
+        """Yield the title, the diff and the keys."""
+        yield TextLine(self.heading)
         yield DiffView(self.text)
         yield Footer(compact=True)
 
     def action_back(self) -> None:
-        """Go back to where one was."""
+        """Close the diff."""
         self.dismiss()
 
 
@@ -134,8 +135,8 @@ Mark = Literal["same", "changed", "removed", "empty"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What one column has in a row, and how that is to the parent's."""
+class DiffCell:
+    """The text of one column in a row, and how it relates to the parent's."""
 
     text: str
     mark: Mark
@@ -143,127 +144,130 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """One row: the parent's cell, then one for each version. ``place`` is the number of the region it is part of, None
-    for lines that all share; ``is_head`` is the row above a region, where one accepts and rejects."""
+    """One row: the parent's cell, then one for each version.
 
-    cells: tuple[Cell, ...]
-    place: int | None = None
+    ``region`` is the number of the row's region, None for lines that all versions share. ``is_head`` marks the row
+    above a region, which shows whether its hunks are accepted.
+    """
+
+    cells: tuple[DiffCell, ...]
+    region: int | None = None
     is_head: bool = False
 
 
-def places(lineup: AlignedPath) -> int:
-    """How many regions there are to accept or reject something in."""
+def count_regions(lineup: AlignedPath) -> int:
+    """Count the regions in which hunks can be accepted."""
     return 1 if lineup.alignment is None else len(lineup.alignment.regions)
 
 
-def changed(lineup: AlignedPath, place: int, version: str, name: str | None = None) -> str:
-    """What a version, of that name for people, makes of a region, one line below the other as a diff has it."""
-    left = f"{name or version} left it as the parent has it"
+def format_region(lineup: AlignedPath, number: int, version: str, name: str | None = None) -> str:
+    """Format a version's change of a region as a diff. ``name`` is the version's name for people."""
+    unchanged = f"{name or version} did not change this part"
     if version not in lineup.versions:
-        return left
+        return unchanged
     if lineup.alignment is None:
-        old, new = _described(lineup.base), _described(lineup.versions[version])
+        old, new = _describe(lineup.base), _describe(lineup.versions[version])
     else:
-        region = lineup.alignment.regions[place]
+        region = lineup.alignment.regions[number]
         if not region.of(version):
-            return left
+            return unchanged
         parts = (lineup.alignment.part(region, name) for name in (None, version))
-        old, new = ([_text(line) for line in part] for part in parts)
+        old, new = ([_format_line(line) for line in part] for part in parts)
     return "\n".join([*(f"-{line}" for line in old), *(f"+{line}" for line in new)])
 
 
-def lay_out(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
-    """The rows of a path. ``versions`` are the columns; one that left the path alone has the parent's lines in it."""
+def build_rows(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
+    """Build the rows of a path. ``versions`` are the columns; one without a change shows the parent's lines."""
     if lineup.alignment is None:
-        return _whole(lineup, versions)
+        return _build_whole_file(lineup, versions)
     rows: list[GridRow] = []
     alignment = lineup.alignment
-    at = 0
+    line = 0
     for number, region in enumerate(alignment.regions):
-        rows += _shared(alignment, at, region.start, len(versions), is_first=number == 0)
-        heads = [_head(bool(region.of(name))) for name in versions]
-        where = f"@@ {region.start + 1}" + (f"-{region.stop}" if region.stop > region.start + 1 else "")
-        rows.append(GridRow((Cell(where, "same"), *heads), number, is_head=True))
+        rows += _build_shared(alignment, line, region.start, len(versions), is_first=number == 0)
+        heads = [_build_head(is_changed=bool(region.of(name))) for name in versions]
+        title = f"@@ {region.start + 1}" + (f"-{region.stop}" if region.stop > region.start + 1 else "")
+        rows.append(GridRow((DiffCell(title, "same"), *heads), number, is_head=True))
         parts = [alignment.part(region, name) for name in (None, *versions)]
         marks: list[Mark] = ["removed", *("changed" if region.of(name) else "same" for name in versions)]
-        rows += _side_by_side([[_text(line) for line in part] for part in parts], marks, number)
-        at = region.stop
-    rows += _shared(alignment, at, len(alignment.base), len(versions), is_last=True)
+        rows += _build_region([[_format_line(text) for text in part] for part in parts], marks, number)
+        line = region.stop
+    rows += _build_shared(alignment, line, len(alignment.base), len(versions), is_last=True)
     return rows
 
 
-# Accepting and rejecting
+# Choices
 
 
-def is_accepted(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> bool:
-    """Whether a version's change of a region is part of a choice."""
-    if lineup.alignment is None or isinstance(chosen, str):
-        return chosen == version
-    own = lineup.alignment.regions[place].of(version)
-    return bool(own) and set(own) <= (chosen or frozenset())
+def is_accepted(choice: Choice | None, lineup: AlignedPath, number: int, version: str) -> bool:
+    """Return whether a choice contains a version's change of a region."""
+    if lineup.alignment is None or isinstance(choice, str):
+        return choice == version
+    own = lineup.alignment.regions[number].of(version)
+    return bool(own) and set(own) <= (choice or frozenset())
 
 
-def accept(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> Choice | None:
-    """The choice with a version's change of a region, which takes the place of those it cannot be had with."""
+def accept(choice: Choice | None, lineup: AlignedPath, number: int, version: str) -> Choice | None:
+    """Add a version's change of a region to a choice, in place of the hunks that overlap it."""
     if version not in lineup.versions:
-        return chosen
+        return choice
     if lineup.alignment is None:
         return version
-    own = lineup.alignment.regions[place].of(version)
-    return _kept(chosen, own) | frozenset(own)
+    own = lineup.alignment.regions[number].of(version)
+    return _without_overlap(choice, own) | frozenset(own)
 
 
-def reject(chosen: Choice | None, lineup: AlignedPath, place: int, version: str) -> Choice | None:
-    """The choice without it: the parent's lines are there again."""
-    if lineup.alignment is None or isinstance(chosen, str):
-        return None if chosen == version else chosen
-    return (chosen or frozenset()) - set(lineup.alignment.regions[place].of(version)) or None
+def reject(choice: Choice | None, lineup: AlignedPath, number: int, version: str) -> Choice | None:
+    """Remove a version's change of a region from a choice, which restores the parent's lines."""
+    if lineup.alignment is None or isinstance(choice, str):
+        return None if choice == version else choice
+    return (choice or frozenset()) - set(lineup.alignment.regions[number].of(version)) or None
 
 
-def _kept(chosen: Choice | None, own: Sequence[Hunk]) -> frozenset[Hunk]:
-    before = frozenset() if chosen is None or isinstance(chosen, str) else chosen
-    return frozenset(hunk for hunk in before if not any(hunk.meets(one) for one in own))
+def _without_overlap(choice: Choice | None, own: Sequence[Hunk]) -> frozenset[Hunk]:
+    hunks = frozenset() if choice is None or isinstance(choice, str) else choice
+    return frozenset(hunk for hunk in hunks if not any(hunk.meets(one) for one in own))
 
 
-# The rows
+# Rows
 
 
-def _shared(
+def _build_shared(
     alignment: Alignment, start: int, stop: int, columns: int, *, is_first: bool = False, is_last: bool = False
 ) -> list[GridRow]:
-    """Lines that all have, of which only those beside a region are shown."""
-    lines = [_text(line) for line in alignment.base[start:stop]]
+    """Build the lines that all versions share; only those next to a region are shown."""
+    lines = [_format_line(line) for line in alignment.base[start:stop]]
     top, bottom = (0 if is_first else _CONTEXT), (0 if is_last else _CONTEXT)
     if len(lines) > top + bottom + 1:
-        left = len(lines) - top - bottom
-        lines = [*lines[:top], f"⋯ {left} lines", *lines[len(lines) - bottom :]]
-    return [GridRow((Cell(line, "same"),) * (columns + 1)) for line in lines]
+        hidden = len(lines) - top - bottom
+        lines = [*lines[:top], f"⋯ {hidden} lines", *lines[len(lines) - bottom :]]
+    return [GridRow((DiffCell(line, "same"),) * (columns + 1)) for line in lines]
 
 
-def _whole(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
-    """A path of which one version is taken as it is."""
-    heads = [_head(name in lineup.versions) for name in versions]
+def _build_whole_file(lineup: AlignedPath, versions: Sequence[str]) -> list[GridRow]:
+    """Build the rows of a path that is accepted as a whole, such as a binary file."""
+    heads = [_build_head(is_changed=name in lineup.versions) for name in versions]
     sides = [lineup.base, *(lineup.versions.get(name, lineup.base) for name in versions)]
     marks: list[Mark] = ["same", *("changed" if name in lineup.versions else "same" for name in versions)]
-    told = [GridRow((Cell("whole file", "same"), *heads), 0, is_head=True)]
-    return told + _side_by_side([_described(side) for side in sides], marks, 0)
+    head = GridRow((DiffCell("whole file", "same"), *heads), 0, is_head=True)
+    return [head, *_build_region([_describe(side) for side in sides], marks, 0)]
 
 
-def _side_by_side(columns: Sequence[Sequence[str]], marks: Sequence[Mark], place: int) -> list[GridRow]:
+def _build_region(columns: Sequence[Sequence[str]], marks: Sequence[Mark], number: int) -> list[GridRow]:
     height = max(map(len, columns))
     return [
         GridRow(
             tuple(
-                Cell(lines[n], mark) if n < len(lines) else Cell("", "empty")
+                DiffCell(lines[n], mark) if n < len(lines) else DiffCell("", "empty")
                 for lines, mark in zip(columns, marks, strict=True)
             ),
-            place,
+            number,
         )
         for n in range(height)
     ]
 
 
-def _described(side: Side | None) -> list[str]:
+def _describe(side: FileVersion | None) -> list[str]:
     if side is None:
         return ["(nothing)"]
     if stat.S_ISLNK(side.mode):
@@ -272,24 +276,24 @@ def _described(side: Side | None) -> list[str]:
     if side.content is None or not is_text(side.content):
         size = side.size if side.content is None else len(side.content)
         return [mode, f"{size_text(size or 0)}, not text"]
-    return [mode, *(_text(line) for line in lines_of(side.content))]
+    return [mode, *(_format_line(line) for line in lines_of(side.content))]
 
 
-def _head(is_changed: bool) -> Cell:
-    return Cell("", "changed" if is_changed else "same")
+def _build_head(*, is_changed: bool) -> DiffCell:
+    return DiffCell("", "changed" if is_changed else "same")
 
 
-def _text(line: bytes) -> str:
-    ended = line.removesuffix(b"\n").decode("utf-8", "surrogateescape").expandtabs(4)
-    return printable(ended) + ("" if line.endswith(b"\n") else " (no newline)")
+def _format_line(line: bytes) -> str:
+    text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape").expandtabs(4)
+    return printable(text) + ("" if line.endswith(b"\n") else " (no newline)")
 
 
-def counted(choice: Mapping[str, Choice]) -> str:
-    """How much was chosen, for people."""
-    hunks = sum(len(chosen) for chosen in choice.values() if not isinstance(chosen, str))
-    files = sum(isinstance(chosen, str) for chosen in choice.values())
-    told = [f"{hunks} hunk{'s'[: hunks != 1]}" if hunks else "", f"{files} file{'s'[: files != 1]}" if files else ""]
-    return " and ".join(filter(None, told)) or "nothing"
+def format_choice(choice: Mapping[str, Choice]) -> str:
+    """Format how many hunks and files a choice contains."""
+    hunks = sum(len(one) for one in choice.values() if not isinstance(one, str))
+    files = sum(isinstance(one, str) for one in choice.values())
+    parts = [f"{hunks} hunk{'s'[: hunks != 1]}" if hunks else "", f"{files} file{'s'[: files != 1]}" if files else ""]
+    return " and ".join(filter(None, parts)) or "nothing"
 
 
 _NARROWEST = 18
@@ -297,7 +301,7 @@ _STYLES = {"changed": "nway--changed", "removed": "nway--removed"}
 
 
 class NwayView(ScrollView, can_focus=True):
-    """One path, a column for the parent and for each version, with a cursor on one version of one region."""
+    """One path with a column for the parent and for each version, and a cursor on a version of a region."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"nway--changed", "nway--removed", "nway--head", "nway--cursor"}
     DEFAULT_CSS = """
@@ -308,32 +312,32 @@ class NwayView(ScrollView, can_focus=True):
     NwayView > .nway--cursor { text-style: bold reverse; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "place(-1)", "hunk", show=False),
-        Binding("down", "place(1)", "hunk", show=False),
+        Binding("up", "region(-1)", "hunk", show=False),
+        Binding("down", "region(1)", "hunk", show=False),
         Binding("left", "version(-1)", "attempt", show=False),
         Binding("right", "version(1)", "attempt", show=False),
-        Binding("space", "take", "take/leave"),
+        Binding("space", "toggle_hunk", "accept/reject"),
     ]
 
     class Toggled(Message):
-        """Somebody wants a version's change of a region, or no longer."""
+        """The user accepts or rejects a version's change of a region."""
 
-        def __init__(self, place: int, version: str) -> None:
+        def __init__(self, region: int, version: str) -> None:
             super().__init__()
-            self.place = place
+            self.region = region
             self.version = version
 
-    class Moved(Message):
-        """The cursor is elsewhere."""
+    class CursorMoved(Message):
+        """The user moved the cursor."""
 
     def __init__(self, versions: Sequence[str], names: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.versions = tuple(versions)
-        self._named = dict(names or {})
-        self.place = 0
+        self._version_names = dict(names or {})
+        self.region_number = 0
         self.column = 0
         self._lineup: AlignedPath | None = None
-        self._chosen: Choice | None = None
+        self._choice: Choice | None = None
         self._rows: list[GridRow] = []
 
     @property
@@ -341,57 +345,57 @@ class NwayView(ScrollView, can_focus=True):
         """The version under the cursor."""
         return self.versions[self.column]
 
-    def show(self, lineup: AlignedPath, chosen: Choice | None) -> None:
-        """Show a path, and what was chosen of it."""
+    def show(self, lineup: AlignedPath, choice: Choice | None) -> None:
+        """Show a path and the choice made for it."""
         if lineup is not self._lineup:
-            self._lineup, self.place = lineup, 0
-            self._rows = lay_out(lineup, self.versions)
+            self._lineup, self.region_number = lineup, 0
+            self._rows = build_rows(lineup, self.versions)
             self.column = next((n for n, name in enumerate(self.versions) if name in lineup.versions), 0)
             self.scroll_to(0, 0, animate=False)
-        self._chosen = chosen
+        self._choice = choice
         self._measure()
         self.refresh()
 
     def on_resize(self) -> None:
-        """Have the columns fit."""
+        """Fit the columns to the new width."""
         self._measure()
 
-    def action_place(self, step: int) -> None:
-        """Go to another region."""
+    def action_region(self, step: int) -> None:
+        """Move to the next or the previous region."""
         if self._lineup is not None:
-            self._go(min(max(self.place + step, 0), places(self._lineup) - 1), self.column)
+            self._move_to(min(max(self.region_number + step, 0), count_regions(self._lineup) - 1), self.column)
 
     def action_version(self, step: int) -> None:
-        """Go to another version."""
-        self._go(self.place, min(max(self.column + step, 0), len(self.versions) - 1))
+        """Move to the next or the previous version."""
+        self._move_to(self.region_number, min(max(self.column + step, 0), len(self.versions) - 1))
 
-    def action_take(self) -> None:
-        """Take what is under the cursor, or leave it."""
-        self.post_message(self.Toggled(self.place, self.version))
+    def action_toggle_hunk(self) -> None:
+        """Accept or reject the change under the cursor."""
+        self.post_message(self.Toggled(self.region_number, self.version))
 
     def on_click(self, event: Any) -> None:
-        """Go where somebody clicks; on the head of a region, take or leave it."""
-        at = event.get_content_offset(self)
-        number = -1 if at is None else at.y + round(self.scroll_offset.y) - 1
-        if at is None or not 0 <= number < len(self._rows):
+        """Move the cursor to a click; accept or reject the change by a click on its head."""
+        offset = event.get_content_offset(self)
+        number = -1 if offset is None else offset.y + round(self.scroll_offset.y) - 1
+        if offset is None or not 0 <= number < len(self._rows):
             return
         row = self._rows[number]
-        column = (at.x + round(self.scroll_offset.x)) // self._width - 1
-        if row.place is not None and 0 <= column < len(self.versions):
-            self._go(row.place, column)
+        column = (offset.x + round(self.scroll_offset.x)) // self._width - 1
+        if row.region is not None and 0 <= column < len(self.versions):
+            self._move_to(row.region, column)
             if row.is_head:
-                self.action_take()
+                self.action_toggle_hunk()
 
-    def _go(self, place: int, column: int) -> None:
-        self.place, self.column = place, column
-        rows = [number for number, row in enumerate(self._rows) if row.place == place]
+    def _move_to(self, region: int, column: int) -> None:
+        self.region_number, self.column = region, column
+        rows = [number for number, row in enumerate(self._rows) if row.region == region]
         if rows:
-            # With the line above it, which the row of names would else cover, and as much of it as there is room for.
+            # One line more than the region at the top, which the fixed row of names covers.
             height = min(len(rows) + 2, max(self.size.height - 1, 1))
             left = (column + 1) * self._width
             self.scroll_to_region(Region(left, rows[0], self._width, height), animate=False)
         self.refresh()
-        self.post_message(self.Moved())
+        self.post_message(self.CursorMoved())
 
     @property
     def _width(self) -> int:
@@ -403,47 +407,47 @@ class NwayView(ScrollView, can_focus=True):
     # Drawing
 
     def render_line(self, y: int) -> Strip:
-        """Draw one line; the first has the names of the columns, however far one has scrolled."""
+        """Draw one line; the first always shows the names of the columns."""
         left, top = self.scroll_offset
         width = self.size.width
         if y == 0:
-            strip = Strip(self._names())
+            strip = Strip(self._draw_names())
         elif top + y - 1 < len(self._rows):
-            strip = Strip(self._drawn(self._rows[top + y - 1]))
+            strip = Strip(self._draw_row(self._rows[top + y - 1]))
         else:
             return Strip.blank(width, self.rich_style)
         return strip.crop_extend(left, left + width, self.rich_style)
 
-    def _names(self) -> list[Segment]:
+    def _draw_names(self) -> list[Segment]:
         style = self.get_component_rich_style("nway--head")
-        names = ["parent", *(printable(self._named.get(name, name)) for name in self.versions)]
-        return [self._segment(name, style, is_last=n == len(self.versions)) for n, name in enumerate(names)]
+        names = ["parent", *(printable(self._version_names.get(name, name)) for name in self.versions)]
+        return [self._draw_cell(name, style, is_last=n == len(self.versions)) for n, name in enumerate(names)]
 
-    def _drawn(self, row: GridRow) -> list[Segment]:
+    def _draw_row(self, row: GridRow) -> list[Segment]:
         return [
-            self._segment(self._text(row, n, cell), self._style(row, n, cell), is_last=n == len(self.versions))
+            self._draw_cell(self._format_cell(row, n, cell), self._style(row, n, cell), is_last=n == len(self.versions))
             for n, cell in enumerate(row.cells)
         ]
 
-    def _text(self, row: GridRow, column: int, cell: Cell) -> str:
+    def _format_cell(self, row: GridRow, column: int, cell: DiffCell) -> str:
         if not row.is_head or column == 0:
             return cell.text
         assert self._lineup is not None
-        assert row.place is not None
+        assert row.region is not None
         if cell.mark == "same":
             return "="
         name = self.versions[column - 1]
-        return "[✓] taken" if is_accepted(self._chosen, self._lineup, row.place, name) else "[ ]"
+        return "[✓] accepted" if is_accepted(self._choice, self._lineup, row.region, name) else "[ ]"
 
-    def _style(self, row: GridRow, column: int, cell: Cell) -> Style:
-        if row.is_head and column - 1 == self.column and row.place == self.place:
+    def _style(self, row: GridRow, column: int, cell: DiffCell) -> Style:
+        if row.is_head and column - 1 == self.column and row.region == self.region_number:
             return self.get_component_rich_style("nway--cursor")
         if row.is_head:
             return self.get_component_rich_style("nway--head")
         kind = _STYLES.get(cell.mark)
         return self.rich_style if kind is None else self.get_component_rich_style(kind)
 
-    def _segment(self, text: str, style: Style, *, is_last: bool) -> Segment:
+    def _draw_cell(self, text: str, style: Style, *, is_last: bool) -> Segment:
         cut = set_cell_size(text, self._width - 1)
         if len(text) > len(cut.rstrip()) and text.rstrip() != cut.rstrip():
             cut = set_cell_size(text, self._width - 2) + "…"
@@ -451,9 +455,9 @@ class NwayView(ScrollView, can_focus=True):
 
 
 class NwayScreen(Screen[Mapping[str, Choice] | None]):
-    """All paths that attempts changed, each with its N-way diff; gives what was chosen, None where it was left.
+    """The n-way view of every path that an attempt changed. Returns the choice, or None if the user goes back.
 
-    ``names`` is what versions are called for people, where that is not what they are called by.
+    ``names`` are the names of versions for people, if they differ from their ids.
     """
 
     DEFAULT_CSS = """
@@ -463,9 +467,9 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "path(1)", "next file"),
-        Binding("p", "path(-1)", "file before", show=False),
-        Binding("a", "all(True)", "all of attempt"),
-        Binding("x", "all(False)", "none of file"),
+        Binding("p", "path(-1)", "previous file", show=False),
+        Binding("a", "all(True)", "accept all"),
+        Binding("x", "all(False)", "reject all"),
         Binding("enter", "done", "preview", priority=True),
         Binding("escape,q", "back", "back"),
     ]
@@ -480,24 +484,26 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
         self.lineups = list(lineups)
         self.choice = dict(choice or {})
         self.names = dict(names or {})
-        versions = sorted({n for one in lineups for n in one.versions}, key=_numbered)
+        versions = sorted({n for one in lineups for n in one.versions}, key=_sort_key)
         self._view = NwayView(versions, self.names, id="nway")
 
     def compose(self) -> ComposeResult:
-        """The paths beside the one that is shown."""
-        yield Line(id="nway-title")
+        """Yield the list of paths, the n-way view and the change under the cursor."""
+        yield TextLine(id="nway-title")
         with Horizontal():
-            yield OptionList(*(Option(self._named(lineup)) for lineup in self.lineups), id="nway-paths", markup=False)
+            yield OptionList(
+                *(Option(self._format_path(lineup)) for lineup in self.lineups), id="nway-paths", markup=False
+            )
             yield self._view
         yield DiffView(id="nway-hunk")
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin with the first path. Where there is no other, there is no list of them."""
+        """Show the first path; hide the list if it is the only one."""
         self._paths.display = len(self.lineups) > 1
         self._paths.highlighted = 0
         self._view.focus()
-        self._tell()
+        self._show_title()
 
     @property
     def _paths(self) -> OptionList:
@@ -505,70 +511,69 @@ class NwayScreen(Screen[Mapping[str, Choice] | None]):
 
     @property
     def current(self) -> AlignedPath:
-        """The path that is shown."""
+        """The path in the n-way view."""
         return self.lineups[self._paths.highlighted or 0]
 
     def on_option_list_option_highlighted(self) -> None:
-        """Show another path."""
+        """Show the path under the cursor."""
         self._view.show(self.current, self.choice.get(self.current.path))
-        self._tell()
-        self.on_nway_view_moved()
+        self._show_title()
+        self.on_nway_view_cursor_moved()
 
-    def on_nway_view_moved(self) -> None:
-        """Show in full width what is under the cursor."""
+    def on_nway_view_cursor_moved(self) -> None:
+        """Show the change under the cursor in full width."""
         version = self._view.version
-        text = changed(self.current, self._view.place, version, self.names.get(version))
+        text = format_region(self.current, self._view.region_number, version, self.names.get(version))
         self.query_one("#nway-hunk", DiffView).text = text
 
     def on_nway_view_toggled(self, event: NwayView.Toggled) -> None:
-        """Take a change, or leave it."""
-        lineup, chosen = self.current, self.choice.get(self.current.path)
-        change = reject if is_accepted(chosen, lineup, event.place, event.version) else accept
-        self._choose(lineup, change(chosen, lineup, event.place, event.version))
+        """Accept or reject a change."""
+        lineup, choice = self.current, self.choice.get(self.current.path)
+        change = reject if is_accepted(choice, lineup, event.region, event.version) else accept
+        self._choose(lineup, change(choice, lineup, event.region, event.version))
 
     def action_path(self, step: int) -> None:
-        """Go to another path."""
+        """Show the next or the previous path."""
         self._paths.highlighted = ((self._paths.highlighted or 0) + step) % len(self.lineups)
 
-    def action_all(self, is_taken: bool) -> None:
-        """Take all that the attempt under the cursor changed in this path, or nothing of anybody."""
-        chosen: Choice | None = None
-        for place in range(places(self.current)) if is_taken else ():
-            chosen = accept(chosen, self.current, place, self._view.version)
-        self._choose(self.current, chosen)
+    def action_all(self, should_accept: bool) -> None:
+        """Accept all changes of this path by the attempt under the cursor, or reject those of all attempts."""
+        choice: Choice | None = None
+        for number in range(count_regions(self.current)) if should_accept else ():
+            choice = accept(choice, self.current, number, self._view.version)
+        self._choose(self.current, choice)
 
     def action_done(self) -> None:
-        """Give what was chosen, if anything was."""
+        """Return the choice, unless it is empty."""
         if self.choice:
             self.dismiss(dict(self.choice))
         else:
-            self.notify("Take something first: space takes what is under the cursor.", severity="warning")
+            self.notify("Accept a change first: press space.", severity="warning")
 
     def action_back(self) -> None:
-        """Leave all as it is."""
+        """Close without a choice."""
         self.dismiss(None)
 
-    def _choose(self, lineup: AlignedPath, chosen: Choice | None) -> None:
-        if chosen:
-            self.choice[lineup.path] = chosen
+    def _choose(self, lineup: AlignedPath, choice: Choice | None) -> None:
+        if choice:
+            self.choice[lineup.path] = choice
         else:
             self.choice.pop(lineup.path, None)
-        self._view.show(lineup, chosen)
+        self._view.show(lineup, choice)
         number = self.lineups.index(lineup)
-        self._paths.replace_option_prompt_at_index(number, self._named(lineup))
-        self._tell()
+        self._paths.replace_option_prompt_at_index(number, self._format_path(lineup))
+        self._show_title()
 
-    def _named(self, lineup: AlignedPath) -> str:
+    def _format_path(self, lineup: AlignedPath) -> str:
         mark = "✓" if lineup.path in self.choice else " "
         return f"{mark} {printable(lineup.path)}"
 
-    def _tell(self) -> None:
-        here = self._paths.highlighted or 0
-        self.query_one("#nway-title", Line).say(
-            f"{printable(self.current.path)} · file {here + 1} of {len(self.lineups)} · taken: {counted(self.choice)}"
-        )
+    def _show_title(self) -> None:
+        position = f"file {(self._paths.highlighted or 0) + 1} of {len(self.lineups)}"
+        line = f"{printable(self.current.path)} · {position} · accepted: {format_choice(self.choice)}"
+        self.query_one("#nway-title", TextLine).show(line)
 
 
-def _numbered(name: str) -> tuple[str, int]:
+def _sort_key(name: str) -> tuple[str, int]:
     fork, _, number = name.rpartition(".")
     return fork, int(number) if number.isdigit() else 0

@@ -1,20 +1,25 @@
-"""Walk: a person in a conversation, with the tree of it beside what was said."""
+"""Walk: the panels of ``forkwise walk --tui``, a conversation as a tree next to its messages.
+
+The tree screen of a chat is a subclass of the screen here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.messages import ModelMessage, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static, Tree
+from textual.widgets import Footer, Input, Tree
 from textual.widgets.tree import TreeNode
 from textual.worker import Worker
 
@@ -22,11 +27,19 @@ from forkwise.concurrency import run_in_thread
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.node import Node
 from forkwise.conversation.talk import Answer, Recombination, Talk, recombine, text_of
-from forkwise.conversation.walker import Walker, above, combined, difference, transcript, ways
+from forkwise.conversation.walker import (
+    Walker,
+    add_combination,
+    diff_branches,
+    find_next_stops,
+    find_previous_stop,
+    format_transcript,
+)
 from forkwise.display.output import printable
 from forkwise.errors import BranchingError
 from forkwise.tui.diff_view import DiffScreen
-from forkwise.tui.widgets import Line, LineQuestion, Question
+from forkwise.tui.transcript import Transcript, TranscriptEntry, build_entry, strip_markdown
+from forkwise.tui.widgets import InputScreen, QuestionScreen, TextLine
 
 __all__ = [
     "TreePanel",
@@ -35,192 +48,207 @@ __all__ = [
 ]
 
 
-_LONGEST = 60
+_NARROWEST = 20
+_LONGEST = 200
+_REFRESH_S = 0.05
 
 
 class TreePanel(Tree[Node]):
-    """A conversation as a tree of the places at which one can stand.
+    """A conversation as a tree of its nodes.
 
-    What follows one after the other stands one below the other; only where branches begin it goes a step to the right,
-    so that a long talk stays narrow. Up and down walk through what is shown, left to the fork above, right into the
-    branches. Enter goes to a place (``Going``), space marks it. ``shown`` gives what is shown for a label, nothing for
-    one that is not for people.
+    Consecutive nodes have the same indentation and only branches are indented, so that a long conversation stays
+    narrow. Up and down move through the rows, left to the fork above, right into the branches. Enter chooses a node
+    (``NodeChosen``), space marks it. ``format_label`` returns the text of a label, empty to hide it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "outwards", "fork above", show=False),
-        Binding("right", "inwards", "into branches", show=False),
+        Binding("left", "parent_fork", "fork above", show=False),
+        Binding("right", "first_branch", "into branches", show=False),
         Binding("space", "mark", "mark", key_display="␣"),
         Binding("enter", "select_cursor", "go there"),
     ]
 
-    class Going(Message):
-        """Somebody wants to be at a place."""
+    class NodeChosen(Message):
+        """The user chose a node as the new position."""
 
         def __init__(self, node: Node) -> None:
             super().__init__()
             self.node = node
 
     def __init__(
-        self, conversation: Conversation, shown: Callable[[str], str] = lambda name: name, **options: Any
+        self, conversation: Conversation, format_label: Callable[[str], str] = lambda name: name, **options: Any
     ) -> None:
-        super().__init__("the beginning", data=conversation.root, **options)
+        super().__init__("the start", data=conversation.root, **options)
         self.conversation = conversation
-        self._shown = shown
+        self._format_label = format_label
         self.marked: list[Node] = []
         self.auto_expand = False
         self.guide_depth = 2
-        self._places: dict[int, TreeNode[Node]] = {}
-        self._grow()
+        self._rows: dict[int, TreeNode[Node]] = {}
+        self._add_rows()
 
     @property
     def current(self) -> Node:
-        """The place under the cursor."""
+        """The node under the cursor."""
         node = self.cursor_node
         return self.conversation.root if node is None or node.data is None else node.data
 
     def on_mount(self) -> None:
-        """Begin where one is."""
-        self.walk_to(self.conversation.here)
+        """Put the cursor on the current position."""
+        self.move_to(self.conversation.here)
 
-    def reload(self, at: Node | None = None) -> None:
-        """Show the conversation as it is now, with the cursor at a node, or where one is."""
+    def reload(self, node: Node | None = None) -> None:
+        """Rebuild the tree, with the cursor on ``node`` or on the current position."""
         self.clear()
-        self._grow()
-        self.walk_to(self.conversation.here if at is None else at)
+        self._add_rows()
+        self.move_to(self.conversation.here if node is None else node)
 
-    def walk_to(self, node: Node) -> None:
-        """Have the cursor at a place, or at the one that leads to a node between two places."""
-        while node.id not in self._places:
-            node = above(node)
-        place = self._places[node.id]
-        opened = place.parent
-        while opened is not None:
-            opened.expand()
-            opened = opened.parent
-        # The lines are counted once those above are open, which is when the next frame is drawn.
-        self.call_after_refresh(self.move_cursor, place)
+    def move_to(self, node: Node) -> None:
+        """Put the cursor on a node, or on the row above it if it has none of its own."""
+        while node.id not in self._rows:
+            node = find_previous_stop(node)
+        row = self._rows[node.id]
+        parent = row.parent
+        while parent is not None:
+            parent.expand()
+            parent = parent.parent
+        # Tree numbers its lines with the next frame, after the rows above were expanded.
+        self.call_after_refresh(self.move_cursor, row)
         self.refresh()
 
     def clear_marks(self) -> None:
-        """Mark none."""
+        """Unmark all nodes."""
         self.marked = []
         self.redraw()
 
     def action_mark(self) -> None:
-        """Mark the place under the cursor, or no longer, and go on to the next."""
+        """Mark or unmark the node under the cursor, and move to the next row."""
         node = self.current
         self.marked = [n for n in self.marked if n is not node] if node in self.marked else [*self.marked, node]
         self.redraw()
         self.action_cursor_down()
 
-    def action_outwards(self) -> None:
-        """To the fork that the branch under the cursor begins at."""
+    def action_parent_fork(self) -> None:
+        """Move to the fork above."""
         if self.cursor_node is not None and self.cursor_node.parent is not None:
             self.move_cursor(self.cursor_node.parent)
 
-    def action_inwards(self) -> None:
-        """Into the branches that begin under the cursor."""
+    def action_first_branch(self) -> None:
+        """Move to the first branch of the fork under the cursor."""
         node = self.cursor_node
         if node is not None and node.children:
             node.expand()
             self.call_after_refresh(self.move_cursor, node.children[0])
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[Node]) -> None:
-        """Go to the place under the cursor."""
+        """Choose the node under the cursor."""
         event.stop()
         if event.node.data is not None:
-            self.post_message(self.Going(event.node.data))
+            self.post_message(self.NodeChosen(event.node.data))
 
     def render_label(self, node: TreeNode[Node], base_style: Style, style: Style) -> Text:
-        """A place on one line: whether it is marked, whether one is there, its labels, and what was said."""
-        place = node.data
-        if place is None:
+        """Draw a row: mark, current position, number, labels and the beginning of the message."""
+        shown = node.data
+        if shown is None:
             return super().render_label(node, base_style, style)
         text = Text(no_wrap=True)
-        text.append("▪ " if place in self.marked else "", "bold yellow")
-        text.append("● " if place is self.conversation.here else "", "bold green")
-        text.append(f"{place.id} " if place.message is not None else "", "dim")
-        labels = [self._shown(name) for name, at in self.conversation.labels.items() if at is place]
+        text.append("▪ " if shown in self.marked else "", "bold yellow")
+        text.append("● " if shown is self.conversation.here else "", "bold green")
+        text.append(f"{shown.id} " if shown.message is not None else "", "dim")
+        labels = [self._format_label(name) for name, labelled in self.conversation.labels.items() if labelled is shown]
         text.append("".join(f"‹{printable(name)}› " for name in dict.fromkeys(labels) if name), "bold magenta")
-        text.append(_said(place))
+        text.append(_summarize(shown))
+        text.truncate(max(self.size.width - self._indentation(node), _NARROWEST), overflow="ellipsis")
         text.stylize(style)
         sign = (self.ICON_NODE_EXPANDED if node.is_expanded else self.ICON_NODE) if node.allow_expand else "  "
         return Text.assemble((sign, base_style), text)
 
-    def _grow(self) -> None:
-        """Put all places in, a run of them behind each other below the branch they are of."""
+    def _indentation(self, node: TreeNode[Node]) -> int:
+        """Return the cells before the text of a row: guides, the arrow of a fork, and the scrollbar behind it."""
+        depth = 0
+        while node.parent is not None:
+            node, depth = node.parent, depth + 1
+        return depth * self.guide_depth + 4
+
+    def on_resize(self) -> None:
+        """Truncate the rows to the new width."""
+        self.redraw()
+
+    def _add_rows(self) -> None:
+        """Add a row for each node; consecutive nodes become children of the row that begins their branch."""
         self.root.data = self.conversation.root
         self.root.expand()
-        self._places = {self.conversation.root.id: self.root}
+        self._rows = {self.conversation.root.id: self.root}
         pending = [(self.root, self.root)]
         while pending:
-            container, at = pending.pop()
-            assert at.data is not None
-            below = ways(at.data)
+            container, row = pending.pop()
+            assert row.data is not None
+            below = find_next_stops(row.data)
             while len(below) == 1:
-                at = self._put(container, below[0])
-                below = ways(below[0])
-            for way in below:
-                head = self._put(at, way)
+                row = self._add_row(container, below[0])
+                below = find_next_stops(below[0])
+            for node in below:
+                head = self._add_row(row, node)
                 pending.append((head, head))
             if below:
-                at.allow_expand = True
-                at.expand()
+                row.allow_expand = True
+                row.expand()
 
-    def _put(self, container: TreeNode[Node], place: Node) -> TreeNode[Node]:
+    def _add_row(self, container: TreeNode[Node], node: Node) -> TreeNode[Node]:
         container.allow_expand = True
         container.expand()
-        made = container.add("", place, allow_expand=False)
-        self._places[place.id] = made
-        return made
+        row = container.add("", node, allow_expand=False)
+        self._rows[node.id] = row
+        return row
 
     def redraw(self) -> None:
-        """Draw marks, labels and the place anew."""
+        """Redraw marks, labels and the current position."""
         self._invalidate()
         self.refresh()
 
 
-def _said(place: Node) -> str:
-    """What was said between the place above and this one, on one line."""
-    if place.message is None:
-        return "the beginning"
-    text = printable(" ".join(transcript(place, above(place)).replace("\n", " ").split()))
-    text = text.replace("user: ", "› ", 1).replace(" model: ", " → ", 1)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _summarize(node: Node) -> str:
+    """Format the messages between the row above and this one as one line."""
+    if node.message is None:
+        return "the start"
+    text = format_transcript(node, find_previous_stop(node)).replace("user: ", "› ", 1)
+    text = text.removeprefix("model: ").replace("\nmodel: ", " →\n", 1)
+    return printable(" ".join(strip_markdown(text[:_LONGEST]).split()))
 
 
-_WAYS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
-_NOBODY = "Nobody is there to answer: forkwise walk --model says who."
-_NEAR, _MOST_CHARACTERS = 60, 20_000  # messages, and characters of them, that are shown of what was said
-_ASKED = {"c": "one after the other", "m": "merged", "v": "by vote", "j": "by a judge"}
+_METHODS: dict[str, Recombination] = {"c": "concatenate", "m": "llm_merge", "v": "llm_vote", "j": "llm_judge"}
+_NO_MODEL = "No model can answer: start forkwise walk with --model."
+_MOST_MESSAGES = 60  # at least as many are shown next to the tree, and less than twice as many
+_METHOD_NAMES = {"c": "concatenated", "m": "merged", "v": "by vote", "j": "by a judge"}
 
 
 class PromptLine(Input):
-    """A line to say something in, at the place under the cursor. Escape goes back to the tree."""
+    """The prompt for the node under the cursor. Escape returns to the tree."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back to the tree")]
 
     def action_leave(self) -> None:
-        """Go back to the tree; what was written stays."""
+        """Focus the tree, and keep the text."""
         self.screen.query_one(TreePanel).focus()
 
 
 class WalkScreen(Screen[None]):
-    """A conversation: its tree, what was said on the way to the place under the cursor, and a line to go on from there.
-    ``save`` is called whenever something changed; ``model`` answers, and is asked where leaves are combined by one."""
+    """A conversation: its tree, the messages up to the node under the cursor, and a prompt to continue from there.
+
+    ``save`` is called after each change. ``model`` answers prompts and combines leaves; without one both are off.
+    """
 
     DEFAULT_CSS = """
     WalkScreen TreePanel { width: 3fr; }
-    WalkScreen VerticalScroll { width: 2fr; border-left: solid $panel; padding: 0 1; }
+    WalkScreen Transcript { width: 2fr; border-left: solid $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("i", "prompt", "say"),
+        Binding("i", "prompt", "prompt"),
         Binding("d", "diff", "diff"),
         Binding("c", "combine", "combine"),
         Binding("l", "label", "label"),
         Binding("n", "fork('next_fork')", "next fork"),
-        Binding("p", "fork('last_fork')", "fork before", show=False),
+        Binding("p", "fork('last_fork')", "previous fork", show=False),
         Binding("h", "here", "here"),
         Binding("tab", "app.focus_next", "text", show=False),
         Binding("q,escape", "leave", "quit", key_display="q"),
@@ -234,22 +262,22 @@ class WalkScreen(Screen[None]):
         self._answering: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
-        """The tree beside the text."""
-        yield Line(id="place")
+        """Yield the tree, the messages, the prompt and the keys."""
+        yield TextLine(id="status")
         with Horizontal():
-            yield TreePanel(self.walker.conversation, self.shown, id="tree")
-            with VerticalScroll():
-                yield Static(id="said", markup=False)
-        yield PromptLine(placeholder="i: go on from the place under the cursor", compact=True, id="prompt")
+            yield TreePanel(self.walker.conversation, self.format_label, id="tree")
+            yield Transcript(id="messages")
+        yield PromptLine(placeholder="i: continue from the node under the cursor", compact=True, id="prompt")
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin where one is."""
+        """Focus the tree, and draw new messages now and then."""
         self.tree_panel.focus()
-        self.tell()
+        self.set_interval(_REFRESH_S, self.messages.flush)
+        self.show_status()
 
-    def shown(self, label: str) -> str:
-        """What is shown for a label."""
+    def format_label(self, label: str) -> str:
+        """Return the text of a label; a subclass hides some."""
         return label
 
     @property
@@ -258,31 +286,31 @@ class WalkScreen(Screen[None]):
         return self.query_one("#tree", TreePanel)
 
     @property
-    def said(self) -> Static:
-        """What was said on the way to the place under the cursor."""
-        return self.query_one("#said", Static)
+    def messages(self) -> Transcript:
+        """The messages up to the node under the cursor."""
+        return self.query_one("#messages", Transcript)
 
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Node]) -> None:
-        """Show what was said on the way to the place under the cursor."""
+        """Show the messages up to the node under the cursor."""
         if event.node.data is not None:
-            self.said.update(_spoken(event.node.data))
+            self.messages.load(_build_entries(event.node.data))
 
-    def on_tree_panel_going(self, event: TreePanel.Going) -> None:
-        """Be at a place."""
+    def on_tree_panel_node_chosen(self, event: TreePanel.NodeChosen) -> None:
+        """Make the chosen node the current position."""
         self.go(event.node)
 
     def action_prompt(self) -> None:
-        """Write what is to be said at the place under the cursor."""
+        """Focus the prompt."""
         if self._model is None:
-            self.notify(_NOBODY)
+            self.notify(_NO_MODEL)
         else:
             self.query_one(PromptLine).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Say it, and be where the answer is."""
+        """Send the prompt, and continue from the answer."""
         text = event.value.strip()
         if self._model is None:
-            self.notify(_NOBODY)
+            self.notify(_NO_MODEL)
         elif self._answering is not None:
             self.notify("Wait for the answer, or stop it with escape.", severity="warning")
         elif text:
@@ -290,103 +318,103 @@ class WalkScreen(Screen[None]):
             self.tree_panel.focus()
             self._answering = self.run_worker(self.say(text, self.tree_panel.current), group="prompt")
 
-    async def say(self, text: str, at: Node) -> None:
-        """Say something at a place, and be where the answer is."""
+    async def say(self, text: str, node: Node) -> None:
+        """Send a prompt at a node, and continue from the answer."""
         talk = self.walker.conversation
-        self.tell(f"asked at {at.id}, the answer is on its way … escape stops it")
+        self.show_status(f"asked at {node.id}, waiting for the answer … escape stops it")
         try:
-            self.walker.go(await Talk(Agent(self._model), talk).prompt(text, at))
+            self.walker.go(await Talk(Agent(self._model), talk).prompt(text, node))
         except (BranchingError, AgentRunError, UserError, OSError) as error:
             self.notify(printable(str(error)), severity="error", timeout=15, markup=False)
         finally:
             self._answering = None
-            if self.is_attached:  # else the app is being left
+            if self.is_attached:  # else the app is closing
                 self.tree_panel.reload()
-                self._changed()
+                self._save_change()
 
     def action_leave(self) -> None:
-        """Stop the answer that is on its way, or else quit."""
+        """Stop the answer, or quit if there is none."""
         if self._answering is None:
             self.app.exit()
         else:
             self._answering.cancel()
 
     def action_here(self) -> None:
-        """Have the cursor where one is."""
-        self.tree_panel.walk_to(self.walker.here)
+        """Put the cursor on the current position."""
+        self.tree_panel.move_to(self.walker.here)
 
-    def action_fork(self, where: str) -> None:
-        """Have the cursor at the next place below, or above, where branches begin."""
+    def action_fork(self, method: str) -> None:
+        """Put the cursor on the next or the previous fork, which ``method`` of the walker finds."""
         here, self.walker.conversation.here = self.walker.here, self.tree_panel.current
         try:
-            found: Node = getattr(self.walker, where)()
+            found: Node = getattr(self.walker, method)()
         except BranchingError as error:
             self.notify(str(error))
             return
         finally:
             self.walker.conversation.here = here
-        self.tree_panel.walk_to(found)
+        self.tree_panel.move_to(found)
 
     def action_diff(self) -> None:
-        """Show how two marked places differ, or the marked one and the one under the cursor."""
+        """Show the difference of two marked nodes, or of the marked one and the one under the cursor."""
         two = [*self.tree_panel.marked, self.tree_panel.current][:2]
         if len(two) < 2 or two[0] is two[1]:
-            self.notify("Mark a place with space, and go to another.")
+            self.notify("Mark a node with space, and move to another.")
             return
-        text = difference(*two) or "nothing differs"
+        text = diff_branches(*two) or "the two are the same"
         self.app.push_screen(DiffScreen(f"message {two[0].id} and message {two[1].id}", text))
 
     def action_label(self) -> None:
-        """Name the place under the cursor."""
+        """Label the node under the cursor."""
         node = self.tree_panel.current
 
-        def name(text: str | None) -> None:
+        def label(text: str | None) -> None:
             if text is not None:
-                self.give_name(text, node)
+                self.label_node(text, node)
 
-        self.app.push_screen(LineQuestion("A name for this place:"), name)
+        self.app.push_screen(InputScreen("Label of this node:"), label)
 
     def action_combine(self) -> None:
-        """Make one of the marked leaves."""
+        """Combine the marked leaves into one answer."""
         if len(self.tree_panel.marked) < 2:
             self.notify("Mark at least two leaves with space.")
         else:
             self.run_worker(self._combine(list(self.tree_panel.marked)), group="combine", exclusive=True)
 
     async def _combine(self, nodes: list[Node]) -> None:
-        offered = _ASKED if self._model is not None else {"c": _ASKED["c"]}
+        offered = _METHOD_NAMES if self._model is not None else {"c": _METHOD_NAMES["c"]}
         numbers = ", ".join(str(node.id) for node in nodes)
-        answer = await self.app.push_screen_wait(Question(f"Combine what {numbers} came to, how?", offered))
+        answer = await self.app.push_screen_wait(QuestionScreen(f"How to combine the answers {numbers}?", offered))
         if answer is None:
             return
         try:
-            await self.make_one(nodes, _WAYS[answer])
+            await self.combine_nodes(nodes, _METHODS[answer])
         except BranchingError as error:
             self.notify(str(error), severity="error", markup=False)
             return
         self.tree_panel.marked = []
         self.tree_panel.reload()
 
-    # What comes of it
+    # Changes
 
     def go(self, node: Node) -> None:
-        """Be at a place."""
+        """Make a node the current position."""
         self.walker.go(node)
-        self._changed()
+        self._save_change()
 
-    def give_name(self, text: str, node: Node) -> None:
-        """Give a place a name."""
+    def label_node(self, text: str, node: Node) -> None:
+        """Label a node."""
         self.walker.conversation.label(text, node)
-        self._changed()
+        self._save_change()
 
-    async def make_one(self, nodes: Sequence[Node], how: Recombination) -> None:
-        """Make one answer of several, and be there."""
+    async def combine_nodes(self, nodes: Sequence[Node], method: Recombination) -> None:
+        """Combine several answers into one, and continue from it."""
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
-        made = await recombine(how, answers, self._model)
-        self.go(combined(self.walker.conversation, nodes, made.text))
+        made = await recombine(method, answers, self._model)
+        self.go(add_combination(self.walker.conversation, nodes, made.text))
 
-    def _changed(self) -> None:
-        self.tell()
+    def _save_change(self) -> None:
+        self.show_status()
         self.tree_panel.redraw()
         self.run_worker(self._write(), group="save")
 
@@ -396,24 +424,40 @@ class WalkScreen(Screen[None]):
         except (BranchingError, OSError) as error:
             self.notify(str(error), severity="error", markup=False)
 
-    def tell(self, doing: str = "") -> None:
-        """Say where one is, or what is under way."""
+    def show_status(self, activity: str = "") -> None:
+        """Show the number of messages, and the current position or the operation under way."""
         talk = self.walker.conversation
-        self.query_one("#place", Line).say(f"{len(talk)} messages · {doing or f'you are at {talk.here.id}'}")
+        self.query_one("#status", TextLine).show(f"{len(talk)} messages · {activity or f'you are at {talk.here.id}'}")
 
 
-def _spoken(node: Node) -> Text:
-    """What was said on the way to a node; of a long way the end, since all of it is laid out anew for each place."""
-    since = node.ancestor_at(node.depth - _NEAR) if node.depth > _NEAR else None
-    said = transcript(node, since)
-    text = Text("⋯\n" if since is not None or len(said) > _MOST_CHARACTERS else "")
-    for line in said[-_MOST_CHARACTERS:].splitlines() or ["(the beginning)"]:
-        text.append(f"{printable(line)}\n", "bold" if line.startswith("user: ") else "")
-    return text
+def _build_entries(node: Node) -> list[TranscriptEntry]:
+    """Build the entries of the last messages up to a node.
+
+    The first message changes only once in a while, because the transcript redraws everything behind a change.
+    """
+    start = max(node.depth - _MOST_MESSAGES, 0) // _MOST_MESSAGES * _MOST_MESSAGES
+    nodes = list(takewhile(lambda one: one.depth > start, node.upwards()))
+    entries = [entry for one in reversed(nodes) if one.message is not None for entry in _build_parts(one.message)]
+    return entries or [TranscriptEntry("note", "the start of the conversation")]
+
+
+def _build_parts(message: ModelMessage) -> Iterator[TranscriptEntry]:
+    for part in message.parts:
+        match part:
+            case UserPromptPart(content=str(text)):
+                yield build_entry("user", text)
+            case UserPromptPart(content=parts):
+                yield build_entry("user", " ".join(one for one in parts if isinstance(one, str)))
+            case TextPart(content=text):
+                yield build_entry("agent", text)
+            case ToolCallPart():
+                yield build_entry("call", part.args_as_json_str(), part.tool_name)
+            case ToolReturnPart():
+                yield build_entry("result", part.model_response_str())
 
 
 class WalkApp(App[None]):
-    """The terminal, with nothing but a conversation in it."""
+    """The application of ``forkwise walk --tui``."""
 
     TITLE = "forkwise"
     ENABLE_COMMAND_PALETTE = False
@@ -421,12 +465,12 @@ class WalkApp(App[None]):
 
     def __init__(self, screen: WalkScreen) -> None:
         super().__init__()
-        self._first = screen
+        self._start_screen = screen
 
     def on_mount(self) -> None:
-        """Begin with the conversation."""
-        self.push_screen(self._first)
+        """Show the conversation."""
+        self.push_screen(self._start_screen)
 
     def action_theme(self) -> None:
-        """Light, or dark."""
+        """Switch between the light and the dark theme."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

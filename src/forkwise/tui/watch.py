@@ -1,5 +1,6 @@
-"""Watch: a fork while it runs and until it is decided, whoever runs it: its attempts, what they print and change, and
-the keys by which a person decides it.
+"""Watch: the panels of ``forkwise watch``, which show a fork until it is resolved, whichever process runs it.
+
+They show its attempts, their output and their changes, and have keys to resolve the fork.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from forkwise.concurrency import run_in_thread
 from forkwise.display.board import Row, time_text
 from forkwise.display.output import printable
 from forkwise.ledger.records import Summary
-from forkwise.tui.decide import DecidingScreen
+from forkwise.text.clean import truncate
+from forkwise.tui.decide import DecisionScreen
 from forkwise.tui.diff_view import DiffScreen
-from forkwise.tui.fork_model import Look, Watched
-from forkwise.tui.widgets import Line, OutputLog, chip, tally
+from forkwise.tui.fork_model import ForkModel, ForkSnapshot
+from forkwise.tui.widgets import OutputLog, TextLine, chip, tally
 
 __all__ = [
-    "PACE",
+    "POLL_S",
     "AttemptTable",
     "ForksScreen",
     "WatchApp",
@@ -36,13 +38,13 @@ __all__ = [
 ]
 
 
-_WIDEST = {"what": 20, "last line": 60}
-_ALWAYS = ("", "state", "#", "what", "time")
+_LAST_LINE = 60
+_ALWAYS = ("", "state", "#", "label", "time")
 _SOMETIMES = ("files", "tests", "score", "cost", "last line")
 
 
 class AttemptTable(DataTable[Text]):
-    """One row an attempt, by its id. ``marked`` are those that somebody chose to do something with together."""
+    """The attempts of a fork, one row each. ``marked`` are the ids of those to combine or to compare."""
 
     DEFAULT_CSS = "AttemptTable { height: 1fr; }"
 
@@ -50,7 +52,7 @@ class AttemptTable(DataTable[Text]):
         super().__init__(cursor_type="row", zebra_stripes=False, **options)
         self.marked: list[str] = []
         self._cells: dict[str, dict[str, Text]] = {}
-        self._told: tuple[str, ...] = ()
+        self._shown_columns: tuple[str, ...] = ()
         self._widths: list[int] = []
 
     @property
@@ -61,7 +63,7 @@ class AttemptTable(DataTable[Text]):
         return str(self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value)
 
     def toggle_mark(self) -> None:
-        """Mark the attempt under the cursor, or no longer, and go on to the next."""
+        """Mark or unmark the attempt under the cursor, and move to the next one."""
         name = self.current
         if name is not None:
             self.marked = [m for m in self.marked if m != name] if name in self.marked else [*self.marked, name]
@@ -69,35 +71,37 @@ class AttemptTable(DataTable[Text]):
             self.move_cursor(row=self.cursor_row + 1)
 
     def clear_marks(self) -> None:
-        """Mark none."""
+        """Unmark all attempts."""
         for name in self.marked:
             self._put(name, "", _mark(False))
         self.marked = []
 
     def show(self, rows: Sequence[Row], now: float) -> None:
-        """Show attempts as they are."""
-        drawn = {row.attempt.id: self._drawn(row, now) for row in rows}
-        told = (*_ALWAYS, *(name for name in _SOMETIMES if any(cells[name].plain for cells in drawn.values())))
-        here = self.current
-        is_anew = told != self._told or list(drawn)[: len(self._cells)] != list(self._cells)
-        if is_anew:
+        """Show attempts in their current state."""
+        drawn = {row.attempt.id: self._draw(row, now) for row in rows}
+        columns = (*_ALWAYS, *(name for name in _SOMETIMES if any(cells[name].plain for cells in drawn.values())))
+        current = self.current
+        is_rebuilt = columns != self._shown_columns or list(drawn)[: len(self._cells)] != list(self._cells)
+        if is_rebuilt:
             self.clear(columns=True)
-            self._cells, self._told = {}, told
-            for name in told:
+            self._cells, self._shown_columns = {}, columns
+            for name in columns:
                 self.add_column(name, key=name)
         for name, cells in drawn.items():
             if name in self._cells:
-                for column in told:
+                for column in columns:
                     self._put(name, column, cells[column])
             else:
                 self._cells[name] = cells
-                self.add_row(*(cells[column] for column in told), key=name)
-        if is_anew and here in drawn:
-            self.move_cursor(row=self.get_row_index(here))
+                self.add_row(*(cells[column] for column in columns), key=name)
+        if is_rebuilt and current in drawn:
+            self.move_cursor(row=self.get_row_index(current))
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
-        """Draw all anew where a column turns out wider: widths are measured when nothing else is to be done, and what
-        was drawn before that stood at the wrong place."""
+        """Redraw all rows when the width of a column has changed.
+
+        DataTable measures widths while idle, and rows drawn before that are misaligned.
+        """
         super()._update_dimensions(new_rows)
         widths = [column.get_render_width(self) for column in self.ordered_columns]
         if widths != self._widths:
@@ -112,14 +116,15 @@ class AttemptTable(DataTable[Text]):
             cells[column] = cell
             self.update_cell(name, column, cell, update_width=grows)
 
-    def _drawn(self, row: Row, now: float) -> dict[str, Text]:
+    def _draw(self, row: Row, now: float) -> dict[str, Text]:
         cells = row.cells(now)
         number = row.attempt.id if row.depth else row.attempt.id.rpartition(".")[2]
         texts = {
-            **{name: _cut(cells[name], _WIDEST.get(name, 12)) for name in ("what", "time", "files", "tests", "score")},
+            "label": truncate(cells["label"], max(20, self.app.size.width // 4)),
+            **{name: truncate(cells[name], 12) for name in ("time", "files", "tests", "score")},
             "#": f"{'  ' * row.depth}{number}",
             "cost": cells["cost"],
-            "last line": _cut(printable(cells[""]), _WIDEST["last line"]),
+            "last line": truncate(printable(cells[""]), _LAST_LINE),
         }
         return {
             "": _mark(row.attempt.id in self.marked),
@@ -132,12 +137,8 @@ def _mark(is_marked: bool) -> Text:
     return Text("▪" if is_marked else " ", style="bold yellow")
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 class ForksScreen(ModalScreen[str | None]):
-    """The forks there are, the newest first; gives the id of one."""
+    """The list of forks, the newest first. Returns the id of one, or None if the user goes back."""
 
     DEFAULT_CSS = """
     ForksScreen { align: center middle; }
@@ -150,42 +151,42 @@ class ForksScreen(ModalScreen[str | None]):
         self.summaries = summaries
 
     def compose(self) -> ComposeResult:
-        """One line a fork."""
-        yield OptionList(*(Option(_line(summary), id=summary.fork.id) for summary in self.summaries))
+        """Yield the list."""
+        yield OptionList(*(Option(_format_summary(summary), id=summary.fork.id) for summary in self.summaries))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Give the one that was chosen."""
+        """Return the fork under the cursor."""
         self.dismiss(event.option_id)
 
     def action_back(self) -> None:
-        """Choose none."""
+        """Close without a choice."""
         self.dismiss(None)
 
 
-def _line(summary: Summary) -> Text:
+def _format_summary(summary: Summary) -> Text:
     fork = summary.fork
     states = [state for state, count in summary.attempts.items() for _ in range(count)]
-    began = datetime.fromtimestamp(fork.started).strftime("%m-%d %H:%M")
+    started = datetime.fromtimestamp(fork.started).strftime("%m-%d %H:%M")
     label = printable(" ".join((summary.label or "").split()))
-    parts = [Text(fork.id, style="bold"), chip(fork.state), Text(fork.kind), tally(states), Text(began), Text(label)]
+    parts = [Text(fork.id, style="bold"), chip(fork.state), Text(fork.kind), tally(states), Text(started), Text(label)]
     line = Text("  ", no_wrap=True, overflow="ellipsis").join(part for part in parts if part.plain)
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
 
-PACE = 0.25
-"""Seconds between two looks at the ledger."""
+POLL_S = 0.25
+"""Seconds between two readings of the ledger."""
 
-_READING = 0.1  # seconds between two looks at what is printed
+_LOG_POLL_S = 0.1  # seconds between two readings of a log
 
 
-class WatchScreen(DecidingScreen):
-    """One fork: its attempts above, what the one under the cursor prints below."""
+class WatchScreen(DecisionScreen):
+    """One fork: its attempts, and below them the output of the one under the cursor."""
 
     DEFAULT_CSS = """
     WatchScreen > #attempts { height: auto; max-height: 50%; min-height: 4; scrollbar-size-horizontal: 0; }
     WatchScreen > #below { height: 1fr; min-height: 4; }
-    WatchScreen #what { text-style: none; }
+    WatchScreen #subtitle { text-style: none; }
     WatchScreen OutputLog { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -196,212 +197,212 @@ class WatchScreen(DecidingScreen):
         Binding("d,enter", "diff", "diff", key_display="d", priority=True),
         Binding("w", "winner", "winner", show=False),
         Binding("o", "open", "open"),
-        Binding("x", "end", "end"),
+        Binding("x", "abort_attempt", "stop"),
         Binding("a,escape", "abort", "abort", key_display="a"),
         Binding("u", "undo", "undo"),
         Binding("f", "forks", "fork"),
         Binding("q", "leave", "quit"),
     ]
 
-    def __init__(self, watched: Watched) -> None:
-        super().__init__(watched)
+    def __init__(self, model: ForkModel) -> None:
+        super().__init__(model)
         self.table = AttemptTable(id="attempts")
         self.output = OutputLog(id="output")
-        self._first_line = Line("waiting for a fork …")
-        self._what = Line(id="what")
+        self._title = TextLine("waiting for a fork …")
+        self._subtitle = TextLine(id="subtitle")
         self._followed: str | None = None
 
     def compose(self) -> ComposeResult:
-        """The fork, its attempts, the output of one of them, the keys."""
-        yield self._first_line
+        """Yield the title, the attempts, the output of one of them and the keys."""
+        yield self._title
         yield self.table
         with Vertical(id="below"):
-            yield self._what
+            yield self._subtitle
             yield self.output
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start to poll the ledger."""
         self.table.focus()
-        self.run_worker(self._look_on(), group="look")
+        self.run_worker(self._poll(), group="poll")
 
-    # Looking
+    # Reading
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            look = await run_in_thread(self.watched.look)
-            if not self.table.is_attached:  # the screen is being taken down
+            snapshot = await run_in_thread(self.model.read)
+            if not self.table.is_attached:  # the screen is being removed
                 return
-            if look is not None and look.fork.id == self.watched.fork:
-                self._show(look)
-            await asyncio.sleep(PACE)
+            if snapshot is not None and snapshot.fork.id == self.model.fork:
+                self._show(snapshot)
+            await asyncio.sleep(POLL_S)
 
-    def _show(self, look: Look) -> None:
-        if self.look is None or self.look.fork.id != look.fork.id:
+    def _show(self, snapshot: ForkSnapshot) -> None:
+        if self.snapshot is None or self.snapshot.fork.id != snapshot.fork.id:
             self.table.marked = []
-        self.look = look
-        self.table.show(look.rows, self.watched.now())
-        self.tell()
+        self.snapshot = snapshot
+        self.table.show(snapshot.rows, self.model.now())
+        self.show_status()
         self._follow_current()
 
-    def tell(self) -> None:
-        """Say in the first line how the fork is, and what is under way."""
-        look = self.look
-        if look is None:
+    def show_status(self) -> None:
+        """Show the state of the fork and the operation under way in the title."""
+        snapshot = self.snapshot
+        if snapshot is None:
             return
-        fork = look.fork
-        line = Text.assemble(f"{fork.kind} {fork.id}  ", chip(look.state), "  ")
-        line.append(f"{time_text((fork.ended or self.watched.now()) - fork.started)}  ")
-        line.append_text(tally([attempt.state for attempt in look.own]))
-        line.append(f"  {self.doing} …" if self.doing else f"  {_outcome(look)}")
-        self._first_line.say(line)
+        fork = snapshot.fork
+        line = Text.assemble(f"{fork.kind} {fork.id}  ", chip(snapshot.state), "  ")
+        line.append(f"{time_text((fork.ended or self.model.now()) - fork.started)}  ")
+        line.append_text(tally([attempt.state for attempt in snapshot.own]))
+        line.append(f"  {self.activity} …" if self.activity else f"  {_format_outcome(snapshot)}")
+        self._title.show(line)
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
-        """Show what another attempt prints."""
+        """Show the output of the attempt under the cursor."""
         self._follow_current()
 
     def _follow_current(self) -> None:
-        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+        attempt = None if self.snapshot is None else self.snapshot.find_attempt(self.table.current or "")
         if attempt is None:
             return
         line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}")
         line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
-        self._what.say(line)
+        self._subtitle.show(line)
         if attempt.id != self._followed:
             self._followed = attempt.id
-            self.output.begin()
-            self.run_worker(self._read_on(attempt.id), group="output", exclusive=True)
+            self.output.reset()
+            self.run_worker(self._follow(attempt.id), group="output", exclusive=True)
 
-    async def _read_on(self, attempt: str) -> None:
+    async def _follow(self, attempt: str) -> None:
         start = 0
         while True:
-            start, piece = await run_in_thread(self.watched.output, attempt, start)
+            start, piece = await run_in_thread(self.model.output, attempt, start)
             if piece and self.output.is_attached:
                 self.output.feed(piece)
-            await asyncio.sleep(_READING)
+            await asyncio.sleep(_LOG_POLL_S)
 
-    # Showing more
+    # Diffs
 
     def action_mark(self) -> None:
-        """Mark the attempt under the cursor, to combine it or to line it up with others."""
+        """Mark the attempt under the cursor, to combine or compare it with others."""
         self.table.toggle_mark()
 
     def action_diff(self) -> None:
-        """Show what the attempt under the cursor changed."""
+        """Show the diff of the attempt under the cursor."""
         current = self.table.current
         if current is not None:
-            self.attempt_to(self._show_diff(current, lambda: self.watched.diff(current)))
+            self.run_reported(self._show_diff(current, lambda: self.model.diff(current)))
 
     def action_winner(self) -> None:
-        """Show what won, or what is ahead."""
-        fork = None if self.look is None else self.look.fork
+        """Show the diff of the winner, or of the attempt that is ahead."""
+        fork = None if self.snapshot is None else self.snapshot.fork
         ahead = None if fork is None else fork.winner or (fork.verdict or {}).get("winner")
         if isinstance(ahead, str):
-            self.attempt_to(self._show_diff(ahead, lambda: self.watched.diff(ahead)))
+            self.run_reported(self._show_diff(ahead, lambda: self.model.diff(ahead)))
         elif fork is not None and fork.commit is not None:
-            self.attempt_to(self._show_diff(f"commit {fork.commit}", lambda: self.watched.committed(fork)))
+            self.run_reported(self._show_diff(f"commit {fork.commit}", lambda: self.model.read_commit(fork)))
         else:
-            self.notify("Nobody has won yet.")
+            self.notify("No attempt has won yet.")
 
     async def _show_diff(self, name: str, read: Callable[[], str]) -> None:
-        await self.app.push_screen(DiffScreen(f"{name}: what it changed", await run_in_thread(read)))
+        await self.app.push_screen(DiffScreen(f"{name}: changes", await run_in_thread(read)))
 
     def action_open(self) -> None:
-        """Open what the attempt under the cursor changed in one's own diff tool."""
+        """Open the changes of the attempt under the cursor in a diff tool."""
         current = self.table.current
         if current is not None:
-            self.attempt_to(self._open(current))
+            self.run_reported(self._open(current))
 
     async def _open(self, attempt: str) -> None:
-        opening = await run_in_thread(self.watched.open, attempt)
-        if opening.in_terminal:
+        commands = await run_in_thread(self.model.prepare_difftool, attempt)
+        if commands.uses_terminal:
             with self.app.suspend():
-                opening.run()
+                commands.run()
             return
-        self.notify(f"Opened what {attempt} changed.")
-        await run_in_thread(opening.run_beside)
+        self.notify(f"Opened the changes of {attempt}.")
+        await run_in_thread(commands.run_detached)
 
     def action_forks(self) -> None:
-        """Go to another fork."""
-        self.attempt_to(self._choose_fork())
+        """Ask for another fork to show."""
+        self.run_reported(self._choose_fork())
 
     async def _choose_fork(self) -> None:
-        fork = await self.app.push_screen_wait(ForksScreen(await run_in_thread(self.watched.forks)))
-        self.watched.fork = fork or self.watched.fork
+        fork = await self.app.push_screen_wait(ForksScreen(await run_in_thread(self.model.forks)))
+        self.model.fork = fork or self.model.fork
 
-    # Deciding
+    # Decisions
 
     def action_pick(self) -> None:
-        """Decide the fork for the attempt under the cursor."""
-        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+        """Resolve the fork with the attempt under the cursor."""
+        attempt = None if self.snapshot is None else self.snapshot.find_attempt(self.table.current or "")
         if attempt is not None:
             self.decide(self.pick(attempt))
 
     def action_combine(self) -> None:
-        """Decide the fork for the marked attempts together."""
+        """Resolve the fork with the marked attempts."""
         if len(self.table.marked) < 2:
-            self.notify("Mark at least two attempts with space: their changes are merged, tested and committed.")
+            self.notify("Mark at least two attempts with space; their changes are merged, tested and committed.")
         else:
             self.decide(self.combine(tuple(self.table.marked)))
 
     def action_choose(self) -> None:
-        """Line up what the marked attempts changed, or all that are over, and choose from it hunk by hunk."""
+        """Choose hunk by hunk from the marked attempts, or from all that have ended."""
         self.decide(self.choose(tuple(self.table.marked)))
 
-    def action_end(self) -> None:
-        """End the attempt under the cursor; the others go on."""
-        attempt = None if self.look is None else self.look.attempt(self.table.current or "")
+    def action_abort_attempt(self) -> None:
+        """Abort the attempt under the cursor; the others continue."""
+        attempt = None if self.snapshot is None else self.snapshot.find_attempt(self.table.current or "")
         if attempt is not None and attempt.is_over:
-            self.notify(f"{attempt.id} is over: it {'was ' if attempt.state == 'cancelled' else ''}{attempt.state}.")
+            self.notify(f"{attempt.id} has already ended: {attempt.state}.")
         elif attempt is not None:
-            self.decide(self.end(attempt))
+            self.decide(self.abort_attempt(attempt))
 
     def action_abort(self) -> None:
-        """Give the fork up."""
+        """Abort the fork."""
         self.decide(self.abort())
 
     def action_undo(self) -> None:
-        """Take back what the fork committed."""
-        fork = None if self.look is None else self.look.fork
+        """Undo the commit of the fork."""
+        fork = None if self.snapshot is None else self.snapshot.fork
         if fork is None or fork.commit is None or fork.undone is not None:
-            self.notify("Nothing was committed that could be undone.")
+            self.notify("There is no commit to undo.")
         else:
-            self.attempt_to(self.undo(fork.commit))
+            self.run_reported(self.undo(fork.commit))
 
     def action_leave(self) -> None:
-        """End watching; the fork goes on."""
-        if self.doing:
-            self.notify(f"It is {self.doing}; wait for that.", severity="warning")
+        """Quit; the fork keeps running."""
+        if self.activity:
+            self.notify(f"Still {self.activity}; wait for it.", severity="warning")
         else:
             self.app.exit()
 
 
-def _outcome(look: Look) -> str:
-    """What became of a fork, in a few words."""
-    fork = look.fork
-    names = [fork.winner] if fork.winner else (fork.resolution or {}).get("attempts", ())
-    who = " ".join(f"#{name.rpartition('.')[2]}" for name in names)
+def _format_outcome(snapshot: ForkSnapshot) -> str:
+    """Format the outcome of a fork in a few words."""
+    fork = snapshot.fork
+    ids = [fork.winner] if fork.winner else (fork.resolution or {}).get("attempts", ())
+    winners = " ".join(f"#{name.rpartition('.')[2]}" for name in ids)
     if fork.commit is None:
-        waits = {"open": "waits for a pick: p", "interrupted": "its process is gone"}
-        return waits.get(look.state, f"{who} won" if who else "")
-    return f"{who} → commit {fork.commit}" + ("" if fork.undone is None else f", undone by {fork.undone}")
+        waits = {"open": "waits for a pick: p", "interrupted": "its process has died"}
+        return waits.get(snapshot.state, f"{winners} won" if winners else "")
+    return f"{winners} → commit {fork.commit}" + ("" if fork.undone is None else f", undone by {fork.undone}")
 
 
 class WatchApp(App[None]):
-    """The terminal, with nothing but a fork in it."""
+    """The application of ``forkwise watch``."""
 
     TITLE = "forkwise"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "theme", "light/dark", show=False)]
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, model: ForkModel) -> None:
         super().__init__()
-        self.watched = watched
+        self.model = model
 
     def on_mount(self) -> None:
-        """Begin with the fork."""
-        self.push_screen(WatchScreen(self.watched))
+        """Show the fork."""
+        self.push_screen(WatchScreen(self.model))
 
     def action_theme(self) -> None:
-        """Light, or dark."""
+        """Switch between the light and the dark theme."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

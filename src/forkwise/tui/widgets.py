@@ -1,4 +1,7 @@
-"""Pages: texts that a command found, and lists to choose one thing from."""
+"""Widgets and small screens that several panels share: lines, chips, logs, questions, pages and lists.
+
+None of them knows about forks or conversations.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +20,42 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Log, OptionList, Static
 from textual.widgets.option_list import Option
 
-from forkwise.display.board import Plain
 from forkwise.display.output import printable
+from forkwise.text.clean import TerminalCleaner
 
 __all__ = [
     "SIGNS",
     "YES",
     "ChoiceScreen",
-    "LastingDriver",
-    "Line",
-    "LineQuestion",
+    "DetachableDriver",
+    "InputScreen",
     "OutputLog",
     "PageScreen",
-    "Plain",
-    "Question",
+    "QuestionScreen",
+    "TextLine",
     "chip",
     "tally",
 ]
 
 
-class Line(Static):
-    """A title or a status. It has its height and its width from the screen, so that nothing else moves with it."""
+class TextLine(Static):
+    """A title or a status line. Its size is fixed, so that a new text causes no layout."""
 
     DEFAULT_CSS = """
-    Line { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
-    Line.good { color: $text-success; }
-    Line.bad { color: $text-error; }
+    TextLine { width: 100%; height: 1; padding: 0 1; background: $panel; text-style: bold; }
+    TextLine.good { color: $text-success; }
+    TextLine.bad { color: $text-error; }
     """
 
     def __init__(self, text: str = "", **options: Any) -> None:
         super().__init__(text, markup=False, **options)
-        self.said = Text(text)
+        self.line = Text(text)
 
-    def say(self, text: str | Text) -> None:
-        """Have it say something, cut where there is no room for all of it."""
+    def show(self, text: str | Text) -> None:
+        """Show a text, truncated to the width of the line."""
         line = Text(text) if isinstance(text, str) else text
-        if line != self.said:
-            self.said = line
+        if line != self.line:
+            self.line = line
             line.no_wrap, line.overflow = True, "ellipsis"
             self.update(line, layout=False)
 
@@ -74,7 +76,7 @@ SIGNS: dict[str, tuple[str, str]] = {
 
 
 def chip(state: str) -> Text:
-    """A state with its sign.
+    """Build the chip for a state: its sign and its name.
 
     >>> chip("failed").plain
     '✗ failed'
@@ -84,7 +86,7 @@ def chip(state: str) -> Text:
 
 
 def tally(states: Sequence[str]) -> Text:
-    """How many are in which state, in the order of the signs.
+    """Count the states, in the order of ``SIGNS``.
 
     >>> tally(["failed", "running", "running"]).plain
     '2● 1✗'
@@ -94,32 +96,34 @@ def tally(states: Sequence[str]) -> Text:
 
 
 _LINES = 10_000
-_LONGEST = 2000  # characters of a line that is shown
+_LONGEST = 2000  # characters shown of a line
 
 
 class OutputLog(Log):
-    """A log that is fed with bytes, follows its end until somebody scrolls up, and does so again at the end."""
+    """A log of raw terminal output. It follows its end until the user scrolls up, and again at the end."""
+
+    DEFAULT_CSS = "OutputLog { overflow: auto auto; }"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(max_lines=_LINES, auto_scroll=True, **options)
-        self._plain = Plain()
+        self._cleaner = TerminalCleaner()
 
-    def begin(self) -> None:
-        """Show another attempt's."""
-        self._plain = Plain()
+    def reset(self) -> None:
+        """Clear the log, to show another attempt."""
+        self._cleaner = TerminalCleaner()
         self.clear()
         self.auto_scroll = True
 
     def feed(self, piece: bytes) -> None:
-        """Show what came."""
-        text = self._plain.feed(piece)
+        """Append a piece of output."""
+        text = self._cleaner.feed(piece)
         if text:
             self.auto_scroll = self.is_vertical_scroll_end or not self.line_count
             self.write("\n".join(line[:_LONGEST] for line in text.split("\n")))
 
 
-class _Lasting:
-    """A file of which it does not matter whether it is there."""
+class _DetachableFile:
+    """A file that ignores errors of writing."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -133,29 +137,31 @@ class _Lasting:
             self._file.flush()
 
 
-class LastingDriver(LinuxDriver):
-    """Writes to the terminal as long as there is one; the app is told of its end by a signal."""
+class DetachableDriver(LinuxDriver):
+    """A driver that ignores a closed terminal: the app ends in order by SIGHUP instead of an error in the middle."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._file = cast(Any, _Lasting(cast(TextIO, self._file)))
+        self._file = cast(Any, _DetachableFile(cast(TextIO, self._file)))
 
 
-#: The answers of a question that is a yes or a no.
+#: The answer of a yes-or-no question.
 YES = {"y": "yes"}
 
 
-class Question(ModalScreen[str | None]):
-    """A text and some answers, each with its key; gives the key, or None where it was escaped. Enter answers with what
-    has the focus, which is the way back at first."""
+class QuestionScreen(ModalScreen[str | None]):
+    """A question and its answers by key. Returns the key, or None if the user goes back.
+
+    Enter presses the button with the focus, which at first is the one that goes back.
+    """
 
     DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question > Vertical { width: auto; min-width: 40; max-width: 76; height: auto; max-height: 90%; padding: 0 1;
+    QuestionScreen { align: center middle; }
+    QuestionScreen > Vertical { width: auto; min-width: 40; max-width: 76; height: auto; max-height: 90%; padding: 0 1;
         border: round $primary; background: $surface; }
-    Question Label { width: auto; max-width: 72; margin-bottom: 1; }
-    Question Horizontal { width: auto; height: 1; }
-    Question Button { margin-right: 1; }
+    QuestionScreen Label { width: auto; max-width: 72; margin-bottom: 1; }
+    QuestionScreen Horizontal { width: auto; height: 1; }
+    QuestionScreen Button { margin-right: 1; }
     """
 
     def __init__(self, text: str, answers: Mapping[str, str] = YES) -> None:
@@ -164,7 +170,7 @@ class Question(ModalScreen[str | None]):
         self.answers = answers
 
     def compose(self) -> ComposeResult:
-        """The text over its buttons."""
+        """Yield the question and its buttons."""
         with Vertical():
             yield Label(self.text, markup=False)
             with Horizontal():
@@ -173,11 +179,11 @@ class Question(ModalScreen[str | None]):
                 yield Button("\\[esc] no" if self.answers == YES else "\\[esc] back", id="back", compact=True)
 
     def on_mount(self) -> None:
-        """Have the harmless answer under the finger."""
+        """Focus the harmless answer."""
         self.query_one("#back").focus()
 
     def on_key(self, event: Key) -> None:
-        """Take an answer by its key."""
+        """Answer with a key."""
         if event.key in self.answers:
             event.stop()
             self.dismiss(event.key)
@@ -186,17 +192,17 @@ class Question(ModalScreen[str | None]):
             self.dismiss(None)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Take an answer by a click, or by enter."""
+        """Answer with a button."""
         name = event.button.id or ""
         self.dismiss(name.removeprefix("answer-") if name != "back" else None)
 
 
-class LineQuestion(ModalScreen[str | None]):
-    """A text and a line to write the answer into; None where it was escaped, or left empty."""
+class InputScreen(ModalScreen[str | None]):
+    """A question with a line for the answer. Returns None if the user goes back or leaves it empty."""
 
     DEFAULT_CSS = """
-    LineQuestion { align: center middle; }
-    LineQuestion > Vertical { width: 60; height: auto; border: round $primary; background: $surface; padding: 0 1; }
+    InputScreen { align: center middle; }
+    InputScreen > Vertical { width: 60; height: auto; border: round $primary; background: $surface; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "back")]
 
@@ -205,22 +211,22 @@ class LineQuestion(ModalScreen[str | None]):
         self.text = text
 
     def compose(self) -> ComposeResult:
-        """The text over the line."""
+        """Yield the question and the input."""
         with Vertical():
             yield Label(self.text, markup=False)
             yield Input(compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take what was written."""
+        """Return the answer."""
         self.dismiss(event.value.strip() or None)
 
     def action_back(self) -> None:
-        """Answer nothing."""
+        """Close without an answer."""
         self.dismiss(None)
 
 
 class PageScreen(ModalScreen[None]):
-    """A text under a title, over what is there."""
+    """A text with a title, above the current screen."""
 
     DEFAULT_CSS = """
     PageScreen { align: center middle; }
@@ -236,19 +242,19 @@ class PageScreen(ModalScreen[None]):
         self.text = text
 
     def compose(self) -> ComposeResult:
-        """The text in a box."""
+        """Yield the text in a box."""
         with VerticalScroll() as box:
             box.border_title = Content(printable(self.heading))
             box.border_subtitle = "esc back"
             yield Label(printable(self.text.expandtabs(4), keep="\n"), markup=False)
 
     def action_back(self) -> None:
-        """Go back to where one was."""
+        """Close the page."""
         self.dismiss()
 
 
 class ChoiceScreen(ModalScreen[str | None]):
-    """Some things, each with its name and a line; gives the name of one, or None where it was escaped."""
+    """A list of choices, each a name and a line of text. Returns a name, or None if the user goes back."""
 
     DEFAULT_CSS = """
     ChoiceScreen { align: center middle; }
@@ -264,20 +270,20 @@ class ChoiceScreen(ModalScreen[str | None]):
         self.choices = tuple(choices)
 
     def compose(self) -> ComposeResult:
-        """One line each."""
+        """Yield the list."""
         options = [
             Option(Text(printable(line), no_wrap=True, overflow="ellipsis"), id=f"choice-{number}")
             for number, (_, line) in enumerate(self.choices)
         ]
         with Vertical() as box:
             box.border_title = Content(printable(self.heading))
-            box.border_subtitle = "enter chooses · esc back"
+            box.border_subtitle = "enter choose · esc back"
             yield OptionList(*options, compact=True)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Give the one that was chosen."""
+        """Return the choice."""
         self.dismiss(self.choices[event.option_index][0])
 
     def action_back(self) -> None:
-        """Choose none."""
+        """Close without a choice."""
         self.dismiss(None)

@@ -101,7 +101,7 @@ def chatting(
             await until(lambda: app.chat.session is not None, lambda: repr(app.failure))
             await script(scene)
             app.action_leave()
-            await app.ended()
+            await app.wait_closed()
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert left == [], left
         assert failed == [], failed

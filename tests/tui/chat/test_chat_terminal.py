@@ -1,4 +1,4 @@
-"""A chat in a real terminal: forked, steered, looked at, merged, undone, killed, and gone on with."""
+"""A chat in a real terminal: forked, steered, looked at, merged, undone, killed, and continued."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     assert not lib.exists(), "branches have files of their own"
 
     terminal.write("watch", "/tree")
-    terminal.shows("watch", "‹⑂ fork›", "‹a›", "‹b›")
+    terminal.shows("watch", "‹fork›", "‹a›", "‹b›")
     terminal.press("watch", "Escape")
     terminal.shows("watch", "branch a · ✓ done")
     terminal.write("watch", "/nway lib.txt")
@@ -41,7 +41,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     terminal.press("watch", "Escape")
     terminal.shows("watch", "branch a · ✓ done")
     terminal.write("watch", "/merge")
-    terminal.shows("watch", "Which branch is kept?", "+from b")
+    terminal.shows("watch", "Which branch to keep?", "+from b")
     terminal.press("watch", "2")
     terminal.shows("watch", "Merged: kept branch b · 1 file", "b wrote lib.txt.")
     assert lib.read_text() == "from b\n"

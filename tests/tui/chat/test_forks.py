@@ -12,7 +12,7 @@ from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import DiffPicker, ForkPicker, MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffScreen
-from forkwise.tui.widgets import Question
+from forkwise.tui.widgets import QuestionScreen
 from tests.chat.scripted_chat import SCRIPT, call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -25,7 +25,7 @@ FURTHER: list[dict[str, Any]] = [
 
 async def answered(scene: ChatScene, question: str, *keys: str) -> None:
     """Answer what is asked."""
-    await scene.comes_to(Question)
+    await scene.comes_to(QuestionScreen)
     await scene.shows(question)
     await scene.press(*keys)
     await scene.comes_to(ChatScreen)
@@ -44,14 +44,14 @@ def test_the_fork_picker(project: Path) -> None:
         await scene.comes_to(ForkPicker)
         picker = scene.screen
         await scene.press("enter")
-        await scene.shows("say what a branch is to try")
+        await scene.shows("describe what at least one branch should try")
         await scene.press(*"task", "ctrl+up", "down", *"task b", "down", *"gone", "ctrl+down", "ctrl+up")
         assert [row.value for row in picker.query(Input).filter(".label")] == ["a", "b", "c"]
         assert [row.value for row in picker.query(Input).filter(".budget_usd")] == ["0.5"] * 3
         await scene.press("down", *"task c", "shift+tab", "backspace", "b", "enter")
         await scene.shows("two branches are called b")
         await scene.press("backspace", *"third", "tab", "tab", "tab", "tab", *"x", "enter")
-        await scene.shows("x is no number of dollars above 0")
+        await scene.shows("x is not an amount of dollars above 0")
         await scene.press("backspace", *"0.5", "down", *"2", "up", "up", "enter")
         await scene.comes_to(ChatScreen)
         await scene.shows("[+ overview]", " a]", " b]", " third]", "FORK: 3")
@@ -93,7 +93,7 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
         await scene.press("tab")
         await scene.shows("branch a · ● running · turn 1", "Waiting.", "tool: ls")
         await scene.write("also errors")
-        await scene.tells("a still runs: wait for it, or steer it with >>a")
+        await scene.tells("a is still running: wait for it, or steer it with >>a")
         await scene.write(">>a shorter")
         await scene.tells("told a")
         go.touch()
@@ -109,7 +109,7 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
         await scene.pilot.click("TabStrip", offset=(22, 0))
         await scene.shows("branch b ·")
         await scene.press("escape")
-        await scene.tells("b is over; /merge decides the fork")
+        await scene.tells("b has ended; /merge resolves the fork")
         await scene.press("enter")
         await answered(scene, "keep b and drop the others?", "escape")
         await scene.press("enter")
@@ -131,7 +131,7 @@ def test_left_open_and_gone_on_with(project: Path) -> None:
     async def second(scene: ChatScene) -> None:
         await scene.shows("[+ overview]", " a]", "[✓ b]", "> task until told", "b wrote lib.txt.")
         await scene.press("shift+tab")
-        await scene.shows("branch b · ✓ done", "tool: write lib.txt from b", "b wrote lib.txt.")
+        await scene.shows("branch b · ✓ done", "tool: write lib.txt", "from b", "b wrote lib.txt.")
         await scene.write("/merge b")
         await scene.shows("· Merged: kept branch b · 1 file")
 
@@ -187,13 +187,13 @@ def test_judged_and_accepted(project: Path) -> None:
         assert scene.chat.stage.is_forked
         scene.chat.prompt.text = "/merge"
         scene.burst("enter", *"wait")
-        await scene.shows("judged: send or clear what is written")
+        await scene.shows("judged: send or clear the prompt")
         assert scene.chat.prompt.text == "wait"
         scene.chat.prompt.text = ""
         await scene.comes_to(AcceptanceScreen)
         await scene.press("o")
         await scene.comes_to(MergePicker)
-        await scene.shows("the judge (", "b is shorter", "2 b  ✓ done ← the judge's", "+from b")
+        await scene.shows("the judge (", "b is shorter", "2 b  ✓ done ← judge's choice", "+from b")
         await scene.press("up")
         await scene.shows("+from a")
         await scene.press("escape")
@@ -219,12 +219,12 @@ def test_picked_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
         await scene.press("2")
         await scene.shows("2 ☐ b")
         await scene.press("1", "enter")
-        await scene.tells("All that changed it are left out.")
+        await scene.tells("All branches that changed this file are excluded.")
         await scene.press("1", "enter")
         await until(lambda: seen.exists() and seen.read_text() == "from a\n")
         await scene.write("/merge")
         await scene.comes_to(MergePicker)
-        await scene.shows("2 b  ✓ done ← the judge's", "+from b")
+        await scene.shows("2 b  ✓ done ← judge's choice", "+from b")
         await scene.press("o")
         await until(lambda: seen.read_text() == "from b\n")
         await scene.press("c")

@@ -45,7 +45,7 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
         await scene.write("/fork first: go | second: go")
         await scene.branches()
         await scene.write("/nway no-such")
-        await scene.tells("no branch that is over changed no-such")
+        await scene.tells("no branch that has ended changed no-such")
 
         # From the merge picker: all files. What the tests do not like is not committed by itself.
         await scene.write("/merge")
@@ -57,10 +57,10 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
         await scene.comes_to(PreviewScreen)
         await scene.shows("✗ tests: ", "from first", "+first")
         await scene.press("enter")
-        await scene.shows("Its tests do not pass. Commit it all the same?")
+        await scene.shows("Its tests fail. Commit anyway?")
         await scene.press("escape", "escape")
         await scene.comes_to(NwayScreen)
-        await scene.shows("taken: 1 file")
+        await scene.shows("accepted: 1 file")
         await scene.press("escape")
         await scene.comes_to(ChatScreen)
         assert scene.chat.stage.is_forked
@@ -70,7 +70,7 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
         await scene.comes_to(NwayScreen)
         await scene.shows("parent", "│first", "│second", "-one", "+1")
         await scene.press("space", "down", "right", "space")
-        await scene.shows("taken: 2 hunks")
+        await scene.shows("accepted: 2 hunks")
         await scene.press("enter")
         await scene.comes_to(PreviewScreen)
         await scene.shows("✓ tests: ", "from first, second", "+1", "+5")

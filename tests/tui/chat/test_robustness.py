@@ -95,7 +95,7 @@ def test_keys_that_come_all_at_once_are_done_in_their_order(project: Path) -> No
         for key in keys:
             scene.app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(lambda: scene.chat.prompt.text == "left", lambda: scene.text)
-        assert scene.chat.prompt.sent == ["hello", "/undo"]
+        assert scene.chat.prompt.sent_texts == ["hello", "/undo"]
         await until(lambda: f"> hello\n\n{SHOWN}" in scene.chat.stage.talk.text, lambda: scene.chat.stage.talk.text)
 
     chatting(project, script, RULES)

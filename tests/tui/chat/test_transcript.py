@@ -24,7 +24,7 @@ def test_what_is_said_and_what_commands_show(project: Path, monkeypatch: pytest.
     async def script(scene: ChatScene) -> None:
         await scene.shows("say something · /help", "0 tokens · 0 checkpoints")
         scene.burst(*"write it", "enter")
-        await scene.shows("> write it", "I will.", "tool: write x.txt X", "wrote x.txt", "Wrote it.")
+        await scene.shows("> write it", "I will.", "tool: write x.txt", "wrote x.txt", "Wrote it.")
         await scene.shows("1 checkpoint ·")
         assert (project / "x.txt").read_text() == "X\n"
         for command, *texts in (

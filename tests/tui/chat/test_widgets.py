@@ -6,12 +6,12 @@ import pytest
 from textual import events
 from textual.app import App, ComposeResult
 
-from forkwise.chat.events import BranchChanged, BranchText, TextDelta, ToolReturned, TurnBegan
-from forkwise.tui.chat import transcript as transcript_module
+from forkwise.chat.events import BranchChanged, BranchText, TextDelta, ToolCalled, ToolReturned, TurnBegan
 from forkwise.tui.chat.panels import Stage
 from forkwise.tui.chat.prompt import Prompt
 from forkwise.tui.chat.screen import show_event
-from forkwise.tui.chat.transcript import Transcript
+from forkwise.tui.transcript import Transcript, TranscriptEntry
+from forkwise.tui.transcript_entry import MarkdownEntry, PlainEntry
 from tests.tui.chat.chat_pilot import until
 from tests.tui.pilot import Scene, play
 
@@ -38,7 +38,7 @@ class Parts(App[None]):
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         self.sent.append(event.text)
 
-    def on_prompt_walked(self, event: Prompt.Walked) -> None:
+    def on_prompt_tab_requested(self, event: Prompt.TabRequested) -> None:
         self.walked.append(event.step)
 
 
@@ -76,33 +76,40 @@ def test_writing() -> None:
     play(app, script, size=(60, 12))
 
 
-def test_what_is_said_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markdown_and_tool_calls_are_rendered() -> None:
     app = Parts()
-    wrapped: list[str] = []
-    wrap = transcript_module.wrapped
-
-    def noted(text: str, width: int) -> list[str]:
-        wrapped.append(text)
-        return wrap(text, width)
 
     async def script(scene: Scene) -> None:
         talk = app.stage.talk
-        for number in range(200):
-            talk.say("text", f"line {number}")
-        talk.flush()
-        await shows(scene, "line 199")
-        monkeypatch.setattr(transcript_module, "wrapped", noted)
-        for word in ("a `word` of ", "**more** ", "\x1b[31mred\r\n", "```py\n", "x = 1\t# so\n", "```\n", "# head"):
-            show_event(app.stage, TextDelta(word))
-        await shows(scene, "a `word` of **more** \\x1b[31mred", "x = 1   # so", "# head")
-        assert not any(text.startswith("line") for text in wrapped)
-        styles = [row.style for row in talk._rows[-5:]]
-        assert styles == ["text", "code", "code", "code", "heading"]
-        show_event(app.stage, TurnBegan("a question"))
+        pieces = (
+            "```python\nif a:\n",  # a piece ends inside a block
+            "    b = c\n```\n\n",
+            "a `word` of ",
+            "**more** ",
+            "\x1b[31mred <b>\r\n",
+            "\n```\n",
+            "x = 1\t# so\n",
+            "```\n\n",
+            "# head\n",
+            "- it",
+        )
+        for piece in pieces:
+            show_event(app.stage, TextDelta(piece))
+            await scene.pilot.pause(0.06)
+        await shows(scene, "if a:\n      b = c\n", "a word of more \\x1b[31mred <b>", "x = 1", "# so", "head", "• it")
+        assert "# head" not in scene.text
+        show_event(app.stage, TurnBegan("a question\nof two lines"))
+        show_event(app.stage, ToolCalled("1", "write", '{"path": "a.py", "content": "def f():\\n    return [b]"}'))
         show_event(app.stage, ToolReturned("1", "write", "could not", is_error=True))
-        await shows(scene, "> a question", "✗ could not")
+        await shows(
+            scene, "> a question\n   of two lines", "tool: write a.py", "def f():", "    return [b]", "✗ could not"
+        )
+        [view] = [view for view in scene.app.query(PlainEntry) if view.has_class("tool")]
+        assert view.entry.call.language == "python"
+        assert "tool: write a.py\ndef f():" in talk.text
+        assert talk.last_lines[-4:] == ["tool: write a.py", "  def f():", "      return [b]", "✗ could not"]
 
-    play(app, script, size=(60, 20))
+    play(app, script, size=(60, 24))
 
 
 def test_scrolling_and_resizing() -> None:
@@ -110,25 +117,54 @@ def test_scrolling_and_resizing() -> None:
 
     async def script(scene: Scene) -> None:
         talk = app.stage.talk
-        talk.say("text", "\n".join(f"line {number} of some words that are long" for number in range(100)))
-        app.stage.changed()
+        for number in range(100):
+            talk.add("text", f"line {number} of some words that are long")
+        app.stage.schedule_flush()
         await shows(scene, "line 99")
-        await until(lambda: talk.allow_vertical_scroll)  # else it is not heard: the bar comes with the next frame
+        assert len(scene.app.query(MarkdownEntry)) == 24, "only the last ones are mounted"
+        await until(lambda: talk.allow_vertical_scroll)  # else scrolling is ignored: the bar comes with the next frame
+        talk.scroll_home(animate=False)
+        await until(lambda: len(scene.app.query(MarkdownEntry)) == 48)
+        for _ in range(3):
+            await until(lambda: not talk.is_behind and talk.scroll_y > 0)
+            talk.scroll_home(animate=False)
+            await scene.pilot.pause(0.1)
+        await until(lambda: not talk.is_behind and len(scene.app.query(MarkdownEntry)) == 100)
         talk.scroll_home(animate=False)
         await shows(scene, "line 0 of")
-        talk.say("note", "later")
-        app.stage.changed()
+        talk.add("note", "later")
+        app.stage.schedule_flush()
         await until(lambda: not talk.is_behind)
         assert "line 0 of" in scene.text
         talk.scroll_end(animate=False)
         await shows(scene, "· later")
         await scene.pilot.resize_terminal(24, 20)
         await shows(scene, "are long\n", "· later")
-        talk.say("note", "and more")
-        app.stage.changed()
+        talk.add("note", "and more")
+        app.stage.schedule_flush()
         await shows(scene, "· and more")
-        talk.begin()
-        await until(lambda: "later" not in scene.text)
+        assert len(scene.app.query(MarkdownEntry)) < 48, "the first ones are removed when the end is in view"
+        talk.load([TranscriptEntry("text", "line 0 of some words that are long"), TranscriptEntry("user", "again")])
+        app.stage.schedule_flush()
+        await shows(scene, "line 0", "> again")
+        assert "later" not in scene.text
+
+    play(app, script, size=(60, 20))
+
+
+def test_loading_keeps_the_widgets_of_entries_that_stay_the_same() -> None:
+    app = Parts()
+
+    async def script(scene: Scene) -> None:
+        talk = app.stage.talk
+        entries = [TranscriptEntry("user", "question"), TranscriptEntry("text", "answer")]
+        for more in ("one", "two"):
+            before = set(scene.app.query(PlainEntry))
+            talk.load([*entries, TranscriptEntry("note", more)])
+            app.stage.schedule_flush()
+            await shows(scene, "> question", "answer", f"· {more}")
+        assert len(before & set(scene.app.query(PlainEntry))) == 1
+        assert "one" not in scene.text
 
     play(app, script, size=(60, 20))
 
@@ -167,7 +203,7 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         assert "overview" not in scene.text, "the tab that is shown is in sight"
         stage.choose("")
         await shows(scene, "[+ overview]", "b0 ● running", "b9 $$ agg-exhausted", "word299")
-        assert stage.strip.beside(-1) == "b9"
+        assert stage.strip.find_neighbour(-1) == "b9"
         show_event(stage, BranchText("b4", "\nand another"))
         await shows(scene, "and another")
         stage.choose("b4")

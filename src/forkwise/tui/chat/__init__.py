@@ -1,1 +1,1 @@
-"""Chat: the terminal of a session: its conversation, its branches as tabs, and the screens that its commands open."""
+"""The terminal panels of a chat: its conversation, a tab for each branch, and the screens of its commands."""

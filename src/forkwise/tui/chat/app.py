@@ -1,4 +1,7 @@
-"""ChatApp: the terminal of a chat, from its first frame, before anything heavy is loaded, until nothing of it runs."""
+"""ChatApp: the Textual application of a chat.
+
+It draws its first frame before a session is loaded, and exits only after the session has stopped everything it runs.
+"""
 
 from __future__ import annotations
 
@@ -12,144 +15,147 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from forkwise.display.output import printable
-from forkwise.tui.chat.screen import ChatScreen, ListeningScreen
-from forkwise.tui.widgets import LastingDriver
+from forkwise.tui.chat.screen import ChatScreen
+from forkwise.tui.widgets import DetachableDriver
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
 
-__all__ = ["ChatApp", "Opening", "chat_in_panels"]
+__all__ = ["ChatApp", "SessionOpener", "chat_in_panels"]
 
-#: Opens a session; is called with ``listener``.
-Opening = Callable[..., Awaitable["Session"]]
+#: Opens a session; called with ``listener``.
+SessionOpener = Callable[..., Awaitable["Session"]]
 
-_WARNED = 3.0  # seconds in which a second ctrl+c ends the chat
+_CONFIRM_S = 3.0  # seconds in which a second ctrl+c ends the chat
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChatApp(App[None]):
-    """A chat in a terminal. ``failure`` is what it could not begin or end for, ``ended_by`` the signal that ended
-    it."""
+    """A chat in a terminal.
+
+    ``failure`` is the error that kept it from starting or ending, ``ended_by`` the signal that ended it.
+    """
 
     TITLE = "forkwise"
     ENABLE_COMMAND_PALETTE = False
-    CSS = "ToastRack { dock: top; align: right top; }"  # not over what is being written
+    CSS = "ToastRack { dock: top; align: right top; }"  # at the bottom it would cover the prompt
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "interrupt", "stop", show=False, priority=True),
         Binding("ctrl+q", "leave", "quit", show=False, priority=True),
         Binding("ctrl+t", "theme", "light/dark", show=False, priority=True),
     ]
 
-    def __init__(self, opening: Opening) -> None:
-        super().__init__(driver_class=LastingDriver)
+    def __init__(self, open_session: SessionOpener) -> None:
+        super().__init__(driver_class=DetachableDriver)
         self.failure: Exception | None = None
         self.ended_by: signal.Signals | None = None
         self.chat = ChatScreen()
-        self._opening = opening
-        self._beginning: asyncio.Task[None] | None = None
-        self._leaving: asyncio.Task[None] | None = None
-        self._is_warned = False
+        self._open_session = open_session
+        self._start_task: asyncio.Task[None] | None = None
+        self._leave_task: asyncio.Task[None] | None = None
+        self._is_confirming = False
 
     def on_mount(self) -> None:
-        """Show something, then begin."""
+        """Show the chat screen, and start the session after the first frame."""
         self.push_screen(self.chat)
-        self.call_after_refresh(self._begin)
+        self.call_after_refresh(self._start)
 
-    # Beginning and ending: in tasks that no screen takes down with it
+    # Start and end run in tasks of their own: a worker would be cancelled with its screen.
 
-    def _begin(self) -> None:
-        if self._leaving is None:
-            self._beginning = asyncio.create_task(self._open())
+    def _start(self) -> None:
+        if self._leave_task is None:
+            self._start_task = asyncio.create_task(self._start_session())
 
-    async def _open(self) -> None:
+    async def _start_session(self) -> None:
         try:
-            session = await self._opening(listener=self.chat.show_event)
-        except Exception as error:  # noqa: BLE001 - it is raised again when the terminal is as it was
+            session = await self._open_session(listener=self.chat.show_event)
+        except Exception as error:  # noqa: BLE001 - raised again after the terminal has been restored
             self.failure = error
             self.action_leave()
             return
         if not self.is_headless:
-            gc.freeze()  # what was loaded stays; to look through all of it now and then keeps a key waiting
+            gc.freeze()  # a collection that walks all loaded modules would delay keys
         self.chat.begin(session)
 
-    def signalled(self, number: signal.Signals) -> None:
-        """Somebody wants it to end."""
+    def handle_signal(self, number: signal.Signals) -> None:
+        """End the chat because of a signal."""
         self.ended_by = number
         self.action_leave()
 
-    def on_listening_screen_over(self, _: ListeningScreen.Over) -> None:
-        """The session has ended."""
+    def on_chat_screen_session_ended(self, _: ChatScreen.SessionEnded) -> None:
+        """Leave when the session has ended."""
         self.action_leave()
 
     def action_leave(self) -> None:
-        """End the chat; a fork that is open is kept for the next one."""
-        if self._leaving is None:
-            self.chat.status.tell("leaving …")
-            self._leaving = asyncio.create_task(self._leave())
+        """End the chat; an open fork is kept for the next one."""
+        if self._leave_task is None:
+            self.chat.status.show_state("leaving …")
+            self._leave_task = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
         try:
             await self.close_session()
-        except Exception as error:  # noqa: BLE001 - it is raised again when the terminal is as it was
+        except Exception as error:  # noqa: BLE001 - raised again after the terminal has been restored
             self.failure = error
         self.exit(return_code=0 if self.failure is None else 1)
 
     async def close_session(self) -> None:
-        """Let nothing of the session run on, begun or not."""
-        if self._beginning is not None and not self._beginning.done():
-            await asyncio.wait([self._beginning])
+        """Close the session, after it has started if it is just starting."""
+        if self._start_task is not None and not self._start_task.done():
+            await asyncio.wait([self._start_task])
         if self.chat.session is not None:
             await self.chat.session.close()
 
-    async def ended(self) -> None:
-        """Wait until nothing runs, however the terminal was left."""
-        if self._leaving is None:
+    async def wait_closed(self) -> None:
+        """Wait until the session is closed, however the application was left."""
+        if self._leave_task is None:
             await self.close_session()
         else:
-            await self._leaving
+            await self._leave_task
 
     # Keys
 
     def action_interrupt(self) -> None:
-        """End the turn under way; once more, and end the chat. What is marked with the mouse is copied instead."""
-        marked = self.screen.get_selected_text()
-        if marked:
-            self.copy_to_clipboard(marked)
+        """Copy the selected text; else stop the turn, and end the chat when pressed twice."""
+        selected = self.screen.get_selected_text()
+        if selected:
+            self.copy_to_clipboard(selected)
             self.screen.clear_selection()
-        elif self._is_warned:
+        elif self._is_confirming:
             self.action_leave()
         else:
-            self._is_warned = True
-            self.set_timer(_WARNED, self._forget)
+            self._is_confirming = True
+            self.set_timer(_CONFIRM_S, self._stop_confirming)
             was_busy = self.chat.session is not None and self.chat.session.interrupt()
-            self.notify(f"{'stopped; ' if was_busy else ''}ctrl+c once more ends the chat", timeout=_WARNED)
+            self.notify(f"{'stopped; ' if was_busy else ''}ctrl+c once more ends the chat", timeout=_CONFIRM_S)
 
-    def _forget(self) -> None:
-        self._is_warned = False
+    def _stop_confirming(self) -> None:
+        self._is_confirming = False
 
     def action_theme(self) -> None:
-        """Light, or dark."""
+        """Switch between the light and the dark theme."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
 
-async def chat_in_panels(opening: Opening) -> signal.Signals | None:
-    """Chat in this terminal until somebody ends it; gives the signal that did, if one did. Raises what it could not
-    begin or end for."""
-    app = ChatApp(opening)
+async def chat_in_panels(open_session: SessionOpener) -> signal.Signals | None:
+    """Run a chat in this terminal until the user leaves it.
+
+    Returns the signal that ended it, if one did. Raises the error that kept it from starting or ending.
+    """
+    app = ChatApp(open_session)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, app.signalled, number)
+        loop.add_signal_handler(number, app.handle_signal, number)
     try:
         await app.run_async()
     finally:
-        await app.ended()
+        await app.wait_closed()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
     if app.failure is not None:
         raise app.failure
     left = app.chat.left
     if left is not None:
-        print(
-            printable(f"fork {left.fork} is kept undecided ({', '.join(left.branches)}): the next chat goes on with it")
-        )
+        labels = ", ".join(left.branches)
+        print(printable(f"fork {left.fork} is still open ({labels}): the next chat continues it"))
     return app.ended_by

@@ -1,4 +1,4 @@
-"""Acceptance: what the judge would keep, before it is kept: accepted, looked at, overridden or left for later."""
+"""Screens on which the user approves: a tool call before it runs, and a judge's verdict before it is merged."""
 
 from __future__ import annotations
 
@@ -16,41 +16,44 @@ from textual.widgets import Button, Label
 
 from forkwise.chat.events import ApprovalAsked, Judged
 from forkwise.display.output import printable
-from forkwise.tui.chat.panels import short
-from forkwise.tui.widgets import Line
+from forkwise.tui.tool_call import shorten
+from forkwise.tui.widgets import TextLine
 
 __all__ = [
     "AcceptanceScreen",
     "ApprovalLine",
     "ApprovalScreen",
-    "asked",
+    "format_request",
 ]
 
 
-_KEYS = "ctrl+y yes · ctrl+n no · ctrl+o all of it"
+_KEYS = "ctrl+y yes · ctrl+n no · ctrl+o details"
 
 
-def asked(event: ApprovalAsked) -> str:
-    """Who asks for what, on one line.
+def format_request(event: ApprovalAsked) -> str:
+    """Format a tool call that waits for approval as one line.
 
-    >>> asked(ApprovalAsked("a1", "write_file", '{"path": "a.py"}', "b"))
+    >>> format_request(ApprovalAsked("a1", "write_file", '{"path": "a.py"}', "b"))
     'b asks: write_file(path=a.py)'
     """
-    return printable(f"{event.branch or 'the agent'} asks: {event.tool}({_arguments(event.arguments)})")
+    arguments = _parse(event.arguments)
+    text = event.arguments if arguments is None else ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return printable(f"{event.branch or 'the agent'} asks: {event.tool}({text})")
 
 
-def _arguments(text: str) -> str:
+def _parse(arguments: str) -> dict[str, str] | None:
+    """Parse arguments into texts by name; None if they are no JSON object."""
     try:
-        told = json.loads(text)
+        values = json.loads(arguments)
     except ValueError:
-        return text
-    if not isinstance(told, dict):
-        return text
-    return ", ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in told.items())
+        return None
+    if not isinstance(values, dict):
+        return None
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
-class ApprovalLine(Line):
-    """The question that the keys answer, ``event``; it is there only while there is one."""
+class ApprovalLine(TextLine):
+    """The tool call that ctrl+y and ctrl+n answer, ``event``; hidden while there is none."""
 
     DEFAULT_CSS = """
     ApprovalLine { display: none; height: 2; background: $warning; color: $text; }
@@ -60,21 +63,21 @@ class ApprovalLine(Line):
         super().__init__(**options)
         self.event: ApprovalAsked | None = None
 
-    def show(self, pending: Sequence[ApprovalAsked], branch: str) -> None:
-        """Show what is asked: by the branch that one looks at, or by whoever has waited longest."""
+    def show_pending(self, pending: Sequence[ApprovalAsked], branch: str) -> None:
+        """Show a call of ``branch`` if one is pending, else the call that has waited longest."""
         own = [event for event in pending if event.branch == branch]
         self.event = next(iter([*own, *pending]), None)
         self.display = self.event is not None
         if self.event is not None:
             more = f" · {len(pending) - 1} more" if len(pending) > 1 else ""
             width = max(self.app.size.width - 4, 20)
-            line = Text(short(asked(self.event), width))
+            line = Text(shorten(format_request(self.event), width))
             line.append(f"\n{_KEYS}{more}", style="bold")
-            self.say(line)
+            self.show(line)
 
 
 class ApprovalScreen(ModalScreen[bool | None]):
-    """A question in full; gives the answer, or None where there was none."""
+    """A tool call with all of its arguments. Returns the answer, or None if the user gave none."""
 
     DEFAULT_CSS = """
     ApprovalScreen { align: center middle; }
@@ -93,31 +96,22 @@ class ApprovalScreen(ModalScreen[bool | None]):
         self.event = event
 
     def compose(self) -> ComposeResult:
-        """All that the tool would be given."""
+        """Yield all arguments in a box."""
         event = self.event
         with VerticalScroll() as box:
             box.border_title = Content(f"{printable(event.branch or 'the agent')} asks: {printable(event.tool)}")
             box.border_subtitle = "ctrl+y yes · ctrl+n no · esc later"
-            yield Label(printable(_lines(event.arguments), keep="\n"), markup=False)
+            arguments = _parse(event.arguments)
+            lines = [] if arguments is None else [f"{name}: {text.expandtabs(4)}" for name, text in arguments.items()]
+            yield Label(printable("\n".join(lines) or event.arguments, keep="\n"), markup=False)
 
     def action_answer(self, answer: bool | None) -> None:
-        """Give an answer."""
+        """Close with an answer."""
         self.dismiss(answer)
 
 
-def _lines(arguments: str) -> str:
-    try:
-        told = json.loads(arguments)
-    except ValueError:
-        return arguments
-    if not isinstance(told, dict):
-        return arguments
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in told.items()}
-    return "\n".join(f"{name}: {text.expandtabs(4)}" for name, text in texts.items())
-
-
 class AcceptanceScreen(ModalScreen[str | None]):
-    """A verdict; gives ``accept``, ``diff``, ``override``, or None where nothing is to be decided now."""
+    """A judge's verdict. Returns ``accept``, ``diff``, ``override``, or None to decide later."""
 
     DEFAULT_CSS = """
     AcceptanceScreen { align: center middle; }
@@ -138,14 +132,14 @@ class AcceptanceScreen(ModalScreen[str | None]):
         self.verdict = verdict
 
     def compose(self) -> ComposeResult:
-        """What it would keep, and why."""
+        """Yield the winner, the judge's reasons and the buttons."""
         verdict = self.verdict
         with Vertical() as box:
             box.border_title = "the judge has decided"
             yield Label(f"keep {printable(verdict.winner or '')} · confidence {verdict.confidence:.2f}", markup=False)
             yield Label(printable(verdict.reasoning, keep="\n"), markup=False)
             for caveat in verdict.caveats:
-                yield Label(f"but: {printable(caveat)}", markup=False)
+                yield Label(f"caveat: {printable(caveat)}", markup=False)
             with Horizontal():
                 yield Button("\\[enter] accept", id="accept", compact=True, variant="success")
                 yield Button("\\[d] diff", id="diff", compact=True)
@@ -153,9 +147,9 @@ class AcceptanceScreen(ModalScreen[str | None]):
                 yield Button("\\[esc] cancel", id="cancel", compact=True)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Take an answer by a click."""
+        """Answer with the button that was pressed."""
         self.action_answer("" if event.button.id == "cancel" else event.button.id or "")
 
     def action_answer(self, answer: str) -> None:
-        """Give an answer."""
+        """Close with an answer."""
         self.dismiss(answer or None)

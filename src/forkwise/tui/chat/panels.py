@@ -1,16 +1,18 @@
-"""Stage: the middle of a chat: the conversation, and while a fork is open its branches, one tab each and all at once.
+"""Stage: the middle of a chat screen, with the panels on it and the lines around them.
 
-Text is taken as it comes and drawn a few times a second, and only where somebody looks.
+It shows the conversation and, while a fork is open, a tab for each branch and an overview of all branches. Text is
+collected as it arrives and drawn a few times a second, and only in the panel that is visible.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -20,24 +22,25 @@ from textual.widget import Widget
 
 from forkwise.chat.events import CostChanged
 from forkwise.display.output import printable
-from forkwise.tui.chat.transcript import Transcript, wrapped
-from forkwise.tui.widgets import Line
+from forkwise.tui.tool_call import shorten
+from forkwise.tui.transcript import Transcript
+from forkwise.tui.widgets import TextLine
 
 __all__ = [
     "OVERVIEW",
-    "PACE",
+    "REFRESH_S",
     "SIGNS",
+    "BranchCell",
     "BranchPanel",
-    "Cell",
     "Overview",
     "Stage",
     "StatusLine",
     "TabStrip",
     "branch_chip",
-    "count_text",
-    "fork_tally",
-    "grid",
-    "short",
+    "choose_grid",
+    "format_count",
+    "format_tally",
+    "wrap_line",
 ]
 
 
@@ -54,23 +57,13 @@ SIGNS: dict[str, tuple[str, str, str]] = {
 
 
 def branch_chip(state: str, *, word: bool = True) -> Text:
-    """The state of a branch as a chip.
+    """Build the chip for a branch's state: its sign and, with ``word``, its name.
 
     >>> branch_chip("aggregate_budget_exhausted").plain, branch_chip("done", word=False).plain
     ('$$ agg-exhausted', '✓')
     """
     sign, name, style = SIGNS.get(state, ("·", state, ""))
     return Text(f"{sign} {name}" if word else sign, style=style, no_wrap=True)
-
-
-def short(text: str, most: int) -> str:
-    """A text on one line, cut where it is too long.
-
-    >>> short("a word  or\\ntwo", 9)
-    'a word o…'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 OVERVIEW = ""
@@ -80,12 +73,12 @@ _LABEL = 14
 
 
 class TabStrip(Widget):
-    """One line of tabs. ``current`` is the label of the branch that is shown, or that of the overview."""
+    """One line of tabs. ``current`` is the label of the branch that is shown, or ``OVERVIEW``."""
 
     DEFAULT_CSS = "TabStrip { height: 1; width: 100%; background: $panel; display: none; }"
 
-    class Chosen(Message):
-        """Somebody clicked a tab."""
+    class TabClicked(Message):
+        """The user clicked a tab."""
 
         def __init__(self, name: str) -> None:
             super().__init__()
@@ -102,7 +95,7 @@ class TabStrip(Widget):
         return [OVERVIEW, *(label for label, _ in self._branches)]
 
     def show(self, branches: Sequence[tuple[str, str]]) -> None:
-        """Show branches by their labels and states; none at all, and there is no strip."""
+        """Show branches by label and state; hide the strip if there are none."""
         if list(branches) != self._branches:
             self._branches = list(branches)
             self.display = bool(branches)
@@ -111,38 +104,39 @@ class TabStrip(Widget):
             self.refresh()
 
     def choose(self, name: str) -> None:
-        """Go to a tab."""
+        """Select a tab."""
         self.current = name
         self.refresh()
 
-    def beside(self, step: int) -> str:
-        """The tab so many steps on, round and round."""
+    def find_neighbour(self, step: int) -> str:
+        """Return the tab ``step`` tabs to the right of the current one; the last is followed by the first."""
         names = self.names
         return names[(names.index(self.current) + step) % len(names)]
 
     def render(self) -> Text:
-        """Draw as many as there is room for, the current one among them."""
+        """Draw as many tabs as fit, the current one among them."""
         line = Text(no_wrap=True, overflow="ellipsis", end="")
-        for name, chip in self._in_sight():
-            line.append_text(chip)
+        for name, chip in self._visible_tabs():
             if name == self.current:
-                line.stylize("reverse bold", len(line) - len(chip), len(line) - 1)
+                line.append(chip.plain.rstrip(), style="reverse bold").append(" ")
+            else:
+                line.append_text(chip)
         return line
 
     def on_click(self, event: Click) -> None:
-        """Go to the tab under the mouse."""
+        """Select the tab under the mouse."""
         end = 0
-        for name, chip in self._in_sight():
+        for name, chip in self._visible_tabs():
             end += chip.cell_len
             if event.x < end:
-                self.post_message(self.Chosen(name))
+                self.post_message(self.TabClicked(name))
                 return
 
-    def _in_sight(self) -> list[tuple[str, Text]]:
+    def _visible_tabs(self) -> list[tuple[str, Text]]:
         chips = [(OVERVIEW, Text("[+ overview] "))]
         for label, state in self._branches:
             sign = branch_chip(state, word=False)
-            chips.append((label, Text.assemble("[", sign, f" {short(printable(label), _LABEL)}] ")))
+            chips.append((label, Text.assemble("[", sign, f" {shorten(printable(label), _LABEL)}] ")))
         here = self.names.index(self.current)
         first = 0
         while first < here and sum(chip.cell_len for _, chip in chips[first : here + 1]) > self.size.width:
@@ -150,10 +144,10 @@ class TabStrip(Widget):
         return chips[first:]
 
 
-def count_text(count: int) -> str:
-    """A number of tokens as people read it.
+def format_count(count: int) -> str:
+    """Format a number of tokens.
 
-    >>> count_text(950), count_text(12_345), count_text(3_400_000)
+    >>> format_count(950), format_count(12_345), format_count(3_400_000)
     ('950', '12.3k', '3.4M')
     """
     if count < 1000:
@@ -161,10 +155,10 @@ def count_text(count: int) -> str:
     return f"{count / 1000:.1f}k" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
 
 
-def fork_tally(states: Iterable[str]) -> Text:
-    """How many branches there are, and how they stand.
+def format_tally(states: Iterable[str]) -> Text:
+    """Format how many branches a fork has, and how many are in each state.
 
-    >>> fork_tally(["running", "done", "running"]).plain
+    >>> format_tally(["running", "done", "running"]).plain
     'FORK: 3 · 2● 1✓'
     """
     counts = Counter(states)
@@ -172,8 +166,8 @@ def fork_tally(states: Iterable[str]) -> Text:
     return Text.assemble(f"FORK: {counts.total()} · ", Text(" ").join(parts))
 
 
-class StatusLine(Line):
-    """What is known of the session. ``doing`` is what is under way, if anything is."""
+class StatusLine(TextLine):
+    """The state of the session in one line. ``activity`` is the operation under way, if there is one."""
 
     DEFAULT_CSS = "StatusLine { text-wrap: nowrap; text-overflow: ellipsis; text-style: none; }"
 
@@ -182,31 +176,33 @@ class StatusLine(Line):
         self.model = ""
         self.cost = CostChanged(0, 0, 0)
         self.checkpoints = 0
-        self.doing = "starting …"
+        self.activity = "starting …"
         self.states: list[str] = []
 
-    def tell(self, doing: str | None = None) -> None:
-        """Say how things are now, and what is under way, if that is another than before."""
-        self.doing = self.doing if doing is None else doing
+    def show_state(self, activity: str | None = None) -> None:
+        """Show the current state, and ``activity`` as the operation under way."""
+        self.activity = self.activity if activity is None else activity
         cost = self.cost
-        parts = [Text(self.doing)] if self.doing else []
+        parts = [Text(self.activity)] if self.activity else []
         if self.states:
-            parts.append(fork_tally(self.states))
+            parts.append(format_tally(self.states))
         if self.model:
-            parts.append(Text("$?" if cost.usd is None else f"${cost.usd:.4f}"))
-            parts.append(Text(f"{count_text(cost.input_tokens + cost.output_tokens)} tokens"))
+            if cost.usd is not None:
+                parts.append(Text(f"${cost.usd:.4f}"))
+            parts.append(Text(f"{format_count(cost.input_tokens + cost.output_tokens)} tokens"))
             parts.append(Text(f"{self.checkpoints} checkpoint{'' if self.checkpoints == 1 else 's'}"))
             parts.append(Text(printable(self.model)))
-        self.say(Text(" · ").join(parts))
+        self.show(Text(" · ").join(parts))
 
 
 _NARROWEST = 26
 _LOWEST = 3
+_WORDS = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A branch as the overview shows it."""
+class BranchCell:
+    """A branch in the overview."""
 
     label: str
     state: str
@@ -214,10 +210,10 @@ class Cell:
     lines: tuple[str, ...]
 
 
-def grid(count: int, width: int, height: int) -> tuple[int, int]:
-    """Into how many columns and rows so many cells go: side by side while there is room for that.
+def choose_grid(count: int, width: int, height: int) -> tuple[int, int]:
+    """Choose the columns and rows for ``count`` cells: side by side as long as they are wide enough.
 
-    >>> grid(2, 80, 16), grid(3, 80, 16), grid(10, 80, 16), grid(10, 200, 40)
+    >>> choose_grid(2, 80, 16), choose_grid(3, 80, 16), choose_grid(10, 80, 16), choose_grid(10, 200, 40)
     ((2, 1), (3, 1), (3, 4), (5, 2))
     """
     columns = max(1, min(count, width // _NARROWEST))
@@ -227,13 +223,38 @@ def grid(count: int, width: int, height: int) -> tuple[int, int]:
     return columns, max(1, min(rows, height // _LOWEST))
 
 
+def wrap_line(text: str, width: int) -> list[str]:
+    """Wrap a line at ``width`` cells, between words if possible.
+
+    >>> wrap_line("to be or not", 6)
+    ['to be ', 'or not']
+    >>> wrap_line("incomprehensible", 10)
+    ['incomprehe', 'nsible']
+    """
+    if len(text) <= width and (text.isascii() or cell_len(text) <= width):
+        return [text]
+    rows, row, left = [], "", width
+    for word in _WORDS.findall(text):
+        size = cell_len(word.rstrip()) if word.strip() else 0
+        if size > left and row:
+            rows.append(row)
+            row, left = "", width
+        while cell_len(word.rstrip()) > width:
+            piece = chop_cells(word, width)[0]
+            rows.append(piece)
+            word = word[len(piece) :]
+        row += word
+        left = width - cell_len(row)
+    return [*rows, row] if row or not rows else rows
+
+
 class Overview(Widget):
-    """A grid of cells. A click on one goes to its branch."""
+    """A grid of all branches. A click on a cell selects the tab of its branch."""
 
     DEFAULT_CSS = "Overview { height: 1fr; width: 100%; }"
 
-    class Chosen(Message):
-        """Somebody clicked a branch."""
+    class BranchClicked(Message):
+        """The user clicked a branch."""
 
         def __init__(self, name: str) -> None:
             super().__init__()
@@ -241,16 +262,16 @@ class Overview(Widget):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._cells: tuple[Cell, ...] = ()
+        self._cells: tuple[BranchCell, ...] = ()
 
-    def show(self, cells: Sequence[Cell]) -> None:
-        """Show branches as they are now."""
+    def show(self, cells: Sequence[BranchCell]) -> None:
+        """Show branches in their current state."""
         if tuple(cells) != self._cells:
             self._cells = tuple(cells)
             self.refresh()
 
     def render(self) -> Text:
-        """Draw all of them."""
+        """Draw all cells."""
         picture = Text(no_wrap=True, end="")
         if not self._cells:
             return picture
@@ -258,44 +279,44 @@ class Overview(Widget):
         width, height = self.size.width // columns, self.size.height // rows
         for row in range(rows):
             cells = self._cells[row * columns : (row + 1) * columns]
-            drawn = [_drawn(cell, width - 1, height) for cell in cells]
+            drawn = [_draw_cell(cell, width - 1, height) for cell in cells]
             for line in zip(*drawn, strict=True):
                 for number, part in enumerate(line):
                     picture.append("│" if number else "", style="dim")
                     picture.append_text(part)
                 picture.append("\n")
         if len(self._cells) > columns * rows:
-            picture.append(f"and {len(self._cells) - columns * rows} more: tab goes to each", style="dim")
+            picture.append(f"and {len(self._cells) - columns * rows} more: press tab to see each", style="dim")
         return picture
 
     def on_click(self, event: Click) -> None:
-        """Go to the branch under the mouse."""
+        """Select the branch under the mouse."""
         if self._cells:
             columns, rows = self._grid
             column, row = event.x // (self.size.width // columns), event.y // (self.size.height // rows)
             number = row * columns + column
             if column < columns and number < len(self._cells):
-                self.post_message(self.Chosen(self._cells[number].label))
+                self.post_message(self.BranchClicked(self._cells[number].label))
 
     @property
     def _grid(self) -> tuple[int, int]:
-        return grid(len(self._cells), self.size.width, self.size.height)
+        return choose_grid(len(self._cells), self.size.width, self.size.height)
 
 
-def _drawn(cell: Cell, width: int, height: int) -> list[Text]:
+def _draw_cell(cell: BranchCell, width: int, height: int) -> list[Text]:
     title = Text.assemble((printable(cell.label), "bold"), " ", branch_chip(cell.state), f" {cell.note}")
     title.truncate(width, overflow="ellipsis", pad=True)
     title.stylize("underline")
-    room = height - 1
-    if room < 1:
+    count = height - 1
+    if count < 1:
         return [title]
-    lines = [row for line in cell.lines[-room:] for row in wrapped(line, width)][-room:]
+    lines = [row for line in cell.lines[-count:] for row in wrap_line(printable(line), width)][-count:]
     filled = [Text(set_cell_size(line, width)) for line in lines]
-    return [title, *filled, *(Text(" " * width) for _ in range(room - len(filled)))]
+    return [title, *filled, *(Text(" " * width) for _ in range(count - len(filled)))]
 
 
 class BranchPanel(Vertical):
-    """A branch by its label. ``asks`` is how many of its calls wait for somebody to approve them."""
+    """The tab of a branch. ``pending_approvals`` is the number of its tool calls that wait for approval."""
 
     DEFAULT_CSS = "BranchPanel { height: 1fr; display: none; }"
 
@@ -306,47 +327,50 @@ class BranchPanel(Vertical):
         self.turn = 0
         self.usd: float | None = None
         self.error = ""
-        self.asks = 0
+        self.pending_approvals = 0
         self.transcript = Transcript()
-        self._title = Line()
+        self._title = TextLine()
 
     def compose(self) -> ComposeResult:
-        """How it stands, over what it says."""
+        """Yield the title and, below it, the transcript."""
         yield self._title
         yield self.transcript
 
     @property
     def shown_state(self) -> str:
-        """Its state, or that it waits for a person."""
-        return "waiting" if self.asks and self.state == "running" else self.state
+        """The branch's state, or ``waiting`` if it waits for an approval."""
+        return "waiting" if self.pending_approvals and self.state == "running" else self.state
 
     @property
-    def cell(self) -> Cell:
-        """The branch as the overview shows it."""
-        lines = (*self.transcript.last, *([self.error] if self.error else []))
-        return Cell(self.label, self.shown_state, self._note, lines)
+    def cell(self) -> BranchCell:
+        """The branch in the overview."""
+        lines = (*self.transcript.last_lines, *([self.error] if self.error else []))
+        return BranchCell(self.label, self.shown_state, self._note, lines)
 
     @property
     def _note(self) -> str:
         return f"turn {self.turn + 1}" if self.usd is None else f"turn {self.turn + 1} · ${self.usd:.4f}"
 
     def flush(self) -> None:
-        """Show how it stands and what was said since."""
+        """Draw the title and the new entries of the transcript."""
         title = Text.assemble(f"branch {printable(self.label)} · ", branch_chip(self.shown_state))
         title.append(f" · {self._note}")
         if self.error:
-            title.append(f" · {short(printable(self.error), 200)}")
-        self._title.say(title)
+            title.append(f" · {shorten(printable(self.error), 200)}")
+        self._title.show(title)
         self.transcript.flush()
 
 
-PACE = 0.05
-"""Seconds between two drawings of what is said."""
+REFRESH_S = 0.05
+"""Seconds between two drawings of streamed text."""
 
 
 class Stage(Vertical):
-    """``talk`` is the conversation, ``panels`` are the branches of the fork that is open, by their labels. ``is_due``
-    says that something is to be drawn soon."""
+    """The conversation and the branches of the open fork.
+
+    ``talk`` is the transcript of the conversation, ``panels`` are the branches by label. ``is_due`` is True while a
+    drawing is scheduled.
+    """
 
     DEFAULT_CSS = """
     Stage { height: 1fr; }
@@ -362,7 +386,7 @@ class Stage(Vertical):
         self.is_due = False
 
     def compose(self) -> ComposeResult:
-        """The tabs over what they show."""
+        """Yield the tabs, the conversation and the overview."""
         yield self.strip
         yield self.talk
         yield self.overview
@@ -376,11 +400,16 @@ class Stage(Vertical):
 
     @property
     def current(self) -> BranchPanel | None:
-        """The branch whose tab is shown; None where it is the overview, or no fork is open."""
+        """The branch whose tab is selected; None for the overview, and if no fork is open."""
         return self.panels.get(self.strip.current)
 
+    @property
+    def current_transcript(self) -> Transcript:
+        """The transcript of the selected branch, or of the conversation."""
+        return self.talk if self.current is None else self.current.transcript
+
     def open_fork(self, labels: Sequence[str]) -> None:
-        """Have a tab for each branch; those that are there already stay."""
+        """Add a tab for each branch that has none yet."""
         added = [BranchPanel(label) for label in labels if label not in self.panels]
         self.panels |= {panel.label: panel for panel in added}
         self._show_tabs()
@@ -389,50 +418,51 @@ class Stage(Vertical):
             self.mount(*added)
 
     def close_fork(self) -> None:
-        """Have the conversation alone."""
-        gone, self.panels = list(self.panels.values()), {}
+        """Remove all tabs and show the conversation alone."""
+        removed, self.panels = list(self.panels.values()), {}
         self._show_tabs()
         self.choose(OVERVIEW)
-        for panel in gone:
+        for panel in removed:
             panel.remove()
 
     def choose(self, name: str) -> None:
-        """Show a branch, or all of them."""
+        """Show the branch with this label, or all branches for ``OVERVIEW``."""
         self.strip.choose(name)
         for panel in self.panels.values():
             panel.display = panel.label == name
         self.talk.display = name == OVERVIEW
         self.overview.display = name == OVERVIEW and self.is_forked
-        self.changed()
+        self.schedule_flush()
 
-    # What is said
-
-    def branch(self, name: str) -> BranchPanel | None:
-        """The panel of a branch; that of a branch inside a branch is the outer one's."""
+    def find_panel(self, name: str) -> BranchPanel | None:
+        """Return the panel of a branch; a nested branch is shown in the panel of the outer one."""
         return self.panels.get(name) or self.panels.get(name.partition("/")[0])
 
-    def place(self, branch: str | None) -> Transcript:
-        """Where something is written that a branch, or the conversation, says."""
-        panel = None if branch is None else self.branch(branch)
+    def find_transcript(self, branch: str | None) -> Transcript:
+        """Return the transcript of a branch, or of the conversation for None."""
+        panel = None if branch is None else self.find_panel(branch)
         return self.talk if panel is None else panel.transcript
 
-    def changed(self) -> None:
-        """Something is to be drawn; it is, soon, with all else that changes until then."""
+    # Drawing
+
+    def schedule_flush(self) -> None:
+        """Draw soon, together with everything that changes until then."""
         if not self.is_due and self.is_attached:
             self.is_due = True
-            self.set_timer(PACE, self.flush)
+            self.set_timer(REFRESH_S, self.flush)
 
     def flush(self) -> None:
-        """Draw what has changed, where it is seen."""
+        """Draw the changes in the panel that is visible."""
         self.is_due = False
         self._show_tabs()
-        here = self.current
-        if here is not None:
-            here.flush()
-            return
-        self.talk.flush()
-        if self.is_forked:
-            self.overview.show([panel.cell for panel in self.panels.values()])
+        if self.current is not None:
+            self.current.flush()
+        else:
+            self.talk.flush()
+            if self.is_forked:
+                self.overview.show([panel.cell for panel in self.panels.values()])
+        if self.current_transcript.is_behind:
+            self.schedule_flush()
 
     def _show_tabs(self) -> None:
         self.strip.show([(panel.label, panel.shown_state) for panel in self.panels.values()])

@@ -1,4 +1,4 @@
-"""DiffPicker: which file is compared in a diff tool, and the versions of which branches."""
+"""Screens on which the user chooses: the branches of a new fork, the branch to keep, the files to compare."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from textual.worker import WorkType
 
 from forkwise.chat.settings import MOST_BRANCHES, BranchRow, ForkForm, Settings, blank_form
 from forkwise.display.output import printable
-from forkwise.tui.chat.panels import branch_chip, short
+from forkwise.tui.chat.panels import branch_chip
 from forkwise.tui.diff_view import DiffView
-from forkwise.tui.widgets import Line
+from forkwise.tui.tool_call import shorten
+from forkwise.tui.widgets import TextLine
 
 __all__ = [
     "NWAY",
@@ -37,9 +38,9 @@ _HEADS = {"label": "label", "steer": "task", "instructions": "instructions", "mo
 
 
 class ForkPicker(ModalScreen[ForkForm | None]):
-    """A form of as many rows as the settings say; gives it filled in, or None where it was escaped.
+    """A form with a row for each branch of a new fork. Returns the form, or None if the user leaves it.
 
-    Up and down go from row to row, tab from field to field, ctrl+up and ctrl+down change how many there are.
+    Up and down move between rows, tab between fields, ctrl+up and ctrl+down add and remove a row.
     """
 
     DEFAULT_CSS = """
@@ -54,18 +55,18 @@ class ForkPicker(ModalScreen[ForkForm | None]):
     ForkPicker .steer { width: 2fr; margin-right: 1; }
     ForkPicker .instructions, ForkPicker .model { width: 1fr; margin-right: 1; }
     ForkPicker .budget_usd { width: 7; }
-    ForkPicker #together { width: 10; }
+    ForkPicker #total { width: 10; }
     ForkPicker .hint { color: $text-muted; width: 100%; }
-    ForkPicker #wrong { color: $text-error; height: auto; width: 100%; }
+    ForkPicker #problem { color: $text-error; height: auto; width: 100%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "app.focus_next", "next field", priority=True),
-        Binding("shift+tab", "app.focus_previous", "field before", priority=True),
+        Binding("shift+tab", "app.focus_previous", "previous field", priority=True),
         Binding("escape", "back", "back"),
         Binding("up", "row(-1)", "row above", priority=True),
         Binding("down", "row(1)", "row below", priority=True),
-        Binding("ctrl+up", "count(1)", "one more", priority=True),
-        Binding("ctrl+down", "count(-1)", "one less", priority=True),
+        Binding("ctrl+up", "count(1)", "add a branch", priority=True),
+        Binding("ctrl+down", "count(-1)", "remove a branch", priority=True),
     ]
 
     def __init__(self, form: ForkForm, settings: Settings, model: str) -> None:
@@ -75,7 +76,7 @@ class ForkPicker(ModalScreen[ForkForm | None]):
         self.model = model
 
     def compose(self) -> ComposeResult:
-        """The heads, the rows, what they may cost together."""
+        """Yield the column heads, the rows and the budget of the fork."""
         with Vertical() as box:
             box.border_title = "fork"
             with Horizontal():
@@ -86,27 +87,29 @@ class ForkPicker(ModalScreen[ForkForm | None]):
                 for number, row in enumerate(self.form.rows):
                     yield self._row(number, row)
             with Horizontal():
-                yield Label("together they may cost, in dollars: ")
-                yield Input(_dollars(self.form.budget_usd), placeholder="no limit", compact=True, id="together")
-            yield Label("", id="wrong", markup=False)
+                yield Label("budget of all branches, in dollars: ")
+                yield Input(_format_dollars(self.form.budget_usd), placeholder="no limit", compact=True, id="total")
+            yield Label("", id="problem", markup=False)
             yield Label(
-                "enter forks · esc back · ctrl+↑ ctrl+↓ how many · tab next field", classes="hint", markup=False
+                "enter fork · esc back · ctrl+↑ ctrl+↓ more or fewer branches · tab next field",
+                classes="hint",
+                markup=False,
             )
 
     def on_mount(self) -> None:
-        """Begin where the first task is written."""
+        """Focus the task of the first branch."""
         self.query(Input).filter(".steer").first().focus()
 
     # Rows
 
     def _row(self, number: int, row: BranchRow) -> Horizontal:
-        hints = {"model": f"({self.model})", "budget_usd": "none", "steer": "what it is to try"}
+        hints = {"model": f"({self.model})", "budget_usd": "none", "steer": "what this branch should try"}
         texts = {
             "label": row.label,
             "steer": row.steer,
             "instructions": row.instructions or "",
             "model": row.model or "",
-            "budget_usd": _dollars(row.budget_usd),
+            "budget_usd": _format_dollars(row.budget_usd),
         }
         fields = [
             Input(texts[name], placeholder=hints.get(name, ""), compact=True, classes=name, name=name)
@@ -115,16 +118,16 @@ class ForkPicker(ModalScreen[ForkForm | None]):
         return Horizontal(Label(f"{number + 1}", classes="number"), *fields, classes="row")
 
     def action_row(self, step: int) -> None:
-        """Go to the same field of another row, or to what they cost together."""
+        """Move to the same field of another row, or to the budget of the fork."""
         here = self.focused
         if not isinstance(here, Input):
             return
         name = here.name or "steer"
-        column = [field for field in self.query(Input) if field.name == name or field.id == "together"]
+        column = [field for field in self.query(Input) if field.name == name or field.id == "total"]
         column[(column.index(here) + step) % len(column)].focus()
 
     async def action_count(self, step: int) -> None:
-        """Have one branch more, or one less."""
+        """Add or remove a branch."""
         rows = self.query(".row")
         wanted = len(rows) + step
         if not 1 <= wanted <= MOST_BRANCHES:
@@ -141,21 +144,21 @@ class ForkPicker(ModalScreen[ForkForm | None]):
     # Answering
 
     def on_input_submitted(self, _: Input.Submitted) -> None:
-        """Enter forks, once all that was typed before it is there."""
+        """Fork when enter is pressed."""
         self.action_fork()
 
     def action_fork(self) -> None:
-        """Give what was filled in, unless that cannot be."""
+        """Return the form, or show why it is invalid."""
         try:
-            self.dismiss(self._filled())
+            self.dismiss(self._read_form())
         except ValueError as error:
-            self.query_one("#wrong", Label).update(str(error))
+            self.query_one("#problem", Label).update(str(error))
 
     def action_back(self) -> None:
-        """Fork nothing."""
+        """Close without forking."""
         self.dismiss(None)
 
-    def _filled(self) -> ForkForm:
+    def _read_form(self) -> ForkForm:
         rows: list[BranchRow] = []
         for row in self.query(".row"):
             text = {field.name: field.value.strip() for field in row.query(Input)}
@@ -163,19 +166,19 @@ class ForkPicker(ModalScreen[ForkForm | None]):
                 raise ValueError("a branch needs a label")
             if text["label"] in {other.label for other in rows}:
                 raise ValueError(f"two branches are called {text['label']}")
-            filled = BranchRow(text["label"], text["steer"], text["model"] or None, _amount(text["budget_usd"]))
+            filled = BranchRow(text["label"], text["steer"], text["model"] or None, _parse_dollars(text["budget_usd"]))
             rows.append(replace(filled, instructions=text["instructions"] or None))
         if all(not row.steer for row in rows):
-            raise ValueError("say what a branch is to try")
-        return ForkForm(tuple(rows), _amount(self.query_one("#together", Input).value.strip()))
+            raise ValueError("describe what at least one branch should try")
+        return ForkForm(tuple(rows), _parse_dollars(self.query_one("#total", Input).value.strip()))
 
 
-def _dollars(amount: float | None) -> str:
+def _format_dollars(amount: float | None) -> str:
     return "" if amount is None else f"{amount:g}"
 
 
-def _amount(text: str) -> float | None:
-    """A number of dollars as it was written; ValueError where it is none."""
+def _parse_dollars(text: str) -> float | None:
+    """Parse an amount of dollars; None for an empty text, ValueError for anything but a positive number."""
     if not text:
         return None
     try:
@@ -183,19 +186,19 @@ def _amount(text: str) -> float | None:
     except ValueError:
         amount = 0.0
     if not 0 < amount < float("inf"):
-        raise ValueError(f"{text} is no number of dollars above 0")
+        raise ValueError(f"{text} is not an amount of dollars above 0")
     return amount
 
 
 NWAY = "/nway"
-"""The answer that decides nothing yet: file by file, hunk by hunk."""
+"""The answer that opens the n-way view instead of resolving the fork."""
 
 _DIGITS = "1234567890"
 
 
 @dataclass(frozen=True)
 class MergeRow:
-    """A branch that may be picked: how it stands, and the last that it said."""
+    """A branch that can be picked, with its last message."""
 
     label: str
     state: str
@@ -203,7 +206,7 @@ class MergeRow:
 
 
 class _Rows(OptionList):
-    """The branches. What picks and marks one waits for the keys that went to it."""
+    """The list of branches. It owns enter and space, so that they act after the cursor keys pressed before them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "screen.pick", "pick"),
@@ -213,19 +216,19 @@ class _Rows(OptionList):
     ]
 
     async def _on_click(self, event: Click) -> None:
-        """A click shows a diff, and decides nothing."""
+        """Show the diff of the branch that was clicked, without picking it."""
         event.prevent_default()
-        chosen = event.style.meta.get("option")
-        if chosen is not None:
-            self.highlighted = chosen
+        clicked = event.style.meta.get("option")
+        if clicked is not None:
+            self.highlighted = clicked
 
 
 class MergePicker(Screen[str | None]):
-    """Gives what ``/merge`` is to be told: a label, ``combine:`` some, ``auto`` or ``vote``; ``NWAY`` where
-    it is to be decided hunk by hunk; None is nothing.
+    """Asks which branch to keep, and shows the diff of the one under the cursor.
 
-    ``read`` gives the diff of a branch, ``open_outside`` shows one in a diff tool. ``preferred`` is the branch that is
-    under the cursor at first, ``why`` what speaks for it.
+    Returns the argument of ``/merge``: a label, ``combine:A,B``, ``auto`` or ``vote``; ``NWAY`` to choose hunk by hunk;
+    None to leave the fork open. ``read_diff`` returns the diff of a branch, ``open_difftool`` opens it in a diff tool.
+    ``preferred`` is the branch under the cursor at first, ``why`` the reason for it.
     """
 
     DEFAULT_CSS = """
@@ -238,9 +241,9 @@ class MergePicker(Screen[str | None]):
         Binding("j", "answer('auto')", "judge"),
         Binding("v", "answer('vote')", "vote"),
         Binding("w", f"answer({NWAY!r})", "n-way"),
-        Binding("o", "open", "open in editor"),
+        Binding("o", "open", "diff tool"),
         Binding("n", "file(1)", "next file", show=False),
-        Binding("p", "file(-1)", "file before", show=False),
+        Binding("p", "file(-1)", "previous file", show=False),
         Binding("escape,q", "answer('')", "back", key_display="esc"),
         *(Binding(digit, f"number({n})", "pick", show=False) for n, digit in enumerate(_DIGITS)),
     ]
@@ -248,8 +251,8 @@ class MergePicker(Screen[str | None]):
     def __init__(
         self,
         rows: Sequence[MergeRow],
-        read: Callable[[str], Awaitable[str]],
-        open_outside: Callable[[str], Awaitable[None]],
+        read_diff: Callable[[str], Awaitable[str]],
+        open_difftool: Callable[[str], Awaitable[None]],
         *,
         preferred: str | None = None,
         why: str = "",
@@ -259,13 +262,13 @@ class MergePicker(Screen[str | None]):
         self.why = why
         self.preferred = preferred
         self.marked: list[str] = []
-        self._read = read
-        self._open_outside = open_outside
+        self._read_diff = read_diff
+        self._open_difftool = open_difftool
         self._diffs: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
-        """The branches over the diff of one of them."""
-        yield Line("Which branch is kept? A number picks one, enter the one under the cursor.")
+        """Yield the branches and, below them, the diff of one of them."""
+        yield TextLine("Which branch to keep? Press its number, or enter for the one under the cursor.")
         if self.why:
             yield Static(printable(self.why, keep="\n"), id="why", markup=False)
         options = [Option(self._line(number), id=f"row-{number}") for number in range(len(self.rows))]
@@ -274,7 +277,7 @@ class MergePicker(Screen[str | None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin at the branch that is preferred."""
+        """Put the cursor on the preferred branch."""
         listed = self.query_one(OptionList)
         labels = [row.label for row in self.rows]
         listed.highlighted = labels.index(self.preferred) if self.preferred in labels else 0
@@ -288,52 +291,52 @@ class MergePicker(Screen[str | None]):
     def _line(self, number: int) -> Text:
         row = self.rows[number]
         mark = "▪" if row.label in self.marked else " "
-        star = " ← the judge's" if row.label == self.preferred and self.why else ""
+        star = " ← judge's choice" if row.label == self.preferred and self.why else ""
         line = Text.assemble(f"{mark}{number + 1} ", (printable(row.label), "bold"), "  ", branch_chip(row.state))
-        line.append(f"{star}  {short(printable(row.last), 200)}")
+        line.append(f"{star}  {shorten(printable(row.last), 200)}")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
-    # What they changed
+    # Diffs
 
     def on_option_list_option_highlighted(self, _: OptionList.OptionHighlighted) -> None:
-        """Show what another branch changed."""
+        """Show the diff of the branch under the cursor."""
         show: WorkType[None] = partial(self._show, self.current.label)
         self.run_worker(show, group="diff", exclusive=True, exit_on_error=False)
 
     async def _show(self, label: str) -> None:
         if label not in self._diffs:
-            self._diffs[label] = await self._read(label) or f"{label} changed nothing"
+            self._diffs[label] = await self._read_diff(label) or f"{label} changed no file"
         view = self.query_one(DiffView)
         view.text = self._diffs[label]
         view.scroll_home(animate=False, immediate=True)
 
     def action_scroll(self, step: int) -> None:
-        """Go through the diff a page at a time."""
+        """Scroll the diff by a page."""
         view = self.query_one(DiffView)
         view.scroll_relative(y=step * max(view.size.height - 1, 1), animate=False, force=True)
 
     def action_file(self, step: int) -> None:
-        """Go through the diff a file at a time."""
+        """Scroll the diff to the next or the previous file."""
         self.query_one(DiffView).action_file(step)
 
     def action_open(self) -> None:
-        """Show the branch in a diff tool."""
-        self.run_worker(self._open_outside(self.current.label), group="open", exit_on_error=False)
+        """Open the branch in a diff tool."""
+        self.run_worker(self._open_difftool(self.current.label), group="open", exit_on_error=False)
 
-    # Deciding
+    # Answers
 
     def action_pick(self) -> None:
-        """Keep the one under the cursor."""
+        """Keep the branch under the cursor."""
         self.dismiss(self.current.label)
 
     def action_number(self, number: int) -> None:
-        """Keep the one with that number."""
+        """Keep the branch with this number."""
         if number < len(self.rows):
             self.dismiss(self.rows[number].label)
 
     def action_mark(self) -> None:
-        """Mark the one under the cursor, to combine it with others."""
+        """Mark or unmark the branch under the cursor, for ``combine``."""
         listed, label = self.query_one(OptionList), self.current.label
         self.marked = [m for m in self.marked if m != label] if label in self.marked else [*self.marked, label]
         number = listed.highlighted or 0
@@ -341,19 +344,19 @@ class MergePicker(Screen[str | None]):
         listed.highlighted = min(number + 1, len(self.rows) - 1)
 
     def action_combine(self) -> None:
-        """Keep what the marked ones changed, together."""
+        """Keep the changes of all marked branches."""
         if len(self.marked) < 2:
             self.notify("Mark at least two branches with space.", severity="warning")
         else:
             self.dismiss(f"combine:{','.join(self.marked)}")
 
     def action_answer(self, answer: str) -> None:
-        """Leave it to a judge or to a vote, or decide nothing."""
+        """Leave the decision to a judge or a vote, or close without one."""
         self.dismiss(answer or None)
 
 
 class DiffPicker(ModalScreen[tuple[str, Sequence[str]] | None]):
-    """Files, each with the branches that changed it; gives one with the branches that are not left out."""
+    """Asks for a file to compare, and in which branches. Returns the path and the labels, or None."""
 
     DEFAULT_CSS = """
     DiffPicker { align: center middle; }
@@ -364,53 +367,55 @@ class DiffPicker(ModalScreen[tuple[str, Sequence[str]] | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "back", "back"),
-        *(Binding(digit, f"leave_out({n})", "in or out") for n, digit in enumerate(_DIGITS)),
+        *(Binding(digit, f"toggle_branch({n})", "include or exclude") for n, digit in enumerate(_DIGITS)),
     ]
 
     def __init__(self, touched: Mapping[str, Sequence[str]]) -> None:
         super().__init__()
         self.touched = touched
         self.branches = list(dict.fromkeys(label for labels in touched.values() for label in labels))
-        self.left_out: set[str] = set()
+        self.excluded: set[str] = set()
 
     def compose(self) -> ComposeResult:
-        """The files over the branches."""
+        """Yield the files and, below them, the branches."""
         with Vertical() as box:
-            box.border_title = "compare which file?"
+            box.border_title = "which file to compare?"
             options = [Option(self._line(path), id=f"path-{n}") for n, path in enumerate(self.touched)]
             yield OptionList(*options, compact=True)
             yield Label("", id="branches", markup=False)
 
     def on_mount(self) -> None:
-        """Say what the numbers are for."""
-        self._tell()
+        """Show the branches and their numbers."""
+        self._show_branches()
 
     def _line(self, path: str) -> Text:
-        shown = f"{printable(path)}  {', '.join(map(printable, self.touched[path]))}"
-        return Text(shown, no_wrap=True, overflow="ellipsis")
+        text = f"{printable(path)}  {', '.join(map(printable, self.touched[path]))}"
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
-    def _tell(self) -> None:
+    def _show_branches(self) -> None:
         marks = [
-            f"{number} {'☐' if label in self.left_out else '☑'} {printable(label)}"
+            f"{number} {'☐' if label in self.excluded else '☑'} {printable(label)}"
             for number, label in enumerate(self.branches, 1)
         ]
-        self.query_one("#branches", Label).update(f"{'  '.join(marks)}\nenter compares · a number leaves one out · esc")
+        self.query_one("#branches", Label).update(
+            f"{'  '.join(marks)}\nenter compare · 1-9 include or exclude a branch · esc back"
+        )
 
-    def action_leave_out(self, number: int) -> None:
-        """Have a branch in it, or no longer."""
+    def action_toggle_branch(self, number: int) -> None:
+        """Include or exclude a branch."""
         if number < len(self.branches):
-            self.left_out ^= {self.branches[number]}
-            self._tell()
+            self.excluded ^= {self.branches[number]}
+            self._show_branches()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Give the file, with the branches."""
+        """Return the file and the branches."""
         path = list(self.touched)[event.option_index]
-        labels = [label for label in self.touched[path] if label not in self.left_out]
+        labels = [label for label in self.touched[path] if label not in self.excluded]
         if labels:
             self.dismiss((path, labels))
         else:
-            self.notify("All that changed it are left out.", severity="warning")
+            self.notify("All branches that changed this file are excluded.", severity="warning")
 
     def action_back(self) -> None:
-        """Compare nothing."""
+        """Close without comparing."""
         self.dismiss(None)

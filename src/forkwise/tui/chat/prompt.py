@@ -1,4 +1,4 @@
-"""Prompt: where a person writes: a line that grows, with what was written before, and commands that complete."""
+"""Prompt: the input of a chat, with history, completion of commands and several lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Prompt"]
 
 
 class Prompt(TextArea):
-    """Enter sends, ctrl+j begins another line, up and down go through what was sent, tab completes a command.
+    """Enter sends, ctrl+j inserts a line break, up and down walk the history, tab completes a command.
 
-    ``words`` gives what can be completed at the moment: commands and names of branches, as they are written.
+    ``completions`` returns everything that can be completed at the moment, such as ``/merge`` and ``>>LABEL``.
     """
 
     DEFAULT_CSS = """
@@ -25,7 +25,7 @@ class Prompt(TextArea):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "send", "send", show=False),
-        Binding("ctrl+j,shift+enter", "newline", "another line", show=False),
+        Binding("ctrl+j,shift+enter", "newline", "new line", show=False),
         Binding("up", "older", "older", show=False),
         Binding("down", "newer", "newer", show=False),
         Binding("tab", "complete(1)", "complete", show=False),
@@ -33,106 +33,108 @@ class Prompt(TextArea):
     ]
 
     class Sent(Message):
-        """Something was written."""
+        """The user sent a text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
-    class Kept(Message):
-        """Enter was pressed and nothing was written."""
+    class EmptySent(Message):
+        """The user pressed enter on an empty prompt."""
 
-    class Walked(Message):
-        """Tab was pressed where there was nothing to complete: another tab is wanted, so many steps on."""
+    class TabRequested(Message):
+        """The user pressed tab with nothing to complete: select the tab ``step`` tabs to the right."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
             self.step = step
 
-    def __init__(self, words: Callable[[], Iterable[str]], **options: Any) -> None:
+    def __init__(self, completions: Callable[[], Iterable[str]], **options: Any) -> None:
         super().__init__(compact=True, soft_wrap=True, highlight_cursor_line=False, **options)
-        self._words = words
-        self.sent: list[str] = []
-        self._at = 0  # which of those sent is shown; after the last is what was not sent yet
+        self._completions = completions
+        self.sent_texts: list[str] = []
+        self._position = 0  # in the history; its length stands for the draft
         self._draft = ""
 
     async def _on_key(self, event: Key) -> None:
-        """Do what keys are bound to as they come. By the way that bindings take otherwise, some overtake letters that
-        were typed before, and some come after letters that were typed later."""
+        """Run the action of a bound key at once.
+
+        Textual dispatches bindings apart from letters, so that a bound key could overtake letters typed before it.
+        """
         bound = self._bindings.key_to_bindings.get(event.key)
         if bound:
             event.stop()
             event.prevent_default()
             await self.run_action(bound[0].action)
 
-    # Sending, and what was sent
+    # Sending and history
 
     def action_send(self) -> None:
-        """Send what is written."""
+        """Send the text."""
         text = self.text.strip()
         if not text:
-            self.post_message(self.Kept())
+            self.post_message(self.EmptySent())
         else:
-            if self.sent[-1:] != [text]:
-                self.sent.append(text)
-            self._at, self._draft = len(self.sent), ""
+            if self.sent_texts[-1:] != [text]:
+                self.sent_texts.append(text)
+            self._position, self._draft = len(self.sent_texts), ""
             self.text = ""
             self.post_message(self.Sent(text))
 
     def action_newline(self) -> None:
-        """Begin another line."""
+        """Insert a line break."""
         self.insert("\n")
 
     def action_older(self) -> None:
-        """What was sent before, or the line above."""
+        """Move to the line above, or to the previous text of the history."""
         if self.cursor_location[0] > 0:
             self.action_cursor_up()
-        elif self._at > 0:
-            if self._at == len(self.sent):
+        elif self._position > 0:
+            if self._position == len(self.sent_texts):
                 self._draft = self.text
-            self._show(self._at - 1)
+            self._show(self._position - 1)
 
     def action_newer(self) -> None:
-        """What was sent after, or the line below."""
+        """Move to the line below, or to the next text of the history."""
         if self.cursor_location[0] < self.document.line_count - 1:
             self.action_cursor_down()
-        elif self._at < len(self.sent):
-            self._show(self._at + 1)
+        elif self._position < len(self.sent_texts):
+            self._show(self._position + 1)
 
-    def _show(self, number: int) -> None:
-        self._at = number
-        self.text = self._draft if number == len(self.sent) else self.sent[number]
+    def _show(self, position: int) -> None:
+        self._position = position
+        self.text = self._draft if position == len(self.sent_texts) else self.sent_texts[position]
         self.move_cursor(self.document.end)
 
-    # Completing
+    # Completion
 
-    def completions(self) -> list[str]:
-        """What the line may become."""
+    def find_completions(self) -> list[str]:
+        """Return the completions of the text."""
         text = self.text
         if not text.startswith(("/", ">>")):
             return []
-        return [word for word in self._words() if word.startswith(text) and word != text]
+        return [word for word in self._completions() if word.startswith(text) and word != text]
 
     def update_suggestion(self) -> None:
-        """Show how the line may go on."""
-        found = self.completions()
+        """Show the first completion behind the cursor."""
+        found = self.find_completions()
         self.suggestion = found[0][len(self.text) :] if found else ""
 
     def action_complete(self, step: int) -> None:
-        """Complete what is written, as far as it is clear; go to another tab where there is nothing to complete."""
-        found = self.completions()
+        """Complete the text up to the first difference; request another tab if nothing completes it."""
+        found = self.find_completions()
         if not found:
-            self.post_message(self.Walked(step))
+            self.post_message(self.TabRequested(step))
             return
-        common = _common(found)
-        self.text = common if len(common) > len(self.text) else found[0]
+        prefix = _common_prefix(found)
+        self.text = prefix if len(prefix) > len(self.text) else found[0]
         self.move_cursor(self.document.end)
 
 
-def _common(words: list[str]) -> str:
-    """What all of some words begin with.
+def _common_prefix(words: list[str]) -> str:
+    """Return the longest common prefix.
 
-    >>> _common(["/fork-branches", "/fork-budget"])
+    >>> _common_prefix(["/fork-branches", "/fork-budget"])
     '/fork-b'
     """
     first, last = min(words), max(words)

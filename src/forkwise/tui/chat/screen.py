@@ -1,14 +1,15 @@
-"""ChatScreen: the face of a session. It shows what the session tells and hands on what a person writes; what is asked
-for on a screen of its own is in `commands`.
+"""ChatScreen: the main screen of a chat.
+
+It draws the events of a session and passes what the user types to the session. Commands that open a screen of their own
+are in ``screen_commands``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -47,111 +48,94 @@ from forkwise.chat.events import (
 )
 from forkwise.chat.slash_commands import COMMANDS, Line, UsageError, parse
 from forkwise.display.output import printable
-from forkwise.tui.chat.approval import ApprovalLine, ApprovalScreen, asked
-from forkwise.tui.chat.panels import Overview, Stage, StatusLine, TabStrip, short
+from forkwise.tui.chat.approval import ApprovalLine, ApprovalScreen, format_request
+from forkwise.tui.chat.panels import Overview, Stage, StatusLine, TabStrip
 from forkwise.tui.chat.prompt import Prompt
-from forkwise.tui.chat.screen_commands import opener_of
-from forkwise.tui.chat.transcript import Transcript
+from forkwise.tui.chat.screen_commands import find_opener
 from forkwise.tui.diff_view import DiffScreen
-from forkwise.tui.widgets import PageScreen, Question
+from forkwise.tui.tool_call import format_call, format_result
+from forkwise.tui.transcript import build_entry
+from forkwise.tui.widgets import PageScreen, QuestionScreen
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
 
 __all__ = [
     "ChatScreen",
-    "ListeningScreen",
-    "call_text",
-    "merge_text",
-    "replay",
+    "format_merge",
     "show_event",
 ]
 
 
-_WIDE = 160
-
-
 def show_event(stage: Stage, event: Event) -> None:
-    """Put an event on the stage, if it is one that is seen there."""
+    """Draw an event on the stage, if it is of a kind that is drawn there."""
     match event:
         case TextDelta(text):
-            stage.talk.feed("text", text)
+            stage.talk.stream("text", text)
         case BranchText(branch, text):
-            stage.place(branch).feed("text", text)
+            stage.find_transcript(branch).stream("text", text)
         case ThoughtDelta(text, branch):
-            stage.place(branch).feed("thought", text)
+            stage.find_transcript(branch).stream("thought", text)
         case ToolCalled(_, tool, arguments, branch):
-            stage.place(branch).say("tool", call_text(tool, arguments))
+            stage.find_transcript(branch).add_call(format_call(tool, arguments))
         case ToolReturned(_, _, result, is_error, branch):
-            stage.place(branch).say("error" if is_error else "result", short(result, _WIDE))
+            stage.find_transcript(branch).add("error" if is_error else "result", format_result(result))
         case TurnBegan(prompt, branch):
-            stage.place(branch).say("user", prompt)
+            stage.find_transcript(branch).add("user", prompt)
         case TurnEnded(state, _, _, error):
-            stage.talk.end()
+            stage.talk.end_stream()
             if state != "done":
-                stage.talk.say("error" if error else "note", error or state)
+                stage.talk.add("error" if error else "note", error or state)
         case BranchChanged(branch=name, state=state, turn=turn, error=error):
             panel = stage.panels.get(name)
             if panel is not None:
                 panel.state, panel.turn, panel.error = state, turn, error or ""
                 if state != "running":
-                    panel.transcript.end()
+                    panel.transcript.end_stream()
         case ForkResolved():
-            stage.talk.say("note", merge_text(event))
+            stage.talk.add("note", format_merge(event))
         case MergeUndone(fork):
-            stage.talk.say("note", f"Undone: the merge of fork {fork}, its files and what was said")
-    stage.changed()
+            stage.talk.add("note", f"Undone: the merge of fork {fork}, its files and its messages")
+    stage.schedule_flush()
 
 
-def call_text(tool: str, arguments: str) -> str:
-    """A tool call on one line.
+def format_merge(event: ForkResolved) -> str:
+    """Format the outcome of a fork.
 
-    >>> call_text("write_file", '{"path": "src/store.py", "content": "..."}')
-    'write_file src/store.py ...'
-    """
-    try:
-        told = json.loads(arguments)
-    except ValueError:
-        told = arguments
-    values = told.values() if isinstance(told, dict) else [told]
-    return short(" ".join([tool, *(value if isinstance(value, str) else json.dumps(value) for value in values)]), _WIDE)
-
-
-def merge_text(event: ForkResolved) -> str:
-    """What became of a fork.
-
-    >>> merge_text(ForkResolved("f1", "pick", ("whimsical",), ("cat.md",)))
+    >>> format_merge(ForkResolved("f1", "pick", ("whimsical",), ("cat.md",)))
     'Merged: kept branch whimsical · 1 file'
     """
     if event.how == "abort":
-        return "The fork was aborted: nothing of it is kept"
+        return "The fork was aborted: none of its changes were kept"
     count = len(event.paths) + len(event.deleted)
-    kept = f"branch{'' if len(event.winners) == 1 else 'es'} {', '.join(event.winners)}"
-    lines = [f"Merged: kept {kept} · {count} file{'' if count == 1 else 's'}"]
-    lines += [f"changed meanwhile, and written over: {path}" for path in event.conflicts]
+    winners = f"branch{'' if len(event.winners) == 1 else 'es'} {', '.join(event.winners)}"
+    lines = [f"Merged: kept {winners} · {count} file{'' if count == 1 else 's'}"]
+    lines += [f"changed in the workspace meanwhile, and overwritten: {path}" for path in event.conflicts]
     lines += [f"not written: {error}" for error in event.errors]
     return "\n".join(lines)
 
 
-def replay(transcript: Transcript, told: Iterable[tuple[str, str, str]]) -> None:
-    """Write what was said before, by who said it, what, and the tool that was used."""
-    for who, text, name in told:
-        if who == "call":
-            transcript.say("tool", call_text(name, text))
-        elif who == "result":
-            transcript.say("result", short(text, _WIDE))
-        else:
-            transcript.say("user" if who == "user" else "text", text)
+_POLL_S = 1.0  # seconds between two readings of what branches cost, which no event reports
+_HINT = "say something · /help lists the commands"
 
 
-_LOOK = 1.0  # seconds between two looks at what branches cost
+class ChatScreen(Screen[None]):
+    """A chat: tabs, transcript, pending approval, prompt and status.
 
+    ``session`` is None until it has started. ``verdict`` is the last verdict on the open fork, ``left`` the fork that
+    stays open for the next chat, ``judging`` the task that waits for a judge.
+    """
 
-class ListeningScreen(Screen[None]):
-    """A screen that shows a session. ``session`` is None until that has started; ``verdict`` is what judges said last
-    of the fork that is open, ``left`` the fork that is left open for the next chat."""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "escape", "stop"),
+        Binding("ctrl+y", "approve(True)", "approve", priority=True),
+        Binding("ctrl+n", "approve(False)", "deny", priority=True),
+        Binding("ctrl+o", "show_request", "details", priority=True),
+        Binding("pageup", "page(-1)", "up", priority=True),
+        Binding("pagedown", "page(1)", "down", priority=True),
+    ]
 
-    class Over(Message):
+    class SessionEnded(Message):
         """The session has ended."""
 
     def __init__(self) -> None:
@@ -160,79 +144,105 @@ class ListeningScreen(Screen[None]):
         self.stage = Stage()
         self.status = StatusLine()
         self.approval = ApprovalLine()
+        self.prompt = Prompt(self._completions, placeholder=_HINT)
         self.verdict: Judged | None = None
         self.pending: dict[str, ApprovalAsked] = {}
         self.left: ForkLeft | None = None
-        self._early: list[Event] = []  # of branches of which nobody has told yet
+        self.judging: asyncio.Task[None] | None = None
+        self._early_events: list[Event] = []  # of branches whose fork has not been reported yet
+        self._early_lines: list[str] = []  # sent before the session had started
+
+    def compose(self) -> ComposeResult:
+        """Yield the stage, the pending approval, the prompt and the status."""
+        yield self.stage
+        yield self.approval
+        yield self.prompt
+        yield self.status
 
     def on_mount(self) -> None:
-        """Look now and then at what is not told."""
-        self.set_interval(_LOOK, self._look)
+        """Focus the prompt, and poll the costs of branches."""
+        self.set_interval(_POLL_S, self._update_costs)
+        self.prompt.focus()
 
     def begin(self, session: Session) -> None:
-        """The session has started: show what was said before."""
+        """Show the stored messages of a session that has started, and submit the lines sent before."""
         self.session = session
         self.status.cost = session.cost
-        self._retell()
-        self._begin_panels(self.stage.panels, is_new=False)
+        self._reload_talk()
+        self._fill_panels(self.stage.panels, is_new=False)
         self._count_checkpoints()
-        self.tell_status()
+        self.show_status()
+        lines, self._early_lines = self._early_lines, []
+        for text in lines:
+            self._handle(text)
 
     def show_error(self, text: str) -> None:
-        """Say that something did not happen."""
+        """Show an error as a notification."""
         self.app.notify(printable(text), severity="error", timeout=10, markup=False)
 
-    # What happens
+    def run_reported(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run ``work`` in the background and show its error, if it raises one."""
+        reported: WorkType[None] = partial(self._run_reported, work, *arguments)
+        self.run_worker(reported, group="work")
+
+    async def _run_reported(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        try:
+            await work(*arguments)
+        except Exception as error:  # noqa: BLE001 - any error of a model or a tool is shown, and the chat continues
+            self.show_error(error_text(error))
+
+    # Events
 
     def show_event(self, event: Event) -> None:
-        """Show what the session tells."""
+        """Show an event of the session."""
         branch = getattr(event, "branch", None)
-        if branch is not None and self.stage.branch(branch) is None:
-            self._early.append(event)
+        if branch is not None and self.stage.find_panel(branch) is None:
+            self._early_events.append(event)
             return
         if isinstance(event, TextDelta | BranchText | ThoughtDelta):
             show_event(self.stage, event)
             return
-        self._take(event)
+        self._apply(event)
         show_event(self.stage, event)
         self.show_approvals()
-        self.tell_status()
+        self.show_status()
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
             case Ready(model=model):
-                self.status.model, self.status.doing = model, ""
+                self.status.model, self.status.activity = model, ""
             case TurnBegan(branch=None):
-                self.status.doing = "● answering"
-                self.forget_early()
+                self.status.activity = "● answering"
+                self._early_events.clear()
             case TurnEnded():
-                self.status.doing = ""
+                self.status.activity = ""
                 self._count_checkpoints()
             case CostChanged():
                 self.status.cost = event
             case ForkOpened(branches=labels) | ForkAdopted(branches=labels):
                 self._open_fork(labels)
             case ForkResolved() | MergeUndone() | Moved():
-                self._settle(is_over=isinstance(event, ForkResolved))
+                self._show_new_position(is_resolved=isinstance(event, ForkResolved))
             case Judged():
                 self.verdict = event
             case ApprovalAsked(id=name):
                 self.pending[name] = event
                 if self.app.screen is not self:
-                    self.app.notify(f"{asked(event)}\nin the chat: ctrl+y or ctrl+n", severity="warning", markup=False)
+                    hint = f"{format_request(event)}\nanswer in the chat with ctrl+y or ctrl+n"
+                    self.app.notify(hint, severity="warning", markup=False)
             case ApprovalAnswered(id=name):
                 self.pending.pop(name, None)
             case _:
-                self._tell(event)
+                self._notify(event)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         match event:
             case Notice(text):
                 self.app.notify(printable(text), timeout=6, markup=False)
             case Failed(text):
                 self.show_error(text)
             case SettingsChanged(text):
-                self.stage.talk.say("note", text)
+                self.stage.talk.add("note", text)
                 self.status.model = self.status.model if self.session is None else self.session.model_name
             case Shown(title, text):
                 is_diff = text.startswith(("diff ", "--- "))
@@ -243,152 +253,97 @@ class ListeningScreen(Screen[None]):
             case ForkLeft():
                 self.left = event
             case Ended():
-                self.status.doing = "leaving …"
-                self.post_message(self.Over())
+                self.status.activity = "leaving …"
+                self.post_message(self.SessionEnded())
 
     # Forks
-
-    def forget_early(self) -> None:
-        """What branches of the last fork still said is of no fork that comes."""
-        self._early.clear()
 
     def _open_fork(self, labels: tuple[str, ...]) -> None:
         added = [label for label in labels if label not in self.stage.panels]
         self.stage.open_fork(labels)
-        self._begin_panels(added, is_new=True)
-        early, self._early = self._early, []
+        self._fill_panels(added, is_new=True)
+        early, self._early_events = self._early_events, []
         for event in early:
             self.show_event(event)
 
-    def _begin_panels(self, labels: Any, *, is_new: bool) -> None:
-        """Show what branches were told, or all that was said in them before somebody looked."""
+    def _fill_panels(self, labels: Collection[str], *, is_new: bool) -> None:
+        """Show the task of new branches, or all stored messages of branches that ran before."""
         if self.session is None:
             return
         for view in self.session.branches():
             if view.label in labels:
                 transcript = self.stage.panels[view.label].transcript
                 if is_new:
-                    transcript.say("user", view.steer)
+                    transcript.add("user", view.steer)
                 else:
-                    replay(transcript, ((one.who, one.text, one.name) for one in self.session.said(view.label)))
+                    said = self.session.said(view.label)
+                    transcript.load(build_entry(one.who, one.text, one.name) for one in said)
 
-    def _settle(self, *, is_over: bool) -> None:
-        """A fork is over, or the conversation goes on elsewhere: show the one that there is now."""
+    def _show_new_position(self, *, is_resolved: bool) -> None:
+        """Show the conversation again, after its fork was resolved or another position was chosen."""
         self.verdict = None
-        self.forget_early()
-        if is_over:
+        self._early_events.clear()
+        if is_resolved:
             self.stage.close_fork()
-        self._retell()
+        self._reload_talk()
         self._count_checkpoints()
         self.status.cost = self.status.cost if self.session is None else self.session.cost
 
-    def _retell(self) -> None:
+    def _reload_talk(self) -> None:
         if self.session is not None:
-            self.stage.talk.begin()
-            replay(self.stage.talk, ((one.who, one.text, one.name) for one in self.session.said()))
-            self.stage.changed()
+            self.stage.talk.load(build_entry(one.who, one.text, one.name) for one in self.session.said())
+            self.stage.schedule_flush()
 
-    # What is drawn
+    # Status
 
-    def _look(self) -> None:
+    def _update_costs(self) -> None:
         if self.session is not None and self.stage.is_forked:
             for view in self.session.branches():
                 panel = self.stage.panels.get(view.label)
                 if panel is not None and panel.usd != view.usd:
                     panel.usd = view.usd
-                    self.stage.changed()
+                    self.stage.schedule_flush()
 
     def _count_checkpoints(self) -> None:
         if self.session is not None:
-            count: WorkType[None] = partial(self._counted, self.session)
+            count: WorkType[None] = partial(self._read_checkpoints, self.session)
             self.run_worker(count, group="count", exclusive=True)
 
-    async def _counted(self, session: Session) -> None:
+    async def _read_checkpoints(self, session: Session) -> None:
         store = session.desk.deps.checkpoint_store
         if store is not None:
             self.status.checkpoints = await store.count()
-            self.tell_status()
+            self.show_status()
 
     def show_approvals(self) -> None:
-        """Show what is asked: in the line, and in the chips of the branches that ask."""
+        """Show pending tool calls in the approval line and on the tabs of their branches."""
         waiting = list(self.pending.values())
         for panel in self.stage.panels.values():
-            panel.asks = sum(event.branch is not None and self.stage.branch(event.branch) is panel for event in waiting)
-        self.approval.show(waiting, self.stage.strip.current)
+            own = [e for e in waiting if e.branch is not None and self.stage.find_panel(e.branch) is panel]
+            panel.pending_approvals = len(own)
+        self.approval.show_pending(waiting, self.stage.strip.current)
 
-    def tell_status(self) -> None:
-        """Say in the last line how things are."""
+    def show_status(self) -> None:
+        """Update the status line."""
         self.status.states = [panel.shown_state for panel in self.stage.panels.values()]
-        self.status.tell()
+        self.status.show_state()
 
+    # Prompt
 
-_HINT = "say something · /help lists what else there is"
-
-
-class ChatScreen(ListeningScreen):
-    """A chat: tabs, what is said, what is asked, the prompt, the status. ``judging`` is a judge that is waited for."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "escape", "stop"),
-        Binding("ctrl+y", "approve(True)", "approve", priority=True),
-        Binding("ctrl+n", "approve(False)", "deny", priority=True),
-        Binding("ctrl+o", "look", "all of it", priority=True),
-        Binding("pageup", "page(-1)", "up", priority=True),
-        Binding("pagedown", "page(1)", "down", priority=True),
-    ]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompt = Prompt(self._words, placeholder=_HINT)
-        self.judging: asyncio.Task[None] | None = None
-        self._written: list[str] = []
-
-    def compose(self) -> ComposeResult:
-        """The whole of it."""
-        yield self.stage
-        yield self.approval
-        yield self.prompt
-        yield self.status
-
-    def on_mount(self) -> None:
-        """Write at once."""
-        super().on_mount()
-        self.prompt.focus()
-
-    def begin(self, session: Session) -> None:
-        """The session has started: what was written meanwhile is done."""
-        super().begin(session)
-        written, self._written = self._written, []
-        for text in written:
-            self._do(text)
-
-    def attempt_to(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Do something beside the screen; what goes wrong is told."""
-        told_of: WorkType[None] = partial(self._told, work, *arguments)
-        self.run_worker(told_of, group="work")
-
-    async def _told(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        try:
-            await work(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever a model or a tool raises is told, and the chat goes on
-            self.show_error(error_text(error))
-
-    # Writing
-
-    def _words(self) -> list[str]:
+    def _completions(self) -> list[str]:
         labels = list(self.stage.panels)
         commands = [f"/{command.name}" for command in COMMANDS]
         return [*commands, *(f"/merge {label}" for label in labels), *(f">>{label} " for label in labels)]
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        """Do what was written, or remember it until the session has started."""
+        """Handle a line, or remember it until the session has started."""
         if self.session is None:
-            self._written.append(event.text)
-            self.app.notify("still starting: it is done then")
+            self._early_lines.append(event.text)
+            self.app.notify("still starting: the line is sent afterwards")
         else:
-            self._do(event.text)
+            self._handle(event.text)
 
-    def _do(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
         try:
             line = parse(text)
         except UsageError as error:
@@ -397,29 +352,29 @@ class ChatScreen(ListeningScreen):
         if line is None:
             return
         if line.command is not None and line.command.name == "fork" and not self.stage.is_forked:
-            self.forget_early()
+            self._early_events.clear()
         branch = self.stage.current
-        opener = opener_of(line)
+        opener = find_opener(line)
         if line.kind == "prompt" and branch is not None:
-            self._speak(branch.label, branch.state, line.rest)
-        elif opener is not None and self._may(line):
-            self.attempt_to(opener, self)
+            self._prompt_branch(branch.label, branch.state, line.rest)
+        elif opener is not None and self._can_open(line):
+            self.run_reported(opener, self)
         else:
             self.submit(text)
 
     def submit(self, text: str) -> None:
-        """Have the session do what a line asks for."""
+        """Submit a line to the session."""
         if self.session is not None:
-            self.attempt_to(self.session.submit, text)
+            self.run_reported(self.session.submit, text)
 
-    def _speak(self, label: str, state: str, text: str) -> None:
+    def _prompt_branch(self, label: str, state: str, text: str) -> None:
         if state == "running":
-            self.show_error(f"{label} still runs: wait for it, or steer it with >>{label} …")
+            self.show_error(f"{label} is still running: wait for it, or steer it with >>{label} …")
         else:
             self.submit(f">>{label} {text}")
 
-    def _may(self, line: Line) -> bool:
-        """Whether a screen can be opened now; what cannot be done now the session refuses, and says why."""
+    def _can_open(self, line: Line) -> bool:
+        """Return whether a command's screen can be opened now; if not, the session refuses the line and says why."""
         assert line.command is not None
         session = self.session
         if session is None or (session.fork is not None and not line.command.during_fork):
@@ -428,62 +383,60 @@ class ChatScreen(ListeningScreen):
 
     # Tabs
 
-    def on_prompt_walked(self, event: Prompt.Walked) -> None:
-        """Go to the next tab, or to the one before."""
+    def on_prompt_tab_requested(self, event: Prompt.TabRequested) -> None:
+        """Select the next or the previous tab."""
         if self.stage.is_forked:
-            self.choose(self.stage.strip.beside(event.step))
+            self.choose(self.stage.strip.find_neighbour(event.step))
 
-    def on_tab_strip_chosen(self, event: TabStrip.Chosen) -> None:
-        """Go to the tab that was clicked."""
+    def on_tab_strip_tab_clicked(self, event: TabStrip.TabClicked) -> None:
+        """Select the tab that was clicked."""
         self.choose(event.name)
 
-    def on_overview_chosen(self, event: Overview.Chosen) -> None:
-        """Go to the branch that was clicked."""
+    def on_overview_branch_clicked(self, event: Overview.BranchClicked) -> None:
+        """Select the tab of the branch that was clicked."""
         self.choose(event.name)
 
     def choose(self, name: str) -> None:
-        """Show a branch, or all of them."""
+        """Show a branch, or the overview."""
         self.stage.choose(name)
         self.show_approvals()
         self.prompt.focus()
 
     def action_page(self, step: int) -> None:
-        """Scroll what is shown."""
-        here = self.stage.current
-        shown = self.stage.talk if here is None else here.transcript
-        shown.scroll_relative(y=step * max(shown.size.height - 1, 1), animate=False, force=True)
+        """Scroll the transcript by a page."""
+        transcript = self.stage.current_transcript
+        transcript.scroll_relative(y=step * max(transcript.size.height - 1, 1), animate=False, force=True)
 
-    # Stopping
+    # Stopping and picking
 
     def action_escape(self) -> None:
-        """End the turn under way, or the wait for a judge; on a tab, ask whether its branch is to end, on the overview
-        whether all are."""
+        """Stop the turn or the judge; else ask whether to terminate the branch of this tab, or to abort the fork."""
         if self.session is None or self.session.interrupt():
             return
         branch = self.stage.current
         if self.judging is not None:
             self.judging.cancel()
         elif branch is not None and branch.state == "running":
-            self.attempt_to(self._ask, f"terminate {branch.label}?", f"/abort {branch.label}")
+            self.run_reported(self._ask, f"terminate {branch.label}?", f"/abort {branch.label}")
         elif branch is not None:
-            self.app.notify(f"{branch.label} is over; /merge decides the fork", markup=False)
+            self.app.notify(f"{branch.label} has ended; /merge resolves the fork", markup=False)
         elif self.stage.is_forked:
-            self.attempt_to(self._ask, "abort the entire fork?", "/abort")
+            self.run_reported(self._ask, "abort the entire fork?", "/abort")
 
-    def on_prompt_kept(self, _: Prompt.Kept) -> None:
-        """Enter on an empty line, on the tab of a branch, keeps that branch."""
+    def on_prompt_empty_sent(self, _: Prompt.EmptySent) -> None:
+        """Offer to keep the branch of this tab when enter is pressed on an empty line."""
         branch = self.stage.current
         if branch is not None:
-            self.attempt_to(self._ask, f"keep {branch.label} and drop the others?", f"/merge {branch.label}")
+            self.run_reported(self._ask, f"keep {branch.label} and drop the others?", f"/merge {branch.label}")
 
     async def _ask(self, question: str, line: str) -> None:
-        if await self.app.push_screen_wait(Question(question)) and self.session is not None:
+        if await self.app.push_screen_wait(QuestionScreen(question)) and self.session is not None:
             await self.session.submit(line)
 
-    # Approving
+    # Approvals
 
     def action_approve(self, is_approved: bool) -> None:
-        """Answer the question that is shown."""
+        """Approve or deny the tool call in the approval line."""
         if self.approval.event is not None:
             self._answer(self.approval.event, is_approved)
 
@@ -491,12 +444,12 @@ class ChatScreen(ListeningScreen):
         if self.session is not None and event.id in self.pending:
             (self.session.approve if is_approved else self.session.deny)(event.id)
 
-    def action_look(self) -> None:
-        """Show all that is asked."""
+    def action_show_request(self) -> None:
+        """Show the tool call in the approval line with all of its arguments."""
         if self.approval.event is not None:
-            self.attempt_to(self._look_at, self.approval.event)
+            self.run_reported(self._show_request, self.approval.event)
 
-    async def _look_at(self, event: ApprovalAsked) -> None:
+    async def _show_request(self, event: ApprovalAsked) -> None:
         answer = await self.app.push_screen_wait(ApprovalScreen(event))
         if answer is not None:
             self._answer(event, answer)

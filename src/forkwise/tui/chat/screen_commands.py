@@ -1,5 +1,7 @@
-"""Commands that open a screen in a chat when nothing stands behind them, in one table. All others, and these where they
-say more, are the session's alone. A screen asks; what was answered is handed to the session.
+"""Commands that open a screen when they are typed without arguments, such as ``/fork`` and ``/merge``.
+
+The session runs all other lines, and these commands with arguments. A screen only asks the user; the session does the
+work.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import NWAY, DiffPicker, ForkPicker, MergePicker, MergeRow
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
+from forkwise.tui.transcript import strip_markdown
 from forkwise.tui.widgets import ChoiceScreen
 
 if TYPE_CHECKING:
@@ -27,44 +30,44 @@ if TYPE_CHECKING:
 __all__ = [
     "SCREENS",
     "Opener",
-    "branch_diff",
     "choose",
-    "opener_of",
+    "find_opener",
     "override",
+    "read_branch_diff",
 ]
 
 
 async def choose(session: Session, chat: ChatScreen, path: str = "") -> None:
-    """Have all files that branches changed, or one, chosen from; nothing is decided until something is merged."""
+    """Let the user choose hunks of all changed files, or of one; the fork stays open until the choice is merged."""
     found = await session.choices.line_up()
     lineups = [one for one in found if not path or one.path == path]
     if not lineups:
-        chat.show_error(f"no branch that is over changed {path or 'anything'}")
+        chat.show_error(f"no branch that has ended changed {path or 'any file'}")
         return
     names = {view.id: view.label for view in session.branches()}
     nway = NwayScreen(lineups, names=names)
     while await chat.app.push_screen_wait(nway):
         preview = PreviewScreen(session.choices.prepare(dict(nway.choice)), names)
-        wanted: Prepared | None = None
+        accepted: Prepared | None = None
         try:
-            wanted = await chat.app.push_screen_wait(preview)
+            accepted = await chat.app.push_screen_wait(preview)
         finally:
-            if preview.prepared is not None and wanted is None:
+            if preview.prepared is not None and accepted is None:
                 await session.choices.drop(preview.prepared)
-        if wanted is not None:
-            await session.choose(wanted)
+        if accepted is not None:
+            await session.choose(accepted)
             return
         nway = NwayScreen(lineups, nway.choice, names)
 
 
-_WRITING = 0.2  # seconds between two looks at whether somebody still writes
+_POLL_S = 0.2  # seconds between two checks whether the prompt is still in use
 
-#: Opens a screen in a chat.
+#: Opens a screen of a chat.
 Opener = Callable[["ChatScreen"], Coroutine[Any, Any, None]]
 
 
 async def fork(chat: ChatScreen) -> None:
-    """``/fork``: the branches are asked for."""
+    """Ask for the branches of a new fork (``/fork``)."""
     session = _session(chat)
     form = await chat.app.push_screen_wait(ForkPicker(session.fork_form(), session.settings, session.model_name))
     if form is not None:
@@ -72,7 +75,7 @@ async def fork(chat: ChatScreen) -> None:
 
 
 async def load(chat: ChatScreen) -> None:
-    """``/load``: a checkpoint is chosen, the newest first."""
+    """Ask for a checkpoint to load, the newest first (``/load``)."""
     session = _session(chat)
     found = reversed(await session.checkpoints())
     choices = [
@@ -81,27 +84,30 @@ async def load(chat: ChatScreen) -> None:
     if not choices:
         chat.show_error("there is no checkpoint yet")
         return
-    chosen = await chat.app.push_screen_wait(ChoiceScreen("go back to", choices))
+    chosen = await chat.app.push_screen_wait(ChoiceScreen("load a checkpoint", choices))
     if chosen is not None:
         await session.load(chosen)
 
 
 async def merge(chat: ChatScreen) -> None:
-    """``/merge``: a judge is asked. What it is sure of is accepted, looked at or overridden; else a person picks."""
+    """Ask a judge, then the user (``/merge``): accept the verdict, see its diff, or pick another branch.
+
+    Without a confident verdict the user picks at once.
+    """
     session = _session(chat)
-    verdict = await _judged(chat, session)
+    verdict = await _ask_judge(chat, session)
     if verdict is None or not verdict.is_sure or verdict.winner is None:
         await override(chat, verdict)
         return
-    while chat.prompt.text:  # who is writing would answer with the next enter
-        chat.status.tell("judged: send or clear what is written")
-        await asyncio.sleep(_WRITING)
-    chat.status.tell("")
+    while chat.prompt.text:  # the next enter is meant for the prompt, and would accept the verdict
+        chat.status.show_state("judged: send or clear the prompt to continue")
+        await asyncio.sleep(_POLL_S)
+    chat.status.show_state("")
     while True:
         answer = await chat.app.push_screen_wait(AcceptanceScreen(verdict))
         if answer == "diff":
-            text = await run_in_thread(branch_diff, session, verdict.winner)
-            await chat.app.push_screen_wait(DiffScreen(f"{verdict.winner}: what it changed", text))
+            text = await run_in_thread(read_branch_diff, session, verdict.winner)
+            await chat.app.push_screen_wait(DiffScreen(f"{verdict.winner}: changes", text))
             continue
         if answer == "accept":
             await session.submit(f"/merge {verdict.winner}")
@@ -110,11 +116,11 @@ async def merge(chat: ChatScreen) -> None:
         return
 
 
-async def _judged(chat: ChatScreen, session: Session) -> Judged | None:
-    """What a judge says, which costs nothing when it is asked again; None where it fails, or is not waited for."""
+async def _ask_judge(chat: ChatScreen, session: Session) -> Judged | None:
+    """Ask the judge; None if it fails or the user cancels. The session stores the verdict: asking again is free."""
     chat.verdict = None
     chat.judging = asyncio.create_task(session.submit("/merge judge"))
-    chat.status.tell("judging … esc: pick yourself")
+    chat.status.show_state("judging … esc: pick yourself")
     try:
         await asyncio.wait([chat.judging])
         if not chat.judging.cancelled() and (error := chat.judging.exception()) is not None:
@@ -122,19 +128,21 @@ async def _judged(chat: ChatScreen, session: Session) -> Judged | None:
     finally:
         chat.judging.cancel()
         chat.judging = None
-        chat.status.tell("")
+        chat.status.show_state("")
     return chat.verdict
 
 
 async def override(chat: ChatScreen, verdict: Judged | None) -> None:
-    """A person picks, with what the judge said to go by."""
+    """Let the user pick a branch, next to the judge's reasons."""
     session = _session(chat)
-    rows = [MergeRow(one.label, one.state, one.error or one.preview or "") for one in session.branches()]
+    rows = [
+        MergeRow(one.label, one.state, one.error or strip_markdown(one.preview or "")) for one in session.branches()
+    ]
     why = "" if verdict is None else f"the judge ({verdict.confidence:.2f}): {verdict.reasoning}"
     picker = MergePicker(
         rows,
-        lambda label: run_in_thread(branch_diff, session, label),
-        partial(_open_outside, chat),
+        lambda label: run_in_thread(read_branch_diff, session, label),
+        partial(_open_difftool, chat),
         preferred=None if verdict is None else verdict.winner,
         why=why,
     )
@@ -146,32 +154,31 @@ async def override(chat: ChatScreen, verdict: Judged | None) -> None:
 
 
 async def overrule(chat: ChatScreen) -> None:
-    """``/override``: another branch than the one that judges chose is picked."""
+    """Ask for the branch to keep instead of the judge's (``/override``)."""
     session = _session(chat)
     others = [(label, label) for label in session.overruled]
-    chosen = await chat.app.push_screen_wait(ChoiceScreen("take instead", others)) if others else ""
+    chosen = await chat.app.push_screen_wait(ChoiceScreen("keep instead", others)) if others else ""
     if chosen is not None:
         await session.submit(f"/override {chosen}")
 
 
 async def nway(chat: ChatScreen, path: str = "") -> None:
-    """``/nway``: all versions of the files, or of one, lined up, to be taken hunk by hunk."""
-
+    """Show all versions side by side, to choose hunk by hunk (``/nway``)."""
     await choose(_session(chat), chat, path)
 
 
 async def tree(chat: ChatScreen) -> None:
-    """``/tree``, and ``/go`` and ``/compare`` that say nothing more: places are found by walking."""
+    """Show the conversation as a tree (``/tree``, and ``/go`` and ``/compare`` without arguments)."""
     from forkwise.tui.chat.tree_screen import TreeScreen
 
     screen = TreeScreen(_session(chat))
     await chat.app.push_screen_wait(screen)
-    if screen.written:
-        chat.submit(screen.written)
+    if screen.prompt_text:
+        chat.submit(screen.prompt_text)
 
 
 async def fork_diff(chat: ChatScreen) -> None:
-    """``/fork diff``: a file is chosen, and the branches whose versions of it are compared."""
+    """Ask for a file and for the branches to compare (``/fork diff``)."""
     session = _session(chat)
     report = await run_in_thread(session.choices.diff)
     touched = {
@@ -186,34 +193,34 @@ async def fork_diff(chat: ChatScreen) -> None:
     if chosen is not None:
         path, labels = chosen
         if not await session.choices.open_diff(path, labels):
-            text = await run_in_thread(_versions, session, path, labels)
+            text = await run_in_thread(_read_versions, session, path, labels)
             await chat.app.push_screen_wait(DiffScreen(f"{path}: {', '.join(labels)}", text))
 
 
-def _versions(session: Session, path: str, labels: Sequence[str]) -> str:
-    """What some branches made of a file."""
+def _read_versions(session: Session, path: str, labels: Sequence[str]) -> str:
+    """Return the diffs of a file in some branches."""
     [found] = session.choices.diff([path]).paths
     changes = [change for change in found.branches.values() if change.branch_label in labels]
     return "\n".join(f"diff {change.branch_label}\n{change.unified_diff_vs_parent}" for change in changes)
 
 
-async def _open_outside(chat: ChatScreen, label: str) -> None:
-    """Show what a branch changed in a diff tool, if there is one."""
+async def _open_difftool(chat: ChatScreen, label: str) -> None:
+    """Open the changes of a branch in a diff tool, if one is installed."""
     session = _session(chat)
     report = await run_in_thread(session.choices.diff)
-    name = _id_of(session, label)
+    name = _find_id(session, label)
     opened = [await session.choices.open_diff(path.path, [label]) for path, _ in report.changes_of(name)]
     if not any(opened):
-        chat.show_error("there is no diff tool: set FORKWISE_DIFFTOOL" if opened else f"{label} changed no file")
+        chat.show_error("no diff tool was found: set FORKWISE_DIFFTOOL" if opened else f"{label} changed no file")
 
 
-def branch_diff(session: Session, label: str) -> str:
-    """What a branch changed, as one unified diff."""
+def read_branch_diff(session: Session, label: str) -> str:
+    """Return the changes of a branch as one unified diff."""
     report = session.choices.diff()
-    return "".join(change.unified_diff_vs_parent for _, change in report.changes_of(_id_of(session, label)))
+    return "".join(change.unified_diff_vs_parent for _, change in report.changes_of(_find_id(session, label)))
 
 
-def _id_of(session: Session, label: str) -> str:
+def _find_id(session: Session, label: str) -> str:
     return next(one.id for one in session.branches() if one.label == label)
 
 
@@ -222,7 +229,7 @@ def _session(chat: ChatScreen) -> Session:
     return chat.session
 
 
-#: By the name of a command.
+#: The screens by the name of their command.
 SCREENS: dict[str, Opener] = {
     "fork": fork,
     "fork diff": fork_diff,
@@ -236,8 +243,8 @@ SCREENS: dict[str, Opener] = {
 }
 
 
-def opener_of(line: Line) -> Opener | None:
-    """What opens the screen that a line asks for; None where the session does it alone."""
+def find_opener(line: Line) -> Opener | None:
+    """Find the function that opens the screen of a line; None if the session runs the line."""
     if line.command is None:
         return None
     if line.command.name == "nway":

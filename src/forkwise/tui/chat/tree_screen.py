@@ -1,6 +1,7 @@
-"""TreeScreen: the whole conversation of a chat as a tree: its forks and branches, where one is, and ways about in it.
+"""TreeScreen: the whole conversation of a chat as a tree, with its forks, branches and labels.
 
-It loads an agent's libraries, so it is loaded when somebody asks for it."""
+It imports the agent libraries, which are slow to load, so ``screen_commands`` imports it only when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +27,22 @@ from forkwise.conversation.talk import Recombination
 from forkwise.conversation.walker import Walker
 from forkwise.errors import BranchingError
 from forkwise.tui.walk import WalkScreen
-from forkwise.tui.widgets import Question
+from forkwise.tui.widgets import QuestionScreen
 
 if TYPE_CHECKING:
     from forkwise.chat.session import Session
 
-__all__ = ["TreeScreen", "shown_label"]
+__all__ = ["TreeScreen", "format_label"]
 
-_SIGNS = {FORK: "⑂ fork", MERGED: "★ merged", OVER: "", UNDOING: "", LOADING: ""}
+_SIGNS = {FORK: "fork", MERGED: "★ merged", OVER: "", UNDOING: "", LOADING: ""}
 _GROWING = BranchChanged | ForkOpened | ForkResolved | MergeUndone | Moved | TurnBegan | TurnEnded
 
 
-def shown_label(label: str) -> str:
-    """What a label of a chat's conversation says to people; nothing where it is for the chat itself.
+def format_label(label: str) -> str:
+    """Format a label of a chat's conversation; empty for the labels that the chat keeps for itself.
 
-    >>> shown_label("fork:k3f9ab"), shown_label("k3f9ab/whimsical"), shown_label("mine"), shown_label("over:k3f9ab")
-    ('⑂ fork', 'whimsical', 'mine', '')
+    >>> format_label("fork:k3f9ab"), format_label("k3f9ab/whimsical"), format_label("mine"), format_label("over:k3f9ab")
+    ('fork', 'whimsical', 'mine', '')
     """
     for kind, sign in _SIGNS.items():
         if label.startswith(kind):
@@ -50,8 +51,10 @@ def shown_label(label: str) -> str:
 
 
 class TreeScreen(WalkScreen):
-    """The conversation of a session. What is asked for here the session does, and what happens meanwhile is shown.
-    ``written`` is what is to be said in the chat when one is back there."""
+    """The conversation of a session, which runs everything that is chosen here.
+
+    ``prompt_text`` is the text to submit after the screen was closed.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("h", "here", "here", show=False),
@@ -62,72 +65,72 @@ class TreeScreen(WalkScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(Walker(session.conversation), model=session.desk.model)
         self.session = session
-        self.written = ""
+        self.prompt_text = ""
 
     def on_mount(self) -> None:
-        """Begin where one is, and listen."""
+        """Show the current position, and subscribe to the session's events."""
         super().on_mount()
-        self._stop = self.session.listen(self._hear)
+        self._unsubscribe = self.session.listen(self._on_event)
 
     def on_unmount(self) -> None:
-        """Listen no more."""
-        self._stop()
+        """Unsubscribe from the session's events."""
+        self._unsubscribe()
 
-    def shown(self, label: str) -> str:
-        """What is shown for a label."""
-        return shown_label(label)
+    def format_label(self, label: str) -> str:
+        """Format a label of the conversation."""
+        return format_label(label)
 
     def action_leave(self) -> None:
-        """Back to the chat."""
+        """Return to the chat."""
         self.dismiss()
 
     def action_undo(self) -> None:
-        """Take the last merge back."""
+        """Undo the last merge."""
         self.run_worker(self._undo(), group="undo", exclusive=True)
 
     async def _undo(self) -> None:
         fork = self.session.last_merge
         if fork is None:
-            self.notify("Nothing was merged here that could be taken back.")
+            self.notify("There is no merge to undo here.")
             return
-        asked = Question(f"Take back the merge of fork {fork}, its files and what was said?")
-        if await self.app.push_screen_wait(asked):
+        question = QuestionScreen(f"Undo the merge of fork {fork}, its files and its messages?")
+        if await self.app.push_screen_wait(question):
             await self.session.submit("/undo")
 
-    # What the session does
+    # Run by the session
 
     def go(self, node: Node) -> None:
-        """Go on from a place: the chat is there then."""
+        """Continue the chat from a node."""
         self.run_worker(self._go(node), group="go", exclusive=True)
 
-    async def say(self, text: str, at: Node) -> None:
-        """Go on from a place with something to say; the chat shows the answer."""
+    async def say(self, text: str, node: Node) -> None:
+        """Continue from a node with a prompt; the chat shows the answer."""
         self._answering = None
-        self.written = text
-        await self._go(at)
-        if self.walker.here is not at:
-            self.written = ""
+        self.prompt_text = text
+        await self._go(node)
+        if self.walker.here is not node:
+            self.prompt_text = ""
 
     async def _go(self, node: Node) -> None:
         await self.session.submit(f"/go {node.id}")
         if self.walker.here is node and self.is_current:
             self.dismiss()
 
-    def give_name(self, text: str, node: Node) -> None:
-        """Give a place a name, by which it can be gone to."""
+    def label_node(self, text: str, node: Node) -> None:
+        """Label a node, for ``/go``."""
         try:
             self.session.label(text, node)
         except (BranchingError, ValueError, OSError) as error:
             self.notify(error_text(error), severity="error", markup=False)
         self.tree_panel.redraw()
 
-    async def make_one(self, nodes: Sequence[Node], how: Recombination) -> None:
-        """Make one answer of several, and be there."""
-        await self.session.submit(" ".join(["/combine", how, *(str(node.id) for node in nodes)]))
+    async def combine_nodes(self, nodes: Sequence[Node], method: Recombination) -> None:
+        """Combine several answers into one, and continue from it."""
+        await self.session.submit(" ".join(["/combine", method, *(str(node.id) for node in nodes)]))
 
-    # What happens
+    # Events
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, _GROWING):
             self.tree_panel.reload(self.tree_panel.current)
-            self.tell()
+            self.show_status()
