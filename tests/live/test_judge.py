@@ -256,7 +256,7 @@ async def test_a_tie_goes_to_the_surest() -> None:
         JudgeVerdict(winner_branch_id=w, confidence=c, reasoning="") for w, c in [("a", 0.6), ("b", 0.9), ("c", 0.7)]
     ]
     assert majority(three).winner_branch_id == "b"
-    with pytest.raises(ValueError, match="nobody"):
+    with pytest.raises(ValueError, match="no verdict"):
         majority([])
 
 

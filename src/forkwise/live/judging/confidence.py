@@ -1,4 +1,7 @@
-"""Calibration: how often what a judge picked was later undone or overridden, and so what its confidence is worth."""
+"""How sure a merge is: the signals that count, and how far each judge's confidence can be trusted.
+
+A judge is calibrated by its past picks in the ledger: how often they were later undone or overridden.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic_ai.messages import ModelMessage
 
-from forkwise.ledger.ledger import LedgerReader
+from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
 from forkwise.live.diff.diff_report import BranchDiffReport, support
 from forkwise.live.diff.tool_calls import retries_of
@@ -37,19 +40,19 @@ __all__ = [
 ]
 
 
-#: What the signals come to at most where no tests ran.
+#: The upper limit of the signals if no tests ran.
 NO_TESTS_CAP = 0.65
 
-#: What an agent is told that runs in circles, in lower case.
+#: Phrases, in lower case, of a retry prompt that reports a loop.
 STUCK_LOOP_MARKERS = ("stuck in a loop", "stuck loop", "loop detected", "same arguments", "alternating between")
 
 _SPREAD, _TESTS, _CONSISTENCY = 0.4, 0.4, 0.2
 
 
 def compute_confidence(signals: ConfidenceSignals, judge_confidence: float) -> float:
-    """The guide's formula: 0.4 · spread + 0.4 · tests + 0.2 · consistency, times what the judge says of itself.
+    """Compute (0.4 · spread + 0.4 · tests + 0.2 · consistency) · the judge's own confidence.
 
-    Without tests their term is 0, and the sum counts 0.65 at most.
+    Without tests their term is 0 and the sum is limited to 0.65.
 
     >>> compute_confidence(ConfidenceSignals(1.0, 1.0, 1.0), 0.9)
     0.9
@@ -64,19 +67,19 @@ def compute_confidence(signals: ConfidenceSignals, judge_confidence: float) -> f
 
 
 def count_retry_parts(messages: Sequence[ModelMessage]) -> int:
-    """How often a model was told to try again, for whatever reason."""
+    """Count the retry prompts in a history, for whatever reason."""
     return len(retries_of(messages))
 
 
 def count_stuck_loop_hits(messages: Sequence[ModelMessage]) -> int:
-    """How often a model was told that it runs in circles."""
-    told = [retry.text.lower() for retry in retries_of(messages)]
-    return sum(any(marker in text for marker in STUCK_LOOP_MARKERS) for text in told)
+    """Count the retry prompts that report a loop."""
+    texts = [retry.text.lower() for retry in retries_of(messages)]
+    return sum(any(marker in text for marker in STUCK_LOOP_MARKERS) for text in texts)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known when a fork is decided."""
+    """The facts on which a fork is decided."""
 
     report: BranchDiffReport
     outcomes: Sequence[BranchOutcome]
@@ -84,7 +87,7 @@ class Evidence:
 
     @property
     def winner(self) -> BranchOutcome:
-        """The branch the judge chose."""
+        """The branch that the judge chose."""
         return next(o for o in self.outcomes if o.branch_id == self.verdict.winner_branch_id)
 
     @property
@@ -94,7 +97,7 @@ class Evidence:
 
 
 def measure_signals(evidence: Evidence) -> ConfidenceSignals:
-    """The guide's three signals."""
+    """Measure the three signals of `compute_confidence`."""
     winner = evidence.winner
     return ConfidenceSignals(
         quality_spread=1.0 - evidence.report.summary.agreement_score,
@@ -105,10 +108,10 @@ def measure_signals(evidence: Evidence) -> ConfidenceSignals:
 
 @dataclass(frozen=True)
 class Signal:
-    """Something that speaks for the winner or against it.
+    """One weighted piece of evidence about the winner.
 
-    ``measure`` gives 0 to 1, or None where it has nothing to say: then the others count for more, but all together no
-    more than ``cap_without``, if there is one.
+    ``measure`` returns 0 to 1, or None if it does not apply: the other signals then weigh more, but the result is
+    limited to ``cap_without``, if set.
     """
 
     name: str
@@ -118,23 +121,23 @@ class Signal:
 
 
 class MergeConfidence(NamedTuple):
-    """How sure a merge is, and what each signal said."""
+    """The confidence of a merge, and the value of each signal."""
 
     value: float
     measured: Mapping[str, float | None]
 
 
 def merge_confidence(evidence: Evidence, signals: Sequence[Signal] | None = None) -> MergeConfidence:
-    """The weighted mean of the signals, times what the judge says of itself.
+    """Compute the weighted mean of the signals, times the judge's own confidence.
 
-    ``signals`` are those of `MERGE_SIGNALS` unless others are given: ``[*MERGE_SIGNALS, Signal(…)]`` adds one.
+    ``signals`` defaults to `MERGE_SIGNALS`; ``[*MERGE_SIGNALS, Signal(…)]`` adds one.
     """
     used = MERGE_SIGNALS if signals is None else signals
     measured = {signal.name: signal.measure(evidence) for signal in used}
-    said = [(signal.weight, value) for signal in used if (value := measured[signal.name]) is not None]
+    values = [(signal.weight, value) for signal in used if (value := measured[signal.name]) is not None]
     caps = [s.cap_without for s in used if measured[s.name] is None and s.cap_without is not None]
-    total = sum(weight for weight, _ in said)
-    mean = sum(weight * _clamped(value) for weight, value in said) / total if total else 0.0
+    total = sum(weight for weight, _ in values)
+    mean = sum(weight * _clamped(value) for weight, value in values) / total if total else 0.0
     return MergeConfidence(_clamped(min([mean, *caps]) * _known(evidence.verdict.confidence)), measured)
 
 
@@ -148,14 +151,14 @@ def _consistency(evidence: Evidence) -> float:
 
 
 def _standing(evidence: Evidence) -> float:
-    """How the winner stands among the others: they did the same, it is ahead in tests, or they are plainly apart."""
+    """Compare the winner with the others: they agree with it, it leads in tests, or they clearly differ."""
     tests = evidence.winner.test_pass_ratio or 0.0
     best_other = max((other.test_pass_ratio or 0.0 for other in evidence.others), default=0.0)
     spread = 1.0 - evidence.report.summary.agreement_score
     return max(support(evidence.report, evidence.winner.branch_id), _clamped(tests - best_other), spread)
 
 
-#: What a merge goes by: the winner's tests, how straight it went, and how it stands among the others.
+#: The signals that decide about a merge: the winner's tests, its consistency, and its lead over the others.
 MERGE_SIGNALS = (
     Signal("tests", 0.6, _tests, cap_without=NO_TESTS_CAP),
     Signal("consistency", 0.2, _consistency),
@@ -164,24 +167,24 @@ MERGE_SIGNALS = (
 
 
 def _known(confidence: float) -> float:
-    """A judge's confidence, which counts for nothing where it is no number."""
+    """Return a judge's confidence, or 0 if it is not a finite number."""
     return confidence if math.isfinite(confidence) else 0.0
 
 
 def _clamped(value: float) -> float:
-    """From 0 to 1; what is no number speaks for nothing."""
+    """Clamp a value to 0 to 1; anything but a finite number is 0."""
     return max(0.0, min(1.0, value)) if math.isfinite(value) else 0.0
 
 
 _BANDS = 10
-# How many picks of a band weigh as much as the judge's own word.
+# The number of picks in a band that weigh as much as the judge's own confidence.
 _PRIOR = 5
 _WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedFork:
-    """A pick of a judge, and what became of it."""
+    """A judge's pick, and whether it was later undone or overridden."""
 
     judge: str
     confidence: float
@@ -196,10 +199,10 @@ class JudgedFork:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One judge's picks: how many, how many held, and how far its confidence was off.
+    """One judge's record: its picks, how many held, and how far its confidence was off.
 
-    ``brier`` is the mean squared difference between confidence and outcome: 0.0 is perfect, 0.25 a coin. ``bands`` has
-    for every tenth of confidence that occurred how many picks there were, and how many held.
+    ``brier`` is the mean squared difference between confidence and outcome: 0.0 is perfect, 0.25 a coin. ``bands`` maps
+    each tenth of confidence to its number of picks, and how many of them held.
     """
 
     judge: str
@@ -210,13 +213,13 @@ class Calibration:
     bands: Mapping[int, tuple[int, int]]
 
     @classmethod
-    def from_ledger(cls, ledger: LedgerReader) -> dict[str, Calibration]:
-        """The calibration of every judge whose picks a ledger has, by the judge's name."""
+    def from_ledger(cls, ledger: Ledger) -> dict[str, Calibration]:
+        """Return the calibration of every judge in a ledger, by the judge's name."""
         return calibrate(judged_forks(ledger))
 
     @property
     def held(self) -> int:
-        """How many picks held."""
+        """The number of picks that held."""
         return sum(held for _, held in self.bands.values())
 
     @property
@@ -226,11 +229,11 @@ class Calibration:
 
     @property
     def trust(self) -> float:
-        """The same for a judge of whom little is known: it begins at 1.0, as if a few picks had held before."""
+        """The hold rate, starting at 1.0 for a judge with few picks, as if some had held before."""
         return (self.held + _PRIOR) / (self.picks + _PRIOR)
 
     def adjusted(self, confidence: float) -> float:
-        """What a confidence of this judge is worth: what held at such confidence, and its word where little is known.
+        """Return the calibrated confidence: the hold rate at such confidence, mixed with the judge's own word.
 
         >>> sure = [JudgedFork("haiku", 0.95, was_undone=n < 10) for n in range(20)]
         >>> round(calibrate(sure)["haiku"].adjusted(0.95), 2)
@@ -241,25 +244,24 @@ class Calibration:
 
 
 def calibrate(records: Iterable[JudgedFork]) -> dict[str, Calibration]:
-    """The calibration of every judge there are records of."""
+    """Calibrate every judge that has records."""
     by_judge: dict[str, list[JudgedFork]] = defaultdict(list)
     for record in records:
         by_judge[record.judge].append(record)
     return {judge: _calibration(judge, picks) for judge, picks in by_judge.items()}
 
 
-def judged_forks(ledger: LedgerReader) -> list[JudgedFork]:
-    """The picks of judges that a ledger tells of, and what became of them, the newest first.
+def judged_forks(ledger: Ledger) -> list[JudgedFork]:
+    """List the judges' picks in a ledger, newest first, with their later fate.
 
-    A pick counts once its fork was decided. It was overridden where somebody decided for another branch, and undone
-    where what it put into the workspace was taken back. A judge whom only other judges of its panel outvoted was
-    neither right nor wrong: nobody looked.
+    A pick counts once its fork is resolved. It was overridden if another branch was picked instead, and undone if its
+    commit was undone. A judge that was merely outvoted by its panel counts as neither.
     """
     return [pick for fork in ledger.forks(state="resolved") for pick in _picks(fork)]
 
 
 def track_record(calibrations: Mapping[str, Calibration], *judges: str, weight: float = _WEIGHT) -> Signal:
-    """A signal for `merge_confidence`: how often the picks of these judges held, in the mean of those that have any.
+    """Build a signal for `merge_confidence`: the mean trust in these judges, from their past picks.
 
     >>> bad = calibrate(JudgedFork("haiku", 0.9, was_undone=True) for _ in range(15))
     >>> track_record(bad, "haiku").measure(...), track_record(bad, "opus").measure(...)
@@ -271,7 +273,7 @@ def track_record(calibrations: Mapping[str, Calibration], *judges: str, weight: 
 
 
 def votes_of(judges: Sequence[str], verdicts: Sequence[JudgeVerdict]) -> list[dict[str, Any]]:
-    """What each judge said, as the verdict on a fork has it in the ledger."""
+    """Return each judge's vote in the form that the ledger stores."""
     return [
         {"judge": judge, "winner": verdict.winner_branch_id, "confidence": verdict.confidence}
         for judge, verdict in zip(judges, verdicts, strict=True)
@@ -279,23 +281,23 @@ def votes_of(judges: Sequence[str], verdicts: Sequence[JudgeVerdict]) -> list[di
 
 
 def _picks(fork: ForkRecord) -> Iterator[JudgedFork]:
-    kept = _kept(fork)
+    winners = _winners(fork)
     by_judges = (fork.resolution or {}).get("how") == "vote"
     for vote in _votes(fork.verdict or {}):
-        if vote["winner"] in kept:
+        if vote["winner"] in winners:
             yield JudgedFork(vote["judge"], vote["confidence"], was_undone=fork.undone is not None)
         elif not by_judges:
             yield JudgedFork(vote["judge"], vote["confidence"], was_overridden=True)
 
 
 def _votes(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each judge said; verdicts of no judge, such as those that tests come to, have none."""
+    """Return the stored votes; a verdict that comes from tests alone has none."""
     votes = verdict.get("votes")
     return votes if isinstance(votes, list) else []
 
 
-def _kept(fork: ForkRecord) -> set[str]:
-    """The attempts whose work a fork was decided for."""
+def _winners(fork: ForkRecord) -> set[str]:
+    """Return the attempts that a fork was decided for."""
     return {fork.winner} if fork.winner is not None else set((fork.resolution or {}).get("attempts", ()))
 
 

@@ -1,4 +1,7 @@
-"""Panel: several judges that vote, found by the keys that are in the environment."""
+"""Judges that ask other judges: pairwise, as a tournament, and a panel that votes.
+
+A panel's models are chosen by the API keys in the environment.
+"""
 
 from __future__ import annotations
 
@@ -35,44 +38,44 @@ class _Match(NamedTuple):
 
 
 class PairwiseJudge:
-    """Judges every two branches, and has the one that wins most; n branches take n·(n−1) requests."""
+    """A judge that compares every pair of branches; most wins wins. n branches take n·(n−1) requests."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
 
     @property
     def name(self) -> str:
-        """Who judges, and how."""
+        """The name under which its verdicts are recorded."""
         return f"{name_of(self.judge)}, pairwise"
 
     async def evaluate(
         self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
     ) -> tuple[JudgeVerdict, RunUsage]:
-        """The verdict, and what all matches took."""
+        """Return the verdict and the usage of all matches."""
         pairs = list(combinations(outcomes, 2))
         played = await asyncio.gather(*(_play(self.judge, goal, diff_report, pair) for pair in pairs))
-        scores = {outcome.branch_id: (0, 0.0) for outcome in outcomes}  # wins, and how sure they were
+        scores = {outcome.branch_id: (0, 0.0) for outcome in outcomes}  # wins, and their summed confidence
         for match in played:
-            wins, sureness = scores[match.verdict.winner_branch_id]
-            scores[match.verdict.winner_branch_id] = (wins + 1, sureness + match.verdict.confidence)
+            wins, confidence = scores[match.verdict.winner_branch_id]
+            scores[match.verdict.winner_branch_id] = (wins + 1, confidence + match.verdict.confidence)
         return _result(max(scores, key=lambda branch_id: scores[branch_id]), played)
 
 
 class TournamentJudge:
-    """Judges two branches at a time, of which one goes on; n branches take 2·(n−1) requests."""
+    """A judge that compares branches in knock-out rounds; n branches take 2·(n−1) requests."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
 
     @property
     def name(self) -> str:
-        """Who judges, and how."""
+        """The name under which its verdicts are recorded."""
         return f"{name_of(self.judge)}, tournament"
 
     async def evaluate(
         self, goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
     ) -> tuple[JudgeVerdict, RunUsage]:
-        """The verdict, and what all matches took."""
+        """Return the verdict and the usage of all matches."""
         played: list[_Match] = []
         left = list(outcomes)
         while len(left) > 1:
@@ -86,7 +89,7 @@ class TournamentJudge:
 
 
 async def _play(judge: Judge, goal: str, report: BranchDiffReport, pair: tuple[BranchOutcome, BranchOutcome]) -> _Match:
-    """A winner that changes with the order is none to be sure of."""
+    """Judge a pair in both orders. A winner that changes with the order gets little confidence."""
     shown = _between(report, pair)
     (one, spent), (other, also) = await asyncio.gather(
         ask_judge(judge, goal, shown, pair), ask_judge(judge, goal, shown, pair[::-1])
@@ -101,7 +104,7 @@ async def _play(judge: Judge, goal: str, report: BranchDiffReport, pair: tuple[B
 
 
 def _between(report: BranchDiffReport, pair: Sequence[BranchOutcome]) -> BranchDiffReport:
-    """The part of a report that two branches have to do with."""
+    """Return the part of a report that concerns these two branches."""
     ids = {outcome.branch_id for outcome in pair}
     paths = [
         replace(path, branches={branch_id: change for branch_id, change in path.branches.items() if branch_id in ids})
@@ -111,21 +114,24 @@ def _between(report: BranchDiffReport, pair: Sequence[BranchOutcome]) -> BranchD
 
 
 def _result(best: str, played: Sequence[_Match]) -> tuple[JudgeVerdict, RunUsage]:
-    """One verdict of those on pairs: as sure as the winner's matches are, those it lost counting nothing."""
+    """Merge the verdicts on pairs into one.
+
+    Its confidence is the mean over the winner's matches; a lost match counts as 0.
+    """
     own = [match.verdict for match in played if best in match.ids]
     won = [verdict for verdict in own if verdict.winner_branch_id == best]
     verdict = JudgeVerdict(
         winner_branch_id=best,
         confidence=sum(verdict.confidence for verdict in won) / len(own) if own else 1.0,
         reasoning=f"Won {len(won)} of {len(own)} matches. {' '.join(dict.fromkeys(v.reasoning for v in won))}".strip(),
-        rejected_with_reasons={k: why for v in won for k, why in v.rejected_with_reasons.items() if k != best},
+        rejected_with_reasons={k: reason for v in won for k, reason in v.rejected_with_reasons.items() if k != best},
         caveats=list(dict.fromkeys(caveat for verdict in won for caveat in verdict.caveats)),
         recommended_followup=next((v.recommended_followup for v in won if v.recommended_followup), None),
     )
     return verdict, sum((match.usage for match in played), RunUsage())
 
 
-#: How many judges vote.
+#: The number of judges on a panel.
 PANEL_SIZE = 3
 
 _NATIVE = {
@@ -147,8 +153,11 @@ _OPENROUTER = (
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a panel came to: the verdict of the majority, those of all, what they took, the judges that failed, and the
-    names of those that did not, in the order of their verdicts."""
+    """The result of a panel.
+
+    ``verdict`` is the majority's; ``verdicts`` are all of them, in the order of ``judges``. ``failures`` are the errors
+    of judges that gave none.
+    """
 
     verdict: JudgeVerdict
     verdicts: tuple[JudgeVerdict, ...]
@@ -158,7 +167,7 @@ class Vote:
 
 
 def detect_judge_models(fallback: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """Three models whose keys are in the environment, of as many vendors as there are; else three times the fallback.
+    """Return three models whose API keys are set, from as many vendors as possible; else the fallback three times.
 
     >>> detect_judge_models("test", {"OPENAI_API_KEY": "k", "GEMINI_API_KEY": "k"})
     ['openai:gpt-5-mini', 'google:gemini-2.5-flash', 'openai:gpt-5-mini']
@@ -177,7 +186,7 @@ def detect_judge_models(fallback: str, env: Mapping[str, str] | None = None) -> 
 async def vote(
     judges: Sequence[Judge], goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
 ) -> Vote:
-    """Let all judge at once. A judge whose provider fails has no vote; where all do, the first failure is raised."""
+    """Ask all judges at once. One whose provider fails has no vote; if all fail, the first error is raised."""
     answers = await asyncio.gather(
         *(ask_judge(judge, goal, diff_report, outcomes) for judge in judges), return_exceptions=True
     )
@@ -194,22 +203,24 @@ async def vote(
 
 
 def majority(verdicts: Sequence[JudgeVerdict]) -> JudgeVerdict:
-    """One verdict of several: the branch with most votes; of a tie, that of the judge who is most sure.
+    """Return the verdict of the majority; a tie goes to the branch of the most confident judge.
 
-    Its confidence is the mean of those who chose it, times their share of the votes.
+    Its confidence is the mean of the judges who chose it, times their share of the votes.
     """
     if not verdicts:
-        raise ValueError("nobody voted")
+        raise ValueError("there is no verdict to count")
     by_branch: dict[str, list[JudgeVerdict]] = {}
     for verdict in verdicts:
         by_branch.setdefault(verdict.winner_branch_id, []).append(verdict)
-    winner, behind = max(by_branch.items(), key=lambda item: (len(item[1]), max(v.confidence for v in item[1])))
-    first = max(behind, key=lambda verdict: verdict.confidence)
+    winner, supporters = max(by_branch.items(), key=lambda item: (len(item[1]), max(v.confidence for v in item[1])))
+    first = max(supporters, key=lambda verdict: verdict.confidence)
     return JudgeVerdict(
         winner_branch_id=winner,
-        confidence=sum(verdict.confidence for verdict in behind) / len(verdicts),
-        reasoning=f"{len(behind)} of {len(verdicts)} judges: {first.reasoning}",
-        rejected_with_reasons={k: why for v in reversed(behind) for k, why in v.rejected_with_reasons.items()},
-        caveats=list(dict.fromkeys(caveat for verdict in behind for caveat in verdict.caveats)),
+        confidence=sum(verdict.confidence for verdict in supporters) / len(verdicts),
+        reasoning=f"{len(supporters)} of {len(verdicts)} judges: {first.reasoning}",
+        rejected_with_reasons={
+            k: reason for v in reversed(supporters) for k, reason in v.rejected_with_reasons.items()
+        },
+        caveats=list(dict.fromkeys(caveat for verdict in supporters for caveat in verdict.caveats)),
         recommended_followup=first.recommended_followup,
     )

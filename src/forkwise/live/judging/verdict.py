@@ -1,4 +1,4 @@
-"""Verdict: what a judge said of a fork, what it was told, and what follows from it."""
+"""The values of judging: a judge's input per branch, its verdict, and the outcome of resolving a fork."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ __all__ = ["BranchOutcome", "ConfidenceSignals", "JudgeVerdict", "ResolveOutcome
 
 
 class JudgeVerdict(BaseModel):
-    """What a judge said: the winner, how sure it is, and why."""
+    """A judge's answer: the winner, its confidence and its reasons. Field descriptions are part of the prompt."""
 
     winner_branch_id: str = Field(description="The id of the branch whose work should be kept.")
-    confidence: float = Field(ge=0.0, le=1.0, allow_inf_nan=False, description="How sure you are of it, from 0 to 1.")
+    confidence: float = Field(ge=0.0, le=1.0, allow_inf_nan=False, description="How sure you are, from 0 to 1.")
     reasoning: str = Field(description="Why this branch, in a few sentences.")
     rejected_with_reasons: dict[str, str] = Field(
-        default_factory=dict, description="The ids of the other branches, each with why it was not chosen."
+        default_factory=dict, description="The ids of the other branches, each with the reason why it was not chosen."
     )
-    caveats: list[str] = Field(default_factory=list, description="What whoever merges the winner should know.")
+    caveats: list[str] = Field(default_factory=list, description="Risks to know before the winner is merged.")
     recommended_followup: str | None = Field(default=None, description="What should be done next, if anything.")
 
 
 @dataclass(frozen=True)
 class ConfidenceSignals:
-    """What speaks for the winner beside the judge's word, each from 0 to 1; ``test_pass_ratio`` None: no tests ran."""
+    """Evidence for the winner apart from the judge's confidence, each from 0 to 1.
+
+    ``test_pass_ratio`` is None if no tests ran.
+    """
 
     quality_spread: float
     test_pass_ratio: float | None
@@ -38,9 +41,9 @@ class ConfidenceSignals:
 
 @dataclass(frozen=True)
 class BranchOutcome:
-    """What a judge is told of a branch beside its diff; never the whole conversation.
+    """A branch as a judge sees it, apart from its diff. The conversation itself is never included.
 
-    ``test_report`` has the counts and the failures behind ``test_pass_ratio``. ``state`` says how the branch ended.
+    ``test_report`` holds the counts and failures behind ``test_pass_ratio``. ``state`` is how the branch ended.
     """
 
     branch_id: str
@@ -59,11 +62,12 @@ class BranchOutcome:
 
 @dataclass(frozen=True)
 class ResolveOutcome:
-    """What came of resolving a fork.
+    """The outcome of resolving a fork.
 
-    ``committed``: it is merged, see ``merge_result``. ``auto_eligible``: not merged, but sure enough that the caller
-    may merge without asking. Neither: somebody has to pick. ``effective_confidence`` is what the guide's formula gives,
-    ``merge_confidence`` what the decision to merge goes by. ``verdicts`` are those of all judges, where several voted.
+    ``committed``: the winner is merged, see ``merge_result``. ``auto_eligible``: not merged, but the confidence is high
+    enough that the caller may merge without asking. Neither: a person has to pick. ``effective_confidence`` comes from
+    `compute_confidence`; ``merge_confidence`` is the value that decides about the merge. ``verdicts`` holds every
+    judge's verdict if several voted.
     """
 
     committed: bool
