@@ -152,7 +152,7 @@ def test_a_frozen_branch_is_first_shown_read_only(bench: Bench) -> None:
 
 def test_no_freeze_while_a_process_writes(bench: Bench) -> None:
     seen = bench.show()
-    with open(seen / "file", "a"), pytest.raises(BranchError, match="Close the files"):
+    with open(seen / "file", "a"), pytest.raises(BranchError, match="Close its files"):
         bench.freeze()
     (seen / "file").write_text("still writable")
 

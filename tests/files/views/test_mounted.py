@@ -69,7 +69,7 @@ def test_unsupported_operations_are_errors(words: Workspace) -> None:
     for ask in (branch.delta, branch.diff, branch.rebase, branch.freeze, words.history, words.undo, words.branches):
         with pytest.raises(BranchError, match="branchfs cannot"):
             ask()
-    with pytest.raises(MountError, match="has branches of its own"):
+    with pytest.raises(MountError, match="has its own branches"):
         MountedWorkspace(words.path, view="copy")
 
 
