@@ -275,7 +275,7 @@ def test_combine(run: Run, ask: Ask, hold: Callable[..., str], project: Path) ->
 
 def test_combine_says_what_it_needs(run: Run, hold: Callable[..., str]) -> None:
     fork = hold(ONE, FAILS)
-    assert "several attempts" in run("combine", f"{fork}.1", code=1).stderr
+    assert "at least two attempts" in run("combine", f"{fork}.1", code=1).stderr
     assert "contradict" in run("combine", f"{fork}.1", f"{fork}.2", "--test", "true", "--no-test", code=2).stderr
     assert f"{fork}.2 did not succeed" in run("combine", f"{fork}.1", f"{fork}.2", "--no-test", code=1).stderr
     run("combine", f"{fork}.1", f"{fork}.2", "--test", "test -e c.txt")
@@ -429,12 +429,12 @@ def test_an_attempt_ended_after_a_kill_is_not_run_again(
     assert (project / "one.txt").exists()
 
 
-def test_what_attempts_print_is_told_line_by_line(run: Run, hold: Callable[..., str], project: Path) -> None:
+def test_the_output_of_attempts_is_printed_line_by_line(run: Run, hold: Callable[..., str], project: Path) -> None:
     fork = hold("echo said; printf '\\033[31mred'", "true")
     lines = run("watch", fork, "--plain").stdout.splitlines()
     assert lines[0] == (
-        f"From another terminal, forkwise pick {fork}.N commits attempt N, forkwise abort {fork}.N ends it, "
-        f"forkwise abort {fork} gives the fork up."
+        f"From another terminal, forkwise pick {fork}.N commits attempt N, forkwise abort {fork}.N stops it, "
+        f"forkwise abort {fork} aborts the fork."
     )
     told = [line for line in lines if line.startswith(f"{fork}.1")]
     assert told[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]

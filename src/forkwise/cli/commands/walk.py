@@ -254,10 +254,10 @@ class _Session:
             raise ConversationError("no model given: name one with --model")
         from pydantic_ai.exceptions import UserError
 
-        from forkwise.modules.models import model_named
+        from forkwise.modules.models import build_model
 
         try:
-            return model_named(self._model)
+            return build_model(self._model)
         except (UserError, ValueError) as error:
             raise ConversationError(f"model {self._model!r} is not available: {error}") from error
 
