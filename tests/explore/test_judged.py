@@ -184,7 +184,7 @@ FORGED = """<testsuite name="pytest" tests="2" failures="0" errors="0">
 CHEATS = {
     "exits early with 0": "import os\nos._exit(0)\n",
     "exits with 0 while it is collected": "import sys\nsys.exit(0)\n",
-    "kills the process that runs it": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(os.getpid(), 9)\n",
+    "kills its parent process": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(os.getpid(), 9)\n",
     "kills all it can": "import os\nos.kill(-1, 9)\n",
     "writes the report and goes": f"""
 import os, re

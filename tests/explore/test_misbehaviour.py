@@ -609,7 +609,7 @@ def test_an_expansion_that_is_none(given: Any, workspace: Workspace) -> None:
 def test_an_evaluation_that_is_none(value: Any, workspace: Workspace) -> None:
     outcome = BestOfN([good], evaluate=lambda _: value)(workspace)
     assert not outcome.committed
-    assert "no score" in str(outcome.all_results[0].reason)
+    assert "not a score" in str(outcome.all_results[0].reason)
 
 
 def test_critics_look_at_a_branch_that_is_gone(workspace: Workspace) -> None:

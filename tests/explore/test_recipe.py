@@ -50,16 +50,16 @@ def test_what_is_given_goes_before_what_is_passed(monkeypatch: pytest.MonkeyPatc
     assert Allowance(passed=("NAME",)).apply_to(confinement).given == {"NAME": "given"}
 
 
-class Looking:
+class RecordingObserver:
     """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def begun(self, fork: str) -> None:
+    def fork_started(self, fork: str) -> None:
         self.seen.append(fork)
 
-    def winning(self, branch: Branch) -> None:
+    def winner_found(self, branch: Branch) -> None:
         self.seen.append(branch.diff())
 
 
@@ -72,9 +72,9 @@ def test_an_observer_sees_the_winner_before_its_branch_is_dropped(workspace: Wor
         commit=commits,
         keep=not commits,
     )
-    looking = Looking()
-    outcome = asyncio.run(recipe.pattern(workspace).run(workspace, observer=looking))
-    fork, diff = looking.seen
+    observer = RecordingObserver()
+    outcome = asyncio.run(recipe.pattern(workspace).run(workspace, observer=observer))
+    fork, diff = observer.seen
     assert fork == outcome.fork
     assert diff.endswith(" one\n+two\n+three\n")
     for branch in reversed(workspace.branches()):
@@ -82,9 +82,9 @@ def test_an_observer_sees_the_winner_before_its_branch_is_dropped(workspace: Wor
 
 
 def test_without_a_winner_the_observer_sees_none(workspace: Workspace) -> None:
-    looking = Looking()
-    asyncio.run(Recipe(kind="run", commands=(("false",),)).pattern(workspace).run(workspace, observer=looking))
-    assert len(looking.seen) == 1
+    observer = RecordingObserver()
+    asyncio.run(Recipe(kind="run", commands=(("false",),)).pattern(workspace).run(workspace, observer=observer))
+    assert len(observer.seen) == 1
 
 
 def test_what_was_decided_is_carried_out_although_it_is_cancelled(

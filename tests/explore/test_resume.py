@@ -100,7 +100,7 @@ def test_a_search_continues_inside_earlier_results(scene: Scene) -> None:
     with open_ledger(scene.workspace) as ledger:
         [inner] = ledger.children(f"{fork}.1")
         assert (ledger.fork(fork).state, inner.state) == ("interrupted", "interrupted")
-        with pytest.raises(LedgerError, match=f"say {fork} instead"):
+        with pytest.raises(LedgerError, match=f"name fork {fork} instead"):
             asyncio.run(resume(scene.workspace, inner.id))
     assert resumed(scene).committed
     assert scene.text("top.txt") == "base\n"
@@ -120,7 +120,7 @@ def test_a_search_killed_when_the_inside_was_decided(scene: Scene) -> None:
 def test_what_was_decided_for_may_be_gone(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(BEST), "resolved")
     scene.workspace.open(f"{fork}-0").abort()
-    with pytest.raises(BranchNotFoundError, match="is gone"):
+    with pytest.raises(BranchNotFoundError, match="no longer exists"):
         resumed(scene)
     assert clean_up(scene.workspace).unfinished == ()
     assert scene.fork.state == "aborted"
