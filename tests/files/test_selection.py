@@ -117,7 +117,7 @@ def test_some_of_both_is_committed_and_undone(workspace: Workspace, pair: dict[s
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ({"a.txt": frozenset([Hunk(0, 1, (b"uno\n",), ("first",))])}, "no such change of line 1"),
+        ({"a.txt": frozenset([Hunk(0, 1, (b"uno\n",), ("first",))])}, "change of line 1 is not one of this text's hunks"),
         ({"link": "first"}, "first did not change link"),
         ({"untouched.txt": "first"}, "first did not change untouched.txt"),
         ({"image": frozenset([Hunk(0, 0, (b"\0\1",), ("second",))])}, "image has no hunks"),

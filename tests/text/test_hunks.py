@@ -93,7 +93,7 @@ def test_lines_are_never_joined() -> None:
 
 def test_a_hunk_of_another_text_is_refused() -> None:
     found = align(b"a\n", {"one": b"b\n"})
-    with pytest.raises(ValueError, match="no such change of line 1"):
+    with pytest.raises(ValueError, match="change of line 1 is not one of this text's hunks"):
         found.apply([Hunk(0, 1, (b"c\n",), ("one",))])
 
 
