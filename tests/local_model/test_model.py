@@ -16,7 +16,7 @@ from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
 from forkwise.local_model import is_local, local_model
-from forkwise.local_model.server import Server, leave, take
+from forkwise.local_model.server import Server, acquire, release
 from tests.local_model.requirements import need_local_model
 
 LONG = 1500
@@ -37,8 +37,8 @@ def kept_server() -> Iterator[Server]:
     """The server, kept by this module's tests so that not each of them starts one."""
     need_local_model()
     user = object()
-    yield take(user)
-    leave(user)
+    yield acquire(user)
+    release(user)
 
 
 def words(n: int) -> ModelSettings:

@@ -20,7 +20,7 @@ from pydantic_ai.settings import ModelSettings
 
 from forkwise import LocalModelError
 from forkwise.local_model import local_model
-from forkwise.local_model.server import Server, leave, take
+from forkwise.local_model.server import Server, acquire, release
 from forkwise.local_model.weights import SIZE, weights_path
 from tests.local_model.requirements import need_local_model
 
@@ -40,8 +40,8 @@ def alone() -> None:
 def server_of_now() -> Iterator[Server]:
     """Look at the server that runs, as one more user."""
     user = object()
-    yield take(user)
-    leave(user)
+    yield acquire(user)
+    release(user)
 
 
 def is_gone(pid: int) -> bool:
@@ -55,14 +55,14 @@ def is_gone(pid: int) -> bool:
 def test_users_share_one_and_the_last_stops_it() -> None:
     users = [object() for _ in range(8)]
     with ThreadPoolExecutor(len(users)) as pool:
-        servers = set(pool.map(take, users))
+        servers = set(pool.map(acquire, users))
     assert len(servers) == 1
     server = servers.pop()
     for user in users[1:]:
-        leave(user)
+        release(user)
     assert server.is_alive
     assert server.key not in repr(server)
-    leave(users[0])
+    release(users[0])
     assert is_gone(server.process.pid)
 
 
@@ -104,8 +104,8 @@ def test_a_server_that_died_is_started_again() -> None:
 
 TAKES = """
 import os, sys
-from forkwise.local_model.server import leave, take
-server = take("me")
+from forkwise.local_model.server import acquire, release
+server = acquire("me")
 print(server.process.pid, flush=True)
 """
 
@@ -135,9 +135,9 @@ def test_it_dies_with_a_process_that_is_killed() -> None:
 
 def test_it_outlives_the_thread_that_started_it() -> None:
     with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(take, "somebody").result()
+        server = pool.submit(acquire, "somebody").result()
     assert server.is_alive
-    leave("somebody")
+    release("somebody")
 
 
 FORKS = """
@@ -151,21 +151,21 @@ class Slow:
         return 1
 
 slow = Slow()
-thread = threading.Thread(target=take, args=(slow,))
+thread = threading.Thread(target=acquire, args=(slow,))
 thread.start()
 inside.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(60)
-    own = take("child")
+    own = acquire("child")
     print(own.process.pid, flush=True)
-    leave("child")
+    release("child")
     os._exit(own.is_alive)
 print(os.waitpid(child, 0)[1], server.is_alive, flush=True)
 go_on.set()
 thread.join()
-leave("me")
-leave(slow)
+release("me")
+release(slow)
 """
 
 
@@ -186,7 +186,7 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     weights_path().touch()
     os.truncate(weights_path(), SIZE)
     with pytest.raises(LocalModelError, match=r"did not start: .*forkwise model fetch"):
-        take("somebody")
+        acquire("somebody")
     os.truncate(weights_path(), SIZE - 1)
     with pytest.raises(LocalModelError, match=r"damaged: .*forkwise model fetch"):
-        take("somebody")
+        acquire("somebody")

@@ -98,7 +98,7 @@ def test_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(weights.SPACE, 1, weights.SPACE - 1))
-    with pytest.raises(LocalModelError, match=r"no room.*XDG_CACHE_HOME"):
+    with pytest.raises(LocalModelError, match=r"not enough disk space.*XDG_CACHE_HOME"):
         fetch()
 
 

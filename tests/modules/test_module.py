@@ -69,19 +69,19 @@ def declared(**attributes: Any) -> Module:
         ({"model": 3}, "a module needs a model"),
         ({"model": {"id": "test", "temprature": 1}}, "not temprature"),
         ({"model": {"reasoning": True}}, "needs its name as 'id'"),
-        ({"model": {"id": "test", "reasoning": "much"}}, "reasoning is True"),
+        ({"model": {"id": "test", "reasoning": "much"}}, "reasoning must be True"),
         ({"model_fallbacks": [{"id": ""}]}, "needs its name"),
-        ({"max_steps": None}, "must have a final_output"),
+        ({"max_steps": None}, "needs a final_output"),
         ({"initial_input": dict}, "initial_input must be a pydantic model"),
         ({"final_output": Answer(value=1)}, "final_output must be a pydantic model"),
         ({"branches": {"Leaf": Leaf}}, "branches must be a list"),
         ({"branches": [Answer]}, "must be a Module subclass"),
         ({"branches": [Leaf, type("Leaf", (Module,), {})]}, "Duplicate branch class name: Leaf"),
-        ({"cache": []}, "not empty"),
+        ({"cache": []}, "non-empty"),
         ({"cache": [{"location": "tool"}]}, "location='message'"),
         ({"cache": [{"location": "message", "where": 1}]}, "a location, a role and an index"),
-        ({"cache": [{"location": "message", "index": "1"}]}, "the index a number"),
-        ({"tool_discovery": "guess"}, "tool_discovery is None or 'search'"),
+        ({"cache": [{"location": "message", "index": "1"}]}, "the index an integer"),
+        ({"tool_discovery": "guess"}, "tool_discovery must be None or 'search'"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(attributes: dict[str, Any], message: str) -> None:
@@ -422,7 +422,7 @@ def test_on_step_returns_a_step() -> None:
         def on_step(self, step: Step) -> str:
             return "done"
 
-    with pytest.raises(ModuleError, match="on_step returns the step, not 'done'"):
+    with pytest.raises(ModuleError, match="on_step must return the step or None, not 'done'"):
         Wrong()()
 
 

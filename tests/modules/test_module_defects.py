@@ -60,8 +60,8 @@ def test_defect_01_malformed_arguments_go_back_to_the_model() -> None:
     assert Doubling()() == Answer(value=8)
     told = brain.asked[-1].results
     assert all(result.startswith("Error: ") for result in [*told[:5], told[6]])
-    assert told[0].startswith("Error: the arguments are no JSON: ")
-    assert told[1] == "Error: the arguments are no JSON object"
+    assert told[0].startswith("Error: the arguments are not valid JSON: ")
+    assert told[1] == "Error: the arguments are not a JSON object"
     assert "number: Input should be a valid integer" in told[3]
     assert "number: Missing required argument; count: Unexpected keyword argument" in told[4]
     assert told[5] == "8"

@@ -95,7 +95,7 @@ def test_many_that_write_the_same_file(workspace: Workspace, at_once: int | None
     assert [asked.results[0] for asked in brain.asked if asked.turn == 2 and asked.system == "Write."] == ["one\n"] * 8
     first, *others = brain.asked[-1].results
     assert "branch_result" in first
-    assert all("another branch changed the same" in other for other in others)
+    assert all("conflict with another branch" in other for other in others)
     assert (workspace.path / "a.txt").read_text() == "0\n"
 
 
@@ -118,7 +118,7 @@ def test_a_conflict_is_the_second_branchs_error(workspace: Workspace) -> None:
     Root(workspace=workspace)()
     worked, failed = brain.asked[-1].results
     assert "branch_result" in worked
-    assert failed == "Error: Branch execution failed: another branch changed the same and was committed first: a.txt"
+    assert failed == "Error: Branch execution failed: conflict with another branch that was committed first: a.txt"
     assert (workspace.path / "a.txt").read_text() == "mine\n"
 
 

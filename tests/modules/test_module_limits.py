@@ -100,7 +100,7 @@ def test_max_branches_holds_over_the_tree() -> None:
 
     Parent()()
     failed = [result for result in brain.asked[-1].results if result.startswith("Error")]
-    assert failed == ["Error: Branch execution failed: Parent has had all its 3 branches"] * 2
+    assert failed == ["Error: Branch execution failed: Parent has used all its 3 branches"] * 2
 
 
 def test_max_branches_counts_branches_of_branches() -> None:
@@ -130,7 +130,7 @@ def test_max_branches_counts_branches_of_branches() -> None:
     Root()()
     worked, refused = brain.asked[-1].results
     assert "<value>2</value>" in worked
-    assert "Root has had all its 2 branches" in refused
+    assert "Root has used all its 2 branches" in refused
 
 
 def test_max_depth_of_a_branch_holds_below_it() -> None:
@@ -279,7 +279,7 @@ def test_a_budget_needs_prices() -> None:
         budget = 1
         max_steps = 2
 
-    with pytest.raises(LimitError, match="nobody knows what nobody-knows-this costs"):
+    with pytest.raises(LimitError, match="the price of nobody-knows-this is unknown"):
         Parent()()
 
 

@@ -12,8 +12,8 @@ from pydantic_ai.models.openrouter import OpenRouterModel
 from pydantic_ai.models.test import TestModel
 
 from forkwise import Module, ModuleError, Step
-from forkwise.modules.message_history import messages_of
-from forkwise.modules.models import model_named
+from forkwise.modules.message_history import build_messages
+from forkwise.modules.models import build_model
 from tests.modules.brain import Asked, Brain, call, finish
 
 
@@ -28,13 +28,13 @@ from tests.modules.brain import Asked, Brain, call, finish
     ],
 )
 def test_names(name: str, kind: type, model_name: str) -> None:
-    model = model_named(name, api_key="none")
+    model = build_model(name, api_key="none")
     assert type(model) is kind
     assert model.model_name == model_name
 
 
 def test_names_without_credentials() -> None:
-    assert isinstance(model_named("test"), TestModel)
+    assert isinstance(build_model("test"), TestModel)
 
 
 def test_metadata_goes_with_every_request_and_to_no_provider() -> None:
@@ -78,7 +78,7 @@ def test_a_branch_has_a_copy_of_the_history() -> None:
     def decide(asked: Asked) -> Any:
         if asked.system == "Meddle.":
             return call("nothing")
-        if asked.system.startswith("You sum up"):
+        if asked.system.startswith("You summarize"):
             return "Meddled."
         return [call("nothing", x=1), call("branch", name="Meddling"), finish()][asked.turn]
 
@@ -95,7 +95,7 @@ def test_a_branch_has_a_copy_of_the_history() -> None:
 
 
 def prompts(history: list[dict[str, Any]], cached: tuple[int, ...] = ()) -> list[Any]:
-    parts = [part for message in messages_of(history, cached) for part in message.parts]
+    parts = [part for message in build_messages(history, cached) for part in message.parts]
     return [part.content for part in parts if isinstance(part, UserPromptPart)]
 
 
@@ -115,7 +115,7 @@ def test_pictures() -> None:
 
 def test_entries_that_nobody_knows() -> None:
     with pytest.raises(ModuleError, match="this one has 'developer'"):
-        messages_of([{"role": "developer", "content": "x"}])
+        build_messages([{"role": "developer", "content": "x"}])
 
 
 def test_a_model_speaks_last_and_is_asked_to_go_on() -> None:

@@ -225,7 +225,7 @@ def test_a_declared_branch_that_fails(any_brain: Thinking, monkeypatch: pytest.M
 
 def test_summaries(any_brain: Thinking, monkeypatch: pytest.MonkeyPatch) -> None:
     def decide(asked: Asked) -> Any:
-        if asked.system.startswith("You sum up"):
+        if asked.system.startswith("You summarize"):
             return "It searched, and verified."
         if asked.system.startswith("Verify"):
             return call("search_web", query="deep") if asked.turn < 1 else finish(verified=True, explanation="e")
@@ -236,7 +236,7 @@ def test_summaries(any_brain: Thinking, monkeypatch: pytest.MonkeyPatch) -> None
     brain = any_brain(decide)
     wired(monkeypatch, brain, ResearchAgent, FactCheckBranch)
     ResearchAgent()(question="secret of the parent")
-    summary = next(asked for asked in brain.asked if asked.system.startswith("You sum up"))
+    summary = next(asked for asked in brain.asked if asked.system.startswith("You summarize"))
     assert summary.tools == []
     assert summary.temperature == 0.3
     [prompt] = summary.prompts
@@ -254,7 +254,7 @@ def test_a_branch_without_output_is_summed_up(any_brain: Thinking, monkeypatch: 
         max_steps = 2
 
     def decide(asked: Asked) -> Any:
-        if asked.system.startswith("You sum up"):
+        if asked.system.startswith("You summarize"):
             return "It wandered."
         if asked.system.startswith("Wander"):
             return finish()

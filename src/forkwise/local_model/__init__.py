@@ -1,6 +1,6 @@
-"""The local model: SmolLM2-135M behind a llama.cpp server on the loopback, for a first try without a key.
+"""The local model: SmolLM2-135M behind a llama.cpp server on the loopback, for a first try without an API key.
 
-It is real, small and not clever. Importing this loads neither pydantic-ai nor llama.cpp; asking for the model does.
+It is a real but very small model. Importing this package loads neither pydantic-ai nor llama.cpp; ``local_model`` does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "is_local", "local_model"]
 
 NAME = "local"
-"""What an agent says to have it: ``model="local"``."""
+"""The model's name for agents: ``model="local"``."""
 
-_NEEDED = ("xllamacpp", "pydantic_ai", "openai")
+_REQUIRED = ("xllamacpp", "pydantic_ai", "openai")
 
 
 def is_local(spec: object) -> bool:
-    """Whether a model was asked for by the name of this one.
+    """Return whether ``spec`` names the local model.
 
     >>> is_local("local"), is_local("openai:gpt-5")
     (True, False)
@@ -31,11 +31,11 @@ def is_local(spec: object) -> bool:
 
 
 def local_model() -> LocalModel:
-    """The model. LocalModelError where the extra is not installed or the weights were not fetched.
+    """Return the local model. Raise `LocalModelError` if the extra is not installed or the weights were not fetched.
 
-    Its server is started by the first request, and shared with all others that this process made.
+    The first request starts its server, which all local models of this process share.
     """
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+    if missing := [name for name in _REQUIRED if find_spec(name) is None]:
         raise LocalModelError(
             "the local model is not installed",
             reason=f"there is no {' and no '.join(missing)}",

@@ -1,6 +1,6 @@
-"""The local model as pydantic-ai knows models: it streams, and fills a JSON schema exactly, but it takes no tools.
+"""The local model as a pydantic-ai model. It streams and fills a JSON schema exactly, but accepts no tools.
 
-Structured output goes as a schema in ``response_format``, by which the server constrains every token it picks.
+Structured output is sent as a schema in ``response_format``; the server samples only tokens that fit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic_ai.settings import ModelSettings
 
 from forkwise.errors import LocalModelError
 from forkwise.local_model import NAME
-from forkwise.local_model.server import CONTEXT, MODEL, leave, take
+from forkwise.local_model.server import CONTEXT, MODEL, acquire, release
 
 __all__ = ["LocalModel"]
 
@@ -33,7 +33,7 @@ _PROFILE = OpenAIModelProfile(
     supports_json_schema_output=True,
     supports_json_object_output=True,
     default_structured_output_mode="native",
-    json_schema_transformer=None,  # the server keeps lengths and bounds that OpenAI refuses
+    json_schema_transformer=None,  # the server enforces lengths and bounds, which OpenAI rejects
     supports_image_input=False,
     supports_document_input=False,
     supports_audio_file_input=False,
@@ -46,7 +46,7 @@ _SETTINGS = ModelSettings(max_tokens=CONTEXT // 8)
 
 
 class _Provider(OpenAIProvider):
-    """Not OpenAI: neither what it costs nor what it remembers."""
+    """A provider with its own name, so that OpenAI's prices and caching do not apply."""
 
     @property
     def name(self) -> str:
@@ -57,13 +57,13 @@ class LocalModel(OpenAIChatModel):
     """A user of the shared server, from its first request until it is collected or its ``async with`` block ends."""
 
     def __init__(self) -> None:
-        # No proxy is asked about the loopback. No connection is kept, so that any event loop can use the client.
+        # No proxy for the loopback, and no connection kept alive, so that any event loop can use the client.
         http = httpx2.AsyncClient(trust_env=False, limits=httpx2.Limits(max_keepalive_connections=0))
-        client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="unknown yet", http_client=http, max_retries=0)
+        client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="not known yet", http_client=http, max_retries=0)
         super().__init__(MODEL, provider=_Provider(openai_client=client), profile=_PROFILE, settings=_SETTINGS)
         self._user = object()
         self._entered = 0
-        weakref.finalize(self, leave, self._user)
+        weakref.finalize(self, release, self._user)
 
     async def __aenter__(self) -> Self:
         self._entered += 1
@@ -75,7 +75,7 @@ class LocalModel(OpenAIChatModel):
         await super().__aexit__(kind, error, traceback)
         self._entered -= 1
         if not self._entered:
-            await asyncio.to_thread(leave, self._user)
+            await asyncio.to_thread(release, self._user)
 
     async def request(
         self,
@@ -83,7 +83,7 @@ class LocalModel(OpenAIChatModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Ask, and wait for the whole answer."""
+        """Send a request and return the complete response."""
         await self._connect(model_request_parameters)
         return await super().request(messages, model_settings, model_request_parameters)
 
@@ -95,18 +95,18 @@ class LocalModel(OpenAIChatModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncIterator[StreamedResponse]:
-        """Ask, and have the answer as it is made."""
+        """Send a request and stream the response."""
         await self._connect(model_request_parameters)
         async with super().request_stream(messages, model_settings, model_request_parameters, run_context) as response:
             yield response
 
-    async def _connect(self, asked: ModelRequestParameters) -> None:
-        """Have the server run, and the client know where."""
-        if asked.function_tools:  # the server would leave them out without a word
-            names = ", ".join(tool.name for tool in asked.function_tools)
+    async def _connect(self, parameters: ModelRequestParameters) -> None:
+        """Start the server if necessary, and point the client to it."""
+        if parameters.function_tools:  # the server would ignore them silently
+            names = ", ".join(tool.name for tool in parameters.function_tools)
             raise LocalModelError(
-                "the local model takes no tools", reason=names, remedy="leave them out, or ask another model"
+                "the local model takes no tools", reason=names, remedy="remove them, or use another model"
             )
-        server = await asyncio.to_thread(take, self._user)
+        server = await asyncio.to_thread(acquire, self._user)
         self.client.base_url = f"{server.address}/v1"
         self.client.api_key = server.key

@@ -1,7 +1,7 @@
-"""The process that serves the local model: llama.cpp on the loopback, for as long as the process that started it lives.
+"""The process that serves the local model: llama.cpp on the loopback, until its parent process ends.
 
-It is run as a file and loads nothing of forkwise. Its settings come as JSON on stdin, so that its key is in no process
-list; on stdout it says where it listens, once it answers.
+It runs as a script and imports nothing from forkwise. It reads its settings as JSON from stdin, so that the key appears
+in no process list, and writes its address to stdout once it responds.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any
 __all__ = ["main"]
 
 SLOTS = 4
-"""How many requests are answered at once; more wait for their turn."""
+"""The number of requests served at once; more wait for a slot."""
 
-MOST_THREADS = 2
+MAX_THREADS = 2
 
 
 def main() -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent process ends."""
     settings = json.load(sys.stdin)
     parent = os.pidfd_open(settings["parent"])
     if os.getppid() != settings["parent"]:
-        return  # it died before it was watched
-    # llama.cpp may write to stdout whenever it likes, so that is not where the answer goes.
-    answer = os.dup(1)
+        return  # the parent ended before its pidfd was open
+    # llama.cpp may write to stdout at any time, so the address goes to a copy of it.
+    address_fd = os.dup(1)
     os.dup2(2, 1)
-    server = _serve(settings)
-    _check(server.listening_address)
-    os.write(answer, server.listening_address.encode())
-    os.close(answer)
+    server = _start(settings)
+    _check_health(server.listening_address)
+    os.write(address_fd, server.listening_address.encode())
+    os.close(address_fd)
     select.select([parent], [], [])
-    os._exit(0)  # without waiting for answers that nobody reads
+    os._exit(0)  # without waiting for responses that nobody reads
 
 
-def _serve(settings: dict[str, Any]) -> Any:
+def _start(settings: dict[str, Any]) -> Any:
     xllamacpp: Any = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = settings["weights"]
@@ -53,18 +53,18 @@ def _serve(settings: dict[str, Any]) -> Any:
     params.verbosity = 1  # errors
     params.n_ctx = settings["context"] * SLOTS
     params.n_parallel = SLOTS
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _threads()
-    params.cache_ram_mib = 0  # else it keeps up to 8 GiB of old prompts
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _thread_count()
+    params.cache_ram_mib = 0  # the default caches up to 8 GiB of old prompts
     return xllamacpp.Server(params)
 
 
-def _threads() -> int:
-    """Half of the processors at most: llama.cpp's threads spin for each other, and starve where others compute too."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // 2))
+def _thread_count() -> int:
+    """Return at most half of the processors: llama.cpp's threads spin, and starve on a busy machine."""
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
-def _check(address: str) -> None:
-    """Raise unless the server answers. No proxy is asked about the loopback."""
+def _check_health(address: str) -> None:
+    """Raise unless the server responds. No proxy is used for the loopback."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{address}/health", timeout=10) as response:
         response.read()

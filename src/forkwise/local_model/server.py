@@ -1,7 +1,7 @@
-"""The server of the local model: started by whoever needs it first, shared by all of this process, stopped by the last.
+"""The server of the local model: started by its first user in this process, stopped with its last.
 
-Processes do not share one. The weights are mapped from the page cache, so that a second server costs half a second and
-its own working memory, and nobody has to find, trust or outlive anybody else's.
+Processes do not share a server. The weights are mapped from the page cache, so a second server costs only half a second
+and its own working memory, and no process has to find, trust or outlive another's server.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import IO
 from forkwise.errors import LocalModelError
 from forkwise.local_model.weights import weights
 
-__all__ = ["CONTEXT", "MODEL", "Server", "leave", "take"]
+__all__ = ["CONTEXT", "MODEL", "Server", "acquire", "release"]
 
 MODEL = "SmolLM2-135M-Instruct"
 CONTEXT = 4096
-"""How many tokens a prompt and its answer have together."""
+"""The maximum number of tokens of a prompt and its response together."""
 
 START_SECONDS = 60.0
 
-_SERVING = Path(__file__).with_name("serve.py")
+_SCRIPT = Path(__file__).with_name("serve.py")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
-    """A server that runs, or that ran: ``is_alive`` tells."""
+    """A server process; it may have ended."""
 
     process: subprocess.Popen[bytes]
     address: str
@@ -43,23 +43,23 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process runs."""
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """End it at once: it has nothing to lose."""
+        """Kill the process, which has no state to save."""
         self.process.kill()
         self.process.wait()
 
 
-# Reentrant, because a user that is collected as garbage leaves from within whatever runs at that moment.
+# Reentrant, because the garbage collector may call ``release`` in a thread that holds the lock.
 _lock = threading.RLock()
 _users: set[Hashable] = set()
 _server: Server | None = None
 
 
-def take(user: Hashable) -> Server:
-    """The server, for a user that will ``leave``. It is started where none runs, or none any more."""
+def acquire(user: Hashable) -> Server:
+    """Return the server for a user that will ``release`` it. Start it if it does not run."""
     global _server
     with _lock:
         _users.add(user)
@@ -72,8 +72,8 @@ def take(user: Hashable) -> Server:
         return _server
 
 
-def leave(user: Hashable) -> None:
-    """Need the server no longer. With the last user it is stopped."""
+def release(user: Hashable) -> None:
+    """Remove a user of the server. Stop the server if that was the last."""
     global _server
     with _lock:
         _users.discard(user)
@@ -83,11 +83,11 @@ def leave(user: Hashable) -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the server is the parent's, and so are its users."""
+    """Forget the server and its users in a forked child: they are the parent's."""
     global _lock, _server
     _lock = threading.RLock()
     if _server is not None:
-        _server.process.returncode = 0  # nobody here can wait for it
+        _server.process.returncode = 0  # not our child process, so Popen must not wait for it
         _server = None
     _users.clear()
 
@@ -104,17 +104,17 @@ def _start() -> Server:
         "context": CONTEXT,
         "key": key,
     }
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(_SERVING)],
+            [sys.executable, "-P", str(_SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
-            start_new_session=True,  # the terminal's Ctrl-C is for its users
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in the terminal must reach only its users
         )
         address = ""
         try:
-            address = _address(process, json.dumps(settings).encode())
+            address = _wait_for_address(process, json.dumps(settings).encode())
         finally:
             if not address:
                 process.kill()
@@ -122,28 +122,28 @@ def _start() -> Server:
         if not address:
             raise LocalModelError(
                 "the server of the local model did not start",
-                reason=_last_line(said),
-                remedy="to have its weights checked, run: forkwise model fetch",
+                reason=_last_line(log),
+                remedy="to check its weights, run: forkwise model fetch",
             )
     return Server(process, address, key)
 
 
-def _address(process: subprocess.Popen[bytes], settings: bytes) -> str:
-    """Where the process listens, once it does; nothing where it ended, or took too long."""
+def _wait_for_address(process: subprocess.Popen[bytes], settings: bytes) -> str:
+    """Send the settings and return the server's address, or "" if the process ended or took too long."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin as asked, process.stdout as answer:
+    with process.stdin as stdin, process.stdout as stdout:
         try:
-            asked.write(settings)
-            asked.close()
+            stdin.write(settings)
+            stdin.close()
         except BrokenPipeError:
             return ""
-        waiting = select.poll()
-        waiting.register(answer, select.POLLIN)
-        return answer.read().decode() if waiting.poll(START_SECONDS * 1000) else ""
+        poll = select.poll()
+        poll.register(stdout, select.POLLIN)
+        return stdout.read().decode() if poll.poll(START_SECONDS * 1000) else ""
 
 
-def _last_line(said: IO[bytes]) -> str:
-    said.seek(0)
-    lines = said.read().decode(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), f"it said nothing for {START_SECONDS:.0f} s")
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), f"no output within {START_SECONDS:.0f} s")

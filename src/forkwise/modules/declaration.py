@@ -1,6 +1,7 @@
-"""Declaration: what an instance of a module declares, checked and worked out once, when it is made.
+"""`Declaration`: the tools, services, prompt and files that a module declares, checked when it is instantiated.
 
-It is apart from the module so that nothing a subclass defines there (a tool may have any name) gets in its way.
+It is separate from the module so that attributes of a subclass (a tool may have any name) cannot shadow it. Prompt
+templates and the branches of a call's files are here too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from forkwise.concurrency import call_any, finish, run_in_thread
+from forkwise.concurrency import call_any, finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchError, BranchStaleError, ConflictError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.workspace import Workspace
 from forkwise.modules.models import check_cache, check_model
 from forkwise.modules.service import Service
-from forkwise.modules.tools import FINISH, SEARCH, Tool, by_name, is_tool
+from forkwise.modules.tools import FINISH, SEARCH, Tool, index_tools, is_tool
 
 if TYPE_CHECKING:
     from forkwise.modules.module import Module
@@ -33,20 +34,20 @@ __all__ = [
     "ISOLATED",
     "PARENT_TOOL",
     "Declaration",
-    "Forks",
+    "FileBranches",
     "Template",
-    "files_named",
+    "open_files",
 ]
 
 
-_PLACE = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
-_OTHER = re.compile(r"\{\{|\{%|\{#")
+_PLACEHOLDER = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
+_OTHER_SYNTAX = re.compile(r"\{\{|\{%|\{#")
 
 
 class Template:
-    """A text in which ``{{ name }}`` and ``{{ name.part }}`` stand for values.
+    """A text with placeholders ``{{ name }}`` and ``{{ name.part }}``.
 
-    It is given as ``template``, or lies at ``path``, which is relative to the file of whoever makes the template.
+    The text is ``template``, or the file at ``path``, relative to the source file that creates the template.
 
     >>> Template(template="You know {{ subject }}.", args={"subject": "birds"}).render()
     'You know birds.'
@@ -56,7 +57,7 @@ class Template:
         self, path: str | Path | None = None, template: str | None = None, args: Mapping[str, Any] | None = None
     ) -> None:
         if (path is None) == (template is None):
-            raise ValueError("a Template has either a path or a template")
+            raise ValueError("a Template needs either a path or a template")
         self.args = dict(args or {})
         self.path: Path | None = None
         if path is not None:
@@ -67,30 +68,30 @@ class Template:
         self.template = template
 
     def render(self, **more: Any) -> str:
-        """The text with the values in their places. A place without a value is a ValueError."""
+        """Return the text with the values filled in. Raise ValueError for a placeholder without a value."""
         text = self.path.read_text(encoding="utf-8") if self.path is not None else self.template or ""
         values = {**self.args, **more}
-        if odd := _OTHER.search(_PLACE.sub("", text)):
-            raise ValueError(f"a template knows {{{{ name }}}} and nothing else; this one has {odd[0]!r}")
-        return _PLACE.sub(lambda place: str(_value(values, place[1])), text)
+        if other := _OTHER_SYNTAX.search(_PLACEHOLDER.sub("", text)):
+            raise ValueError(f"a template supports {{{{ name }}}} and nothing else; this one has {other[0]!r}")
+        return _PLACEHOLDER.sub(lambda placeholder: str(_find_value(values, placeholder[1])), text)
 
 
-def _value(values: Mapping[str, Any], path: str) -> Any:
+def _find_value(values: Mapping[str, Any], path: str) -> Any:
     found: Any = values
     for name in path.split("."):
         try:
             found = found[name] if isinstance(found, Mapping) else getattr(found, name)
         except (KeyError, AttributeError):
-            raise ValueError(f"the template has {{{{ {path} }}}}, and no value for it was given") from None
+            raise ValueError(f"the template has {{{{ {path} }}}}, but no value for it was given") from None
     return found
 
 
-#: What a module says that wants its branches, or itself as a branch, to have files of their own.
+#: The ``workspace`` of a module whose branches, or which as a branch, have their own files.
 ISOLATED = "branch"
 
 
-def files_named(workspace: Any) -> Parent | None:
-    """The files that a module says it works on; those of the current directory where it says how but not on which."""
+def open_files(workspace: Any) -> Parent | None:
+    """Return the workspace or branch that a module names; the current directory's for ``"branch"``."""
     match workspace:
         case None | Parent():
             return workspace
@@ -99,64 +100,55 @@ def files_named(workspace: Any) -> Parent | None:
     raise ValueError(f"a workspace is a directory, a Workspace, a Branch, or {ISOLATED!r}; not {workspace!r}")
 
 
-class _Fork:
-    """A branch of files: whether its work is over, and whether it is gone."""
+class _FileBranch:
+    """The state of a branch of files: its work is done; it was committed or aborted."""
 
     def __init__(self) -> None:
-        self.worked = asyncio.Event()
-        self.ended = asyncio.Event()
+        self.done = asyncio.Event()
+        self.closed = asyncio.Event()
 
 
-class Forks:
-    """The branches that are made of the files of one call.
+class FileBranches:
+    """The branches of one call's files.
 
-    What is committed into a parent may be seen by whoever works on another branch of it. So those that are at work at
-    the same time are committed when all of them are done, in the order in which they were made.
+    A commit into the parent can become visible in its other branches. So branches that run at the same time are
+    committed when all of them are done, in the order of their creation.
     """
 
     def __init__(self) -> None:
-        self._live: list[_Fork] = []
+        self._live: list[_FileBranch] = []
 
     @asynccontextmanager
     async def branch(self, parent: Parent | None, name: str) -> AsyncIterator[Branch]:
-        """A branch of a parent's files for as long as the block runs: committed where it ends well, else gone.
+        """Provide a branch of ``parent`` for the block. Commit it if the block succeeds, else abort it.
 
-        Who is not the first to be committed is rebased; ConflictError where another branch changed the same in a way
-        that cannot be merged.
+        A branch that is not the first to be committed is rebased. Raises ConflictError if another branch changed the
+        same content in a way that cannot be merged.
         """
         if parent is None:
-            message = f"{name} wants files of its own, and its parent has no workspace: give that one"
+            message = f"{name} needs its own files, but its parent has no workspace: set the parent's workspace"
             raise BranchError(message, branch=name)
-        fork = _Fork()
-        self._live.append(fork)
-        making = run_in_thread(parent.branch, f"{name.lower()}-{secrets.token_hex(4)}", None, None)
+        state = _FileBranch()
+        self._live.append(state)
+        creation = run_in_thread(parent.branch, f"{name.lower()}-{secrets.token_hex(4)}", None, None)
         try:
-            yield await asyncio.shield(making)
-            fork.worked.set()
-            await self._turn_of(fork)
-            await _completed(run_in_thread(_commit, making.result()))
+            yield await asyncio.shield(creation)
+            state.done.set()
+            await self._wait_for_turn(state)
+            await finish_then_cancel(run_in_thread(_commit, creation.result()))
         except BaseException:
-            fork.worked.set()
-            await finish(run_in_thread(_abort, await finish(making)))
+            state.done.set()
+            await finish(run_in_thread(_abort, await finish(creation)))
             raise
         finally:
-            self._live.remove(fork)
-            fork.ended.set()
+            self._live.remove(state)
+            state.closed.set()
 
-    async def _turn_of(self, fork: _Fork) -> None:
-        while working := [other for other in self._live if not other.worked.is_set()]:
-            await working[0].worked.wait()
-        while (first := self._live[0]) is not fork:
-            await first.ended.wait()
-
-
-async def _completed(work: asyncio.Future[None]) -> None:
-    """Wait for what must not be left halfway; who is cancelled meanwhile is cancelled after it."""
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await finish(work)
-        raise
+    async def _wait_for_turn(self, state: _FileBranch) -> None:
+        while running := [other for other in self._live if not other.done.is_set()]:
+            await running[0].done.wait()
+        while (first := self._live[0]) is not state:
+            await first.closed.wait()
 
 
 def _commit(branch: Branch) -> None:
@@ -168,7 +160,7 @@ def _commit(branch: Branch) -> None:
             conflicts = branch.rebase().conflicts
             if conflicts:
                 paths = ", ".join(sorted({c.path for c in conflicts}))
-                message = f"another branch changed the same and was committed first: {paths}"
+                message = f"conflict with another branch that was committed first: {paths}"
                 raise ConflictError(message, branch=branch.name, conflicts=conflicts) from None
 
 
@@ -189,22 +181,24 @@ class Declaration:
         self.module = module
         self.workspace = workspace
         self.services = [tool for tool in module.tools if isinstance(tool, Service)]
-        self.tools = _collected(module)
+        self.tools = _collect_tools(module)
         if module.max_steps is None and module.final_output is None and not module.branches and not self.tools:
-            raise ValueError("a module that calls nothing has one turn (max_steps=None), and must have a final_output")
+            raise ValueError(
+                "a module without tools and branches has one turn (max_steps=None) and needs a final_output"
+            )
 
     @property
     def isolates_files(self) -> bool:
-        """Whether branches of it, and itself as a branch, have files of their own."""
+        """Whether its branches, and the module itself as a branch, have their own files."""
         return bool(type(self.module).declared_workspace == ISOLATED)
 
     def files(self, inherited: Parent | None) -> Parent | None:
-        """What a call works on: what the instance was given, else what its class says, else what it inherits."""
+        """Return the files of a call: those of the instance, else of the class, else the inherited ones."""
         named = self.workspace if self.workspace is not None else type(self.module).declared_workspace
-        return inherited if inherited is not None and named in (None, ISOLATED) else files_named(named)
+        return inherited if inherited is not None and named in (None, ISOLATED) else open_files(named)
 
     async def prompt(self) -> str:
-        """The system prompt."""
+        """Return the system prompt."""
         prompt = self.module.system_prompt
         if isinstance(prompt, Template):
             return prompt.render()
@@ -216,18 +210,19 @@ class Declaration:
         return str(prompt) or inspect.cleandoc(type(self.module).__doc__ or "")
 
 
-def _collected(module: Module) -> list[Tool]:
-    """The tools of the list, of the services in it, and the methods that are marked as tools."""
-    marked = {name: None for cls in reversed(type(module).__mro__) for name, it in vars(cls).items() if is_tool(it)}
+def _collect_tools(module: Module) -> list[Tool]:
+    """Return the module's listed tools, those of its services, and its methods marked as tools."""
+    classes = reversed(type(module).__mro__)
+    marked = {name: None for cls in classes for name, value in vars(cls).items() if is_tool(value)}
     own = [getattr(module, name) for name in marked if is_tool(getattr(module, name))]
     reserved = {FINISH, PARENT_TOOL} | ({BRANCH} if module.branches else set())
     reserved |= {SEARCH} if module.tool_discovery else set()
-    given = [tool for it in module.tools for tool in (it.get_tools() if isinstance(it, Service) else [it])]
-    return list(by_name([*given, *own], reserved).values())
+    listed = [tool for item in module.tools for tool in (item.get_tools() if isinstance(item, Service) else [item])]
+    return list(index_tools([*listed, *own], reserved).values())
 
 
 def _check(module: Module) -> None:
-    """Raise ValueError where what a class declares cannot be."""
+    """Raise ValueError if a class declares something invalid."""
     check_model(module.model)
     for fallback in module.model_fallbacks:
         check_model(fallback)
@@ -237,4 +232,4 @@ def _check(module: Module) -> None:
         if declared is not None and not (isinstance(declared, type) and issubclass(declared, BaseModel)):
             raise ValueError(f"{name} must be a pydantic model, not {declared!r}")
     if module.tool_discovery not in (None, "search"):
-        raise ValueError(f"tool_discovery is None or 'search', not {module.tool_discovery!r}")
+        raise ValueError(f"tool_discovery must be None or 'search', not {module.tool_discovery!r}")

@@ -1,7 +1,7 @@
-"""History: what was said in a call, as a list of dictionaries that anybody may change, and the messages it stands for.
+"""The history of a call: a list of dictionaries that users may change, and the messages built from it.
 
-The dictionaries have the shape of OpenAI's chat completions. What a model said keeps the message it came in, so that
-thoughts and signatures go back as they came.
+The dictionaries have the format of OpenAI's chat completions. A model's entry keeps the message it came from, so that
+thinking parts and their signatures are sent back unchanged.
 """
 
 from __future__ import annotations
@@ -32,17 +32,27 @@ from forkwise.conversation.adopt import adopted
 from forkwise.conversation.node import is_answer
 from forkwise.errors import ModuleError
 
-__all__ = ["History", "ModelReply", "begun_anew", "inherited", "instructions_of", "messages_of", "shown_lines"]
+__all__ = [
+    "History",
+    "ModelReply",
+    "build_messages",
+    "copy_for_branch",
+    "format_history",
+    "join_instructions",
+    "start_new_turn",
+]
 
 History = list[dict[str, Any]]
 
-_GO_ON = "Go on."
-_SEEN = "I have seen the results."
+_CONTINUE = "Go on."
+_ACKNOWLEDGE = "I have seen the results."
 
 
 class ModelReply(dict[str, Any]):
-    """What a model said, with the ``message`` it came in. Where somebody changed the text or the calls, those are
-    sent; its thoughts are sent as they were."""
+    """A model's entry in a history, with the ``message`` it came from.
+
+    If its text or calls were changed, the changed ones are sent; thinking parts are sent as they were.
+    """
 
     def __init__(self, message: ModelResponse) -> None:
         super().__init__(_entry(message))
@@ -54,39 +64,40 @@ class ModelReply(dict[str, Any]):
         copied.update(copy.deepcopy(dict(self), memo))
         return copied
 
-    def as_message(self) -> ModelResponse:
-        """What is sent for it."""
+    def to_message(self) -> ModelResponse:
+        """Return the message to send for this entry."""
         if self == _entry(self.message):
             return self.message
-        kept = [part for part in self.message.parts if not isinstance(part, TextPart | ToolCallPart)]
-        return replace(self.message, parts=[*kept, *_spoken(self)])
+        others = [part for part in self.message.parts if not isinstance(part, TextPart | ToolCallPart)]
+        return replace(self.message, parts=[*others, *_parts(self)])
 
 
-def inherited(history: History) -> History:
-    """A copy of a history for a branch: without system prompts, and up to the last turn of which all calls are
-    answered."""
-    told = [entry for entry in history if entry.get("role") != "system"]
-    answers = {entry.get("tool_call_id") for entry in told if entry.get("role") == "tool"}
-    for number in range(len(told) - 1, -1, -1):
-        calls = told[number].get("tool_calls") or []
+def copy_for_branch(history: History) -> History:
+    """Return a copy of a history for a branch, without system prompts and without a last turn that has open calls."""
+    entries = [entry for entry in history if entry.get("role") != "system"]
+    answers = {entry.get("tool_call_id") for entry in entries if entry.get("role") == "tool"}
+    for number in range(len(entries) - 1, -1, -1):
+        calls = entries[number].get("tool_calls") or []
         if calls:
             if not all(call.get("id") in answers for call in calls):
                 ids = {call.get("id") for call in calls}
-                told = told[:number] + [e for e in told[number + 1 :] if e.get("tool_call_id") not in ids]
+                entries = entries[:number] + [e for e in entries[number + 1 :] if e.get("tool_call_id") not in ids]
             break
-    return copy.deepcopy(told)
+    return copy.deepcopy(entries)
 
 
-def instructions_of(history: History) -> str:
-    """The system prompts of a history, as one."""
-    told = [str(entry.get("content") or "") for entry in history if entry.get("role") == "system"]
-    return "\n\n".join(text for text in told if text.strip())
+def join_instructions(history: History) -> str:
+    """Return the system prompts of a history as one text."""
+    prompts = [str(entry.get("content") or "") for entry in history if entry.get("role") == "system"]
+    return "\n\n".join(text for text in prompts if text.strip())
 
 
-def messages_of(history: History, cached: Iterable[int] = ()) -> list[ModelMessage]:
-    """The messages to be sent for a history, whatever was done to it: every provider takes them. ``cached`` are the
-    entries up to which a provider is asked to remember."""
-    marks = {_prompt_before(history, number) for number in cached}
+def build_messages(history: History, cached: Iterable[int] = ()) -> list[ModelMessage]:
+    """Return the messages to send for a history. Every provider accepts them, however the history was changed.
+
+    ``cached`` are the indices of the entries up to which the provider is asked to cache.
+    """
+    marks = {_find_prompt_before(history, number) for number in cached}
     names: dict[str, str] = {}
     messages: list[ModelMessage] = []
     for number, entry in enumerate(history):
@@ -95,45 +106,47 @@ def messages_of(history: History, cached: Iterable[int] = ()) -> list[ModelMessa
                 pass
             case "user":
                 prompt = _prompt(entry.get("content"))
-                content = _marked(prompt) if number in marks else prompt
+                content = _add_cache_point(prompt) if number in marks else prompt
                 messages.append(ModelRequest(parts=[UserPromptPart(content)]))
             case "assistant":
-                message = entry.as_message() if isinstance(entry, ModelReply) else ModelResponse(parts=_spoken(entry))
+                message = entry.to_message() if isinstance(entry, ModelReply) else ModelResponse(parts=_parts(entry))
                 names |= {p.tool_call_id: p.tool_name for p in message.parts if isinstance(p, ToolCallPart)}
                 messages.append(message)
             case "tool":
                 messages.append(ModelRequest(parts=[_answer(entry, names)]))
             case role:
-                raise ModuleError(f"a history has entries of system, user, assistant and tool; this one has {role!r}")
-    sent = adopted(messages)
-    if not sent or isinstance(sent[-1], ModelResponse):
-        sent.append(ModelRequest(parts=[UserPromptPart(_GO_ON)]))
-    return sent
+                raise ModuleError(f"a history has the roles system, user, assistant and tool; this one has {role!r}")
+    valid = adopted(messages)
+    if not valid or isinstance(valid[-1], ModelResponse):
+        valid.append(ModelRequest(parts=[UserPromptPart(_CONTINUE)]))
+    return valid
 
 
-def begun_anew(messages: list[ModelMessage], provider: str) -> list[ModelMessage]:
-    """The same for a provider that wants a thought of its own before the calls whose results it is given: where there
-    is none, because another model made them, their turn is closed and a new one begun."""
-    at = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], ModelResponse)), None)
-    if at is None or not any(isinstance(part, ToolCallPart) for part in messages[at].parts):
+def start_new_turn(messages: list[ModelMessage], provider: str) -> list[ModelMessage]:
+    """Return messages for a provider that accepts tool results only after a thinking part of its own.
+
+    If the last calls have none, because another model made them, their turn is closed and a new one started.
+    """
+    index = next((n for n in range(len(messages) - 1, -1, -1) if isinstance(messages[n], ModelResponse)), None)
+    if index is None or not any(isinstance(part, ToolCallPart) for part in messages[index].parts):
         return messages
-    first = messages[at].parts[0]
+    first = messages[index].parts[0]
     if isinstance(first, ThinkingPart) and first.provider_name == provider:
         return messages
-    [last] = messages[at + 1 :]
+    [last] = messages[index + 1 :]
     assert isinstance(last, ModelRequest)
     results = [part for part in last.parts if is_answer(part)]
-    others = [part for part in last.parts if not is_answer(part)] or [UserPromptPart(_GO_ON)]
+    others = [part for part in last.parts if not is_answer(part)] or [UserPromptPart(_CONTINUE)]
     closed: list[ModelMessage] = [
         replace(last, parts=results),
-        ModelResponse(parts=[TextPart(_SEEN)]),
+        ModelResponse(parts=[TextPart(_ACKNOWLEDGE)]),
         replace(last, parts=others),
     ]
-    return [*messages[: at + 1], *closed]
+    return [*messages[: index + 1], *closed]
 
 
-def shown_lines(history: History) -> str:
-    """A history as lines of text, for whoever is to sum it up."""
+def format_history(history: History) -> str:
+    """Return a history as lines of text, for a model that summarizes it."""
     lines = []
     for entry in history:
         content = entry.get("content")
@@ -170,8 +183,8 @@ def _arguments(call: ToolCallPart) -> str:
     return call.args if isinstance(call.args, str) else json.dumps(call.args or {})
 
 
-def _spoken(entry: Mapping[str, Any]) -> list[ModelResponsePart]:
-    """The text and the calls of an entry."""
+def _parts(entry: Mapping[str, Any]) -> list[ModelResponsePart]:
+    """Return the text and the calls of an entry."""
     parts: list[ModelResponsePart] = []
     if entry.get("content"):
         parts.append(TextPart(str(entry["content"])))
@@ -193,7 +206,7 @@ def _prompt(content: object) -> str | list[UserContent]:
     return str(content if content is not None else "")
 
 
-def _marked(prompt: str | list[UserContent]) -> list[UserContent]:
+def _add_cache_point(prompt: str | list[UserContent]) -> list[UserContent]:
     return [*([prompt] if isinstance(prompt, str) else prompt), CachePoint()]
 
 
@@ -205,10 +218,10 @@ def _piece(piece: Any) -> UserContent:
             return text
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return BinaryContent.from_data_uri(url) if url.startswith("data:") else ImageUrl(url)
-    raise ModuleError(f"a user's message holds text and images (image_url); this one has {piece!r}")
+    raise ModuleError(f"a user message holds text and images (image_url); this one has {piece!r}")
 
 
-def _prompt_before(history: History, number: int) -> int:
-    """The user's message nearest to an entry, not after it: a mark stands behind what a user said."""
+def _find_prompt_before(history: History, number: int) -> int:
+    """Return the index of the last user message up to an entry: a cache point can follow only a user message."""
     number = number if number >= 0 else len(history) + number
     return next((n for n in range(min(number, len(history) - 1), -1, -1) if history[n].get("role") == "user"), -1)

@@ -1,4 +1,7 @@
-"""Models: what a module names as its model, as one that can be asked, with what is set for it alone."""
+"""The models that modules name: their specs checked, opened as pydantic-ai models, with their own settings.
+
+Prompt caching, which providers do per model, is set up here too.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ from forkwise.errors import ModuleError
 from forkwise.local_model import is_local, local_model
 
 __all__ = [
-    "Contact",
+    "ConfiguredModel",
     "Models",
+    "build_model",
+    "build_settings",
     "check_cache",
     "check_model",
-    "merged",
-    "model_named",
-    "remembered",
-    "settings_of",
-    "thinks_first",
+    "find_cache_points",
+    "is_thinking_required",
+    "merge_settings",
 ]
 
 _KEYS = {"id", "vertex_location", "vertex_credentials", "reasoning", "api_key", "api_base", "litellm_params"}
 _REASONING = (None, True, False, "low", "medium", "high")
-#: What a provider is called before a slash, and before a colon. OpenAI's is the interface that all its likes have too.
+#: Providers' names before a slash, and before a colon. OpenAI's is chat completions, which compatible servers have too.
 _ALIASES = {
     "openai": "openai-chat",
     "vertex_ai": "google-cloud",
@@ -37,23 +40,23 @@ _ALIASES = {
     "together_ai": "together",
     "fireworks_ai": "fireworks",
 }
-#: How the names of settings begin that only one provider has.
+#: The prefixes of settings that only one provider has.
 _PREFIXES = ("anthropic_", "bedrock_", "cohere_", "google_", "groq_", "mistral_", "openai_", "openrouter_", "xai_")
 
 
-class Contact(NamedTuple):
-    """A model that can be asked, and the settings that are its own."""
+class ConfiguredModel(NamedTuple):
+    """A model and the settings that apply to it alone."""
 
     model: Model
     settings: ModelSettings
 
 
 class Models:
-    """The models of one tree of calls. Each is opened when it is first needed; all are closed together."""
+    """The models of one tree of calls. Each is opened on first use; all are closed together."""
 
     def __init__(self) -> None:
-        self._known: dict[str | int, tuple[object, Contact]] = {}
-        self._opening = asyncio.Lock()
+        self._opened: dict[str | int, tuple[object, ConfiguredModel]] = {}
+        self._lock = asyncio.Lock()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Models:
@@ -62,20 +65,20 @@ class Models:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def get(self, spec: object) -> Contact:
-        """What to ask where a module names this as its model."""
+    async def get(self, spec: object) -> ConfiguredModel:
+        """Return the model for a module's ``model``; open it if necessary."""
         key = spec if isinstance(spec, str) else id(spec)
-        async with self._opening:
-            if key not in self._known:
+        async with self._lock:
+            if key not in self._opened:
                 check_model(spec)
-                contact = await run_in_thread(_contact, spec)
-                await self._stack.enter_async_context(contact.model)
-                self._known[key] = spec, contact  # with the object itself, whose id is no other's meanwhile
-            return self._known[key][1]
+                configured = await run_in_thread(_configure, spec)
+                await self._stack.enter_async_context(configured.model)
+                self._opened[key] = spec, configured  # the reference keeps the object's id from being reused
+            return self._opened[key][1]
 
 
 def check_model(spec: object) -> None:
-    """Raise ValueError unless it names a model."""
+    """Raise ValueError unless ``spec`` names a model."""
     match spec:
         case Model():
             return
@@ -83,66 +86,87 @@ def check_model(spec: object) -> None:
             return
         case Mapping():
             if unknown := sorted(set(map(str, spec)) - _KEYS):
-                raise ValueError(f"a model knows {', '.join(sorted(_KEYS))}; not {', '.join(unknown)}")
+                raise ValueError(f"a model has the keys {', '.join(sorted(_KEYS))}; not {', '.join(unknown)}")
             if not isinstance(spec.get("id"), str) or not spec["id"].strip():
-                raise ValueError("a model that is given as a dict needs its name as 'id'")
+                raise ValueError("a model given as a dict needs its name as 'id'")
             if spec.get("reasoning") not in _REASONING:
-                raise ValueError(f"reasoning is True, 'low', 'medium' or 'high', not {spec['reasoning']!r}")
+                raise ValueError(f"reasoning must be True, 'low', 'medium' or 'high', not {spec['reasoning']!r}")
             return
     raise ValueError(f"a module needs a model: 'provider/name', a dict with 'id', or a model object; not {spec!r}")
 
 
 def check_cache(cache: object) -> None:
-    """Raise ValueError unless it says what a provider is to remember."""
+    """Raise ValueError unless ``cache`` is a valid cache setting."""
     if cache is None or isinstance(cache, bool):
         return
     if not isinstance(cache, list) or not cache:
-        raise ValueError("cache is True, False, None, or a list of points that is not empty")
+        raise ValueError("cache must be True, False, None, or a non-empty list of cache points")
     for point in cache:
         if not isinstance(point, Mapping) or point.get("location") != "message":
-            raise ValueError(f"a point to cache at has location='message': {point!r}")
+            raise ValueError(f"a cache point needs location='message': {point!r}")
         if set(point) - {"location", "role", "index"}:
-            raise ValueError(f"a point to cache at has a location, a role and an index: {point!r}")
+            raise ValueError(f"a cache point has a location, a role and an index: {point!r}")
         if not isinstance(point.get("role", ""), str) or not isinstance(point.get("index", 0), int):
-            raise ValueError(f"of a point to cache at, the role is text and the index a number: {point!r}")
+            raise ValueError(f"in a cache point the role must be a string and the index an integer: {point!r}")
 
 
-def settings_of(module: Any, temperature: float | None, max_tokens: int | None) -> ModelSettings:
-    """What a module sets for all its models; what it leaves open is not sent."""
+def build_settings(module: Any, temperature: float | None, max_tokens: int | None) -> ModelSettings:
+    """Return the settings that a module makes for all its models, without those that are None."""
     limit = module.max_completion_tokens if module.max_completion_tokens is not None else max_tokens
     stop = [module.stop] if isinstance(module.stop, str) else module.stop
-    found = {
+    settings = {
         "temperature": temperature,
         "max_tokens": limit,
         "top_p": module.top_p,
         "presence_penalty": module.presence_penalty,
         "stop_sequences": stop,
     }
-    return cast(ModelSettings, {name: value for name, value in found.items() if value is not None})
+    return cast(ModelSettings, {name: value for name, value in settings.items() if value is not None})
 
 
-def thinks_first(contact: Contact) -> bool:
-    """Whether its provider takes no call back unless a thought of the same model is before it: Anthropic's, where it
-    is told to think, and not left to decide when."""
-    told = contact.settings.get("anthropic_thinking")
-    if isinstance(told, Mapping):
-        return told.get("type") == "enabled"
-    is_adaptive = contact.model.profile.get("anthropic_supports_adaptive_thinking", False)
-    return bool(contact.settings.get("thinking")) and not is_adaptive and "claude" in contact.model.model_name
+def is_thinking_required(configured: ConfiguredModel) -> bool:
+    """Return whether the provider accepts a tool call only after a thinking part of the same model.
+
+    Anthropic does so if thinking is enabled, and not adaptive.
+    """
+    thinking = configured.settings.get("anthropic_thinking")
+    if isinstance(thinking, Mapping):
+        return thinking.get("type") == "enabled"
+    is_adaptive = configured.model.profile.get("anthropic_supports_adaptive_thinking", False)
+    return bool(configured.settings.get("thinking")) and not is_adaptive and "claude" in configured.model.model_name
 
 
-def merged(common: ModelSettings, contact: Contact) -> ModelSettings:
-    """Common settings and a model's own. A model that is told to think takes no temperature."""
+def merge_settings(common: ModelSettings, configured: ConfiguredModel) -> ModelSettings:
+    """Return common settings and a model's own. With thinking enabled, models accept no temperature."""
     settings = dict(common)
-    if contact.settings.get("thinking") or contact.settings.get("anthropic_thinking"):
+    if configured.settings.get("thinking") or configured.settings.get("anthropic_thinking"):
         for name in ("temperature", "top_p", "presence_penalty"):
             settings.pop(name, None)
-    return cast(ModelSettings, {**settings, **contact.settings})
+    return cast(ModelSettings, {**settings, **configured.settings})
 
 
-def model_named(name: str, **credentials: Any) -> Model:
-    """A model by its name: ``provider:name``, ``provider/name``, or ``local``. The provider takes the credentials; it
-    finds them in the environment where there are none."""
+def find_cache_points(cache: object, history: Sequence[Mapping[str, Any]]) -> tuple[CacheSetting | None, list[int]]:
+    """Return the provider's own cache setting, and the entries of a history up to which the provider should cache."""
+    if not isinstance(cache, list):
+        return (True if cache else None), []
+    entries: list[int] = []
+    system: CacheSetting | None = None
+    for point in cache:
+        role, index = point.get("role"), point.get("index")
+        if role == "system":
+            system = {"messages": False}
+        elif index is not None:
+            entries.append(index)
+        elif role is not None:
+            entries += [n for n, entry in enumerate(history) if entry.get("role") == role][-1:]
+    return system, entries
+
+
+def build_model(name: str, **credentials: Any) -> Model:
+    """Return a model by its name: ``provider:name``, ``provider/name``, or ``local``.
+
+    Without ``credentials`` the provider reads them from the environment.
+    """
     if is_local(name):
         return local_model()
     if not credentials:
@@ -150,22 +174,22 @@ def model_named(name: str, **credentials: Any) -> Model:
     return infer_model(_canonical(name), lambda kind: infer_provider_class(kind)(**credentials))
 
 
-def _contact(spec: object) -> Contact:
+def _configure(spec: object) -> ConfiguredModel:
     if isinstance(spec, Model):
-        return Contact(spec, cast(ModelSettings, dict(spec.settings or {})))
+        return ConfiguredModel(spec, cast(ModelSettings, dict(spec.settings or {})))
     options: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {"id": spec}
     name = str(options["id"])
-    model = model_named(name, **_credentials(options))
+    model = build_model(name, **_credentials(options))
     settings = _own_settings(options.get("litellm_params") or {})
     if options.get("reasoning"):
         if not model.profile.get("supports_thinking"):
-            raise ModuleError(f"reasoning was asked for, and {name} does not reason")
+            raise ModuleError(f"reasoning is set, but {name} does not reason")
         settings["thinking"] = options["reasoning"]
-    return Contact(model, settings)
+    return ConfiguredModel(model, settings)
 
 
 def _canonical(name: str) -> str:
-    """A model's name as pydantic-ai has it: ``provider:name``."""
+    """Return a model's name in pydantic-ai's form, ``provider:name``."""
     if name.startswith("gateway/"):
         return name
     slash, colon = name.find("/"), name.find(":")
@@ -186,8 +210,7 @@ def _credentials(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_settings(parameters: Mapping[str, Any]) -> ModelSettings:
-    """What is set for one model: settings that pydantic-ai has, its providers' own among them, and else what is sent
-    to the provider as it is."""
+    """Return the settings of one model. Parameters that pydantic-ai does not know are sent in the request's body."""
     settings: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -196,20 +219,3 @@ def _own_settings(parameters: Mapping[str, Any]) -> ModelSettings:
     if others:
         settings["extra_body"] = {**settings.get("extra_body", {}), **others}
     return cast(ModelSettings, settings)
-
-
-def remembered(cache: object, history: Sequence[Mapping[str, Any]]) -> tuple[CacheSetting | None, list[int]]:
-    """What a provider is asked to remember by itself, and the entries of a history up to which it is to remember."""
-    if not isinstance(cache, list):
-        return (True if cache else None), []
-    entries: list[int] = []
-    of_system: CacheSetting | None = None
-    for point in cache:
-        role, index = point.get("role"), point.get("index")
-        if role == "system":
-            of_system = {"messages": False}
-        elif index is not None:
-            entries.append(index)
-        elif role is not None:
-            entries += [n for n, entry in enumerate(history) if entry.get("role") == role][-1:]
-    return of_system, entries

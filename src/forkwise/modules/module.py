@@ -1,6 +1,6 @@
-"""Module: an agent with a declared input and output, which calls tools in a loop and spawns branches of itself.
+"""`Module`: an agent with a declared input and output, which calls tools in a loop and spawns branches of itself.
 
-The class says what the agent is; each call of an instance has a state of its own (see call.py).
+The class declares the agent; each call of an instance has its own state (see call.py).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from forkwise.concurrency import is_loop_running, run_on_shared_loop
-from forkwise.modules.call import Call, branch_of, call_of, loop_here
+from forkwise.concurrency import is_loop_running, run_sync
+from forkwise.modules.call import Call, current_loop, find_branch_call, find_call
 from forkwise.modules.declaration import Declaration
 from forkwise.modules.message_history import History
-from forkwise.modules.spawn import begin, branch_by_hand, parents_model
+from forkwise.modules.spawn import parent_model, prepare_call, run_branch
 
 __all__ = ["Module"]
 
 
-class _FilesOfCall:
-    """``self.workspace``: the files of the call in which code runs. A subclass says in its place what they are."""
+class _WorkspaceDescriptor:
+    """``self.workspace``: the files of the call in which code runs. A subclass declares them by the same name."""
 
     def __get__(self, module: Module | None, cls: type[Module]) -> Any:
         return self if module is None else _files(module)
@@ -31,16 +31,16 @@ class _FilesOfCall:
 
 
 class Module:
-    """An agent, declared by the attributes of its class, and called with its inputs.
+    """An agent, declared by the attributes of its class and called with its inputs.
 
-    Called from plain code it gives its output; called where an event loop runs, something to await. ``run`` always
-    waits. An ``on_step(self, step)`` is called after each step, an ``on_stream(self, chunk)`` with what the model says
-    if ``stream`` is set; both may be async or plain.
+    A call from blocking code returns the output; a call in a running event loop returns an awaitable. ``run`` always
+    blocks. A method ``on_step(self, step)`` is called after each step, and ``on_stream(self, chunk)`` with each piece
+    of a response if ``stream`` is set; both may be async.
     """
 
     #: ``"provider/name"``, ``"provider:name"``, a dict with ``id``, or a model object of pydantic-ai.
     model: Any = ""
-    model_fallbacks: list[Any] = []  # noqa: RUF012 - subclasses put a list of their own here, as with those below
+    model_fallbacks: list[Any] = []  # noqa: RUF012 - subclasses replace the lists, they do not change them
     temperature: float | None = 0.7
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -52,10 +52,10 @@ class Module:
     metadata: dict[str, Any] | None = None
     cache: Any = None
 
-    #: How many turns it has. None is ten for what has tools or branches, else one, in which it must give its output.
+    #: The number of steps. None means ten with tools or branches, else a single turn that must give the output.
     max_steps: int | None = None
     max_parse_retries: int = 2
-    #: Text, the Path of a file beside the class's, a Template, or a method; without it, the class's docstring.
+    #: Text, the Path of a file next to the class's, a Template, or a method; by default the class's docstring.
     system_prompt: Any = ""
     initial_input: type[BaseModel] | None = None
     final_output: type[BaseModel] | None = None
@@ -65,15 +65,15 @@ class Module:
     tool_discovery: str | None = None
     branches: list[Any] = []  # noqa: RUF012
 
-    #: Of a call and all branches below it: levels, branches in all, branches at once, seconds, dollars.
+    #: Limits of a call with all its branches: levels, branches in all, branches at once, seconds, dollars.
     max_depth: int = 5
     max_branches: int | None = None
     max_parallel: int | None = None
     timeout: float | None = None
     budget: float | None = None
 
-    #: The files it works on: a directory, a Workspace, a Branch. ``"branch"`` gives each branch files of its own.
-    workspace: Any = _FilesOfCall()
+    #: The files it works on: a directory, a Workspace or a Branch. With ``"branch"`` each branch has its own files.
+    workspace: Any = _WorkspaceDescriptor()
     declared_workspace: ClassVar[Any] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -84,47 +84,47 @@ class Module:
 
     def __init__(self, *, workspace: Any = None) -> None:
         if not self.model:
-            self.model = parents_model.get()
+            self.model = parent_model.get()
         _check_branches(self.branches)
         self._declared = Declaration(self, workspace)
         self._latest: Call | None = None
         self._history: History = []
 
     def __call__(self, /, **inputs: Any) -> Any:
-        """Run it: gives its output, or, where an event loop runs in this thread, something to await that does."""
-        return _here(_run(self, inputs))
+        """Run the module. Return its output, or an awaitable if an event loop runs in this thread."""
+        return _run_or_return(_run(self, inputs))
 
     def run(self, /, **inputs: Any) -> Any:
-        """Run it and wait for its output, wherever that is."""
-        return run_on_shared_loop(_run(self, inputs), loop_here())
+        """Run the module and block until its output is there, also inside an event loop."""
+        return run_sync(_run(self, inputs), current_loop())
 
     def branch(self, module_class: Any, /, merge: Any = None, **inputs: Any) -> Any:
-        """Run a branch of the call in which this is said, and tell its history what came of it.
+        """Run a branch of the call in which this code runs, and add its result to that call's history.
 
-        Gives the branch's output (or None), or something to await that does, like calling a module. Raises
-        BranchError where the branch fails.
+        Returns the branch's output (or None), or an awaitable, as a call of a module does. Raises `BranchError` if the
+        branch fails.
         """
         if not (isinstance(module_class, type) and issubclass(module_class, Module)):
             raise TypeError(f"a branch is a Module subclass, not {module_class!r}")
-        call = _call_here(self)
+        call = _current_call(self)
         if call is None or call.loop is None:
-            return _here(_branch_afterwards(self, module_class, merge, inputs))
-        branch = branch_by_hand(call, module_class, merge, inputs)
+            return _run_or_return(_branch_last_call(self, module_class, merge, inputs))
+        branch = run_branch(call, module_class, merge, inputs)
         if not is_loop_running():
-            return run_on_shared_loop(branch, call.loop)
+            return run_sync(branch, call.loop)
         if asyncio.get_running_loop() is call.loop:
             return branch
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(branch, call.loop))
 
     @property
     def history(self) -> History:
-        """What was said: in the call in which this code runs, else in the last one. It may be changed freely."""
-        call = _call_here(self) or self._latest
+        """The history of the call in which this code runs, else of the last call. It may be changed."""
+        call = _current_call(self) or self._latest
         return self._history if call is None else call.history
 
     @history.setter
     def history(self, history: History) -> None:
-        call = _call_here(self) or self._latest
+        call = _current_call(self) or self._latest
         if call is None:
             self._history = history
         else:
@@ -132,26 +132,26 @@ class Module:
 
 
 async def _run(module: Module, inputs: Mapping[str, Any]) -> BaseModel | None:
-    call = module._latest = begin(module)
-    async with call.opened():
-        await call.tell(inputs)
+    call = module._latest = prepare_call(module)
+    async with call.open():
+        await call.add_inputs(inputs)
         return await call.run()
 
 
-async def _branch_afterwards(
+async def _branch_last_call(
     module: Module, cls: type[Module], merge: Any, inputs: Mapping[str, Any]
 ) -> BaseModel | None:
-    """A branch of the last call, which is over."""
+    """Run a branch of the last call, which has ended."""
     history = module.history
-    call = module._latest = begin(module)
+    call = module._latest = prepare_call(module)
     call.history = history
-    async with call.opened():
-        return await branch_by_hand(call, cls, merge, inputs)
+    async with call.open():
+        return await run_branch(call, cls, merge, inputs)
 
 
-def _call_here(module: Module) -> Call | None:
-    """The call that code which runs now belongs to; a thread that somebody started belongs to the latest."""
-    call = call_of(module)
+def _current_call(module: Module) -> Call | None:
+    """Return the call in which this code runs. A thread without a call belongs to the latest open one."""
+    call = find_call(module)
     if call is None and module._latest is not None and module._latest.is_open:
         return module._latest
     return call
@@ -159,12 +159,12 @@ def _call_here(module: Module) -> Call | None:
 
 def _files(module: Module) -> Any:
     # A tool that a branch inherited works on the branch's files, though it is a method of the parent's module.
-    call = branch_of(module) or module._latest
+    call = find_branch_call(module) or module._latest
     return module._declared.files(None) if call is None else call.files
 
 
 def _check_branches(branches: object) -> None:
-    """Raise ValueError unless these are classes of modules, each by a name of its own."""
+    """Raise ValueError unless ``branches`` is a list of Module classes with different names."""
     if not isinstance(branches, list):
         raise ValueError("branches must be a list of Module classes")
     names: set[str] = set()
@@ -176,6 +176,6 @@ def _check_branches(branches: object) -> None:
         names.add(cls.__name__)
 
 
-def _here(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives, or the coroutine itself where an event loop runs."""
-    return coroutine if is_loop_running() else run_on_shared_loop(coroutine, loop_here())
+def _run_or_return(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine, or the coroutine itself if an event loop runs in this thread."""
+    return coroutine if is_loop_running() else run_sync(coroutine, current_loop())

@@ -1,4 +1,7 @@
-"""Asking: one request to a module's model, or to the next of its fallbacks, whole or streamed."""
+"""One request to a module's model, or to the next of its fallbacks, streamed if wanted.
+
+Streaming reports the final output as far as it has arrived: `PartialJson` parses it, `Partial` is its type.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,17 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from forkwise.errors import ModuleError
-from forkwise.modules.message_history import History, begun_anew, instructions_of, messages_of
-from forkwise.modules.models import Contact, Models, merged, remembered, thinks_first
+from forkwise.modules.message_history import History, build_messages, join_instructions, start_new_turn
+from forkwise.modules.models import ConfiguredModel, Models, find_cache_points, is_thinking_required, merge_settings
 from forkwise.modules.tools import FINISH
 
 __all__ = [
+    "OnChunk",
     "Partial",
     "PartialJson",
     "Question",
     "StreamChunk",
-    "chunks",
+    "read_chunks",
     "send",
 ]
 
@@ -46,8 +50,8 @@ _MARKS = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'["\\]')
 
 
-def Partial(model: Any) -> type[BaseModel]:  # noqa: N802 - it is used like a type
-    """The same model with every field optional, and None by default.
+def Partial(model: Any) -> type[BaseModel]:  # noqa: N802 - used like a type
+    """Return a model with the same fields, each optional and None by default.
 
     >>> class Point(BaseModel):
     ...     x: int
@@ -59,7 +63,7 @@ def Partial(model: Any) -> type[BaseModel]:  # noqa: N802 - it is used like a ty
         raise TypeError(f"Partial takes a pydantic model, not {model!r}")
     fields: dict[str, Any] = {
         name: (
-            Optional[field.rebuild_annotation()],  # noqa: UP045 - what is there may be no class
+            Optional[field.rebuild_annotation()],  # noqa: UP045 - the annotation may be no class, which "|" needs
             Field(None, validation_alias=field.validation_alias, description=field.description),
         )
         for name, field in model.model_fields.items()
@@ -69,49 +73,49 @@ def Partial(model: Any) -> type[BaseModel]:  # noqa: N802 - it is used like a ty
 
 
 class PartialJson:
-    """The JSON of an object as it arrives, and a partial model of the fields that are complete.
+    """A JSON object that arrives in pieces, and a partial model of its complete fields.
 
-    Every character is looked at once, in however many pieces they come.
+    Every character is scanned once, however many pieces arrive.
 
     >>> class Point(BaseModel):
     ...     x: int
     ...     y: int
-    >>> arriving = Arriving(Point)
-    >>> arriving.feed('{"x": 12, "y')
+    >>> partial_json = PartialJson(Point)
+    >>> partial_json.feed('{"x": 12, "y')
     PartialPoint(x=12, y=None)
-    >>> arriving.feed('": 3}')
+    >>> partial_json.feed('": 3}')
     PartialPoint(x=12, y=3)
     """
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = Partial(model)
-        self._field: list[str] = []  # the pieces of the field that is arriving
+        self._field: list[str] = []  # the pieces of the incomplete field
         self._depth = 0
         self._in_string = False
-        self._escaping = 0  # characters of the next piece that a backslash at the end of the last one takes
+        self._escaping = 0  # characters of the next piece that a backslash at the end of the last one escapes
         self._values: dict[str, Any] = {}
         self._partial = self._model()
 
     def feed(self, piece: str) -> BaseModel:
-        """Take the next piece; gives what is complete so far."""
-        begin, at, self._escaping = 0, self._escaping, 0
-        while (mark := (_IN_STRING if self._in_string else _MARKS).search(piece, at)) is not None:
-            at = mark.end()
+        """Parse the next piece and return the model as far as it is complete."""
+        begin, position, self._escaping = 0, self._escaping, 0
+        while (mark := (_IN_STRING if self._in_string else _MARKS).search(piece, position)) is not None:
+            position = mark.end()
             match mark[0]:
                 case "\\":
-                    at += 1
+                    position += 1
                 case '"':
                     self._in_string = not self._in_string
                 case "{" | "[":
                     self._depth += 1
                     if self._depth == 1:
-                        begin = at
+                        begin = position
                 case closing:
                     if self._depth == 1:
                         self._complete(piece[begin : mark.start()])
-                        begin = at
+                        begin = position
                     self._depth -= closing != ","
-        self._escaping = max(0, at - len(piece))
+        self._escaping = max(0, position - len(piece))
         self._field.append(piece[begin:])
         return self._partial
 
@@ -122,15 +126,15 @@ class PartialJson:
             found = json.loads(f"{{{text}}}")
             self._partial = self._model(**{**self._values, **found})
         except (ValueError, ValidationError):
-            return  # what it is worth is decided when all of it is there
+            return  # the complete output is validated at the end
         self._values.update(found)
 
 
 @dataclass
 class StreamChunk:
-    """A piece of what a model says: of its text, of its final output as far as that is complete, or of a call.
+    """A piece of a model's response: text, the final output as far as it is complete, or part of a tool call.
 
-    The last one of an answer is ``done``, and nothing else.
+    The last chunk of a response has only ``done``.
     """
 
     content: str | None = None
@@ -139,10 +143,10 @@ class StreamChunk:
     done: bool = False
 
 
-async def chunks(
+async def read_chunks(
     events: AsyncIterator[ModelResponseStreamEvent], output: type[BaseModel] | None
 ) -> AsyncIterator[StreamChunk]:
-    """What the events of a stream say."""
+    """Yield the chunks for the events of a stream."""
     finishing: dict[int, PartialJson] = {}
     async for event in events:
         match event:
@@ -154,24 +158,25 @@ async def chunks(
                 if call.tool_name == FINISH and output is not None:
                     finishing[index] = PartialJson(output)
                 delta = call.args_as_json_str() if call.args else ""
-                yield _of_call(index, delta, finishing)
+                yield _call_chunk(index, delta, finishing)
             case PartDeltaEvent(index=index, delta=ToolCallPartDelta(args_delta=str(delta))):
-                yield _of_call(index, delta, finishing)
+                yield _call_chunk(index, delta, finishing)
     yield StreamChunk(done=True)
 
 
-def _of_call(index: int, delta: str, finishing: dict[int, PartialJson]) -> StreamChunk:
+def _call_chunk(index: int, delta: str, finishing: dict[int, PartialJson]) -> StreamChunk:
     if index in finishing:
         return StreamChunk(partial=finishing[index].feed(delta))
     return StreamChunk(tool_call={"index": index, "delta": delta})
 
 
-Hear = Callable[[StreamChunk], Awaitable[None]]
+#: Receives the chunks of a streamed response.
+OnChunk = Callable[[StreamChunk], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a history, the tools there are, and how. ``must_call`` is of models that would rather talk."""
+    """The content of a request: history, tools and settings. With ``must_call`` the model must call a tool."""
 
     history: History
     tools: Sequence[ToolDefinition]
@@ -183,8 +188,8 @@ class Question:
     output: type[BaseModel] | None = None
 
     def parameters(self) -> ModelRequestParameters:
-        """The tools and the system prompt, as pydantic-ai takes them."""
-        instructions = instructions_of(self.history)
+        """Return the tools and the system prompt in pydantic-ai's form."""
+        instructions = join_instructions(self.history)
         return ModelRequestParameters(
             function_tools=list(self.tools),
             allow_text_output=not self.must_call,
@@ -192,64 +197,66 @@ class Question:
         )
 
 
-async def send(models: Models, specs: Sequence[object], question: Question, hear: Hear | None = None) -> ModelResponse:
-    """The answer of the first model that gives one; the next is asked where a provider fails. ``hear`` is told what
-    it says while it says it; once something was heard, nobody else is asked.
+async def send(
+    models: Models, specs: Sequence[object], question: Question, on_chunk: OnChunk | None = None
+) -> ModelResponse:
+    """Return the response of the first model in ``specs`` whose provider does not fail.
 
-    ModuleError, with the last one's error as its cause, where none gives one.
+    ``on_chunk`` receives the response as it streams; after the first chunk no other model is tried. Raises
+    `ModuleError`, with the last model's error as its cause, if none responds.
     """
     for number, spec in enumerate(specs, start=1):
-        ear = None if hear is None else _Ear(hear)
+        sink = None if on_chunk is None else _ChunkSink(on_chunk)
         try:
-            return await _answer(await models.get(spec), question, ear)
+            return await _request(await models.get(spec), question, sink)
         except Exception as error:
-            if isinstance(error, ModuleError) or (ear is not None and ear.failure is error):
+            if isinstance(error, ModuleError) or (sink is not None and sink.failure is error):
                 raise
-            is_last = number == len(specs) or (ear is not None and ear.has_heard)
+            is_last = number == len(specs) or (sink is not None and sink.has_received)
             if is_last or not isinstance(error, ModelAPIError):
                 raise ModuleError(f"LLM call failed: {str(error) or type(error).__name__}") from error
     raise ModuleError("there is no model to ask")
 
 
-class _Ear:
-    """Who listens, whether anything was heard, and what went wrong with the listening."""
+class _ChunkSink:
+    """An `OnChunk`, whether it received a chunk, and the error it raised."""
 
-    def __init__(self, hear: Hear) -> None:
-        self._hear = hear
-        self.has_heard = False
+    def __init__(self, on_chunk: OnChunk) -> None:
+        self._on_chunk = on_chunk
+        self.has_received = False
         self.failure: Exception | None = None
 
     async def __call__(self, chunk: StreamChunk) -> None:
-        self.has_heard = True
+        self.has_received = True
         try:
-            await self._hear(chunk)
+            await self._on_chunk(chunk)
         except Exception as error:
             self.failure = error
             raise
 
 
-async def _answer(contact: Contact, question: Question, hear: Hear | None) -> ModelResponse:
-    settings = merged(question.settings, contact)
-    cache, entries = remembered(question.cache, question.history)
+async def _request(configured: ConfiguredModel, question: Question, on_chunk: OnChunk | None) -> ModelResponse:
+    settings = merge_settings(question.settings, configured)
+    cache, entries = find_cache_points(question.cache, question.history)
     if cache is not None:
         settings["cache"] = cache
-    messages = messages_of(question.history, entries)
-    if thinks_first(contact):
-        messages = begun_anew(messages, contact.model.system)
+    messages = build_messages(question.history, entries)
+    if is_thinking_required(configured):
+        messages = start_new_turn(messages, configured.model.system)
     last = messages[-1]
     if question.metadata and isinstance(last, ModelRequest):
         messages[-1] = replace(last, metadata=question.metadata)
     parameters = question.parameters()
-    if hear is None:
+    if on_chunk is None:
         return await model_request(
-            contact.model, messages, model_settings=settings, model_request_parameters=parameters
+            configured.model, messages, model_settings=settings, model_request_parameters=parameters
         )
-    if question.stream_options and contact.model.system == "openai":
+    if question.stream_options and configured.model.system == "openai":
         body = cast(dict[str, Any], settings.get("extra_body") or {})
         settings["extra_body"] = {**body, "stream_options": question.stream_options}
     async with model_request_stream(
-        contact.model, messages, model_settings=settings, model_request_parameters=parameters
+        configured.model, messages, model_settings=settings, model_request_parameters=parameters
     ) as stream:
-        async for piece in chunks(aiter(stream), question.output):
-            await hear(piece)
+        async for chunk in read_chunks(aiter(stream), question.output):
+            await on_chunk(chunk)
         return stream.get()

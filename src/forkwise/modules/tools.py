@@ -1,4 +1,8 @@
-"""Finish: the tool by which a model gives its final output, and the check of what it gives."""
+"""Tools: functions that a model can call, with JSON schemas built from their signatures and docstrings.
+
+Two tools are built in: ``search_tools``, with which a model discovers the others, and ``__finish__``, with which it
+gives its final output.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,12 @@ __all__ = [
     "SEARCH",
     "Discovery",
     "Tool",
-    "adapter_of",
-    "by_name",
-    "explained",
+    "explain_error",
     "finish_definition",
-    "finished",
+    "format_result",
+    "index_tools",
     "is_tool",
-    "parameters_of",
-    "schema_of_model",
-    "shown",
-    "summary_of",
+    "parse_output",
     "tool",
     "tool_schema",
 ]
@@ -43,15 +43,15 @@ _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Raises|Yields
 _ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
-class _Lenient(GenerateJsonSchema):
-    """What JSON has no type for is a string to a model."""
+class _LenientSchema(GenerateJsonSchema):
+    """Describes types that JSON does not have as strings."""
 
     def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
         return {"type": "string"}
 
 
 def tool_schema(function: Callable[..., Any], name: str | None = None) -> dict[str, Any]:
-    """A function as OpenAI's chat completions describe one.
+    """Return the description of a function in the format of OpenAI's chat completions.
 
     >>> def look(query: str, limit: int = 5) -> list[str]:
     ...     '''Look something up.
@@ -62,43 +62,38 @@ def tool_schema(function: Callable[..., Any], name: str | None = None) -> dict[s
     >>> tool_schema(look)["function"]["parameters"]["required"]
     ['query']
     """
-    parameters = parameters_of(function, adapter_of(function))
-    described = {"name": name or function.__name__, "description": summary_of(function), "parameters": parameters}
-    return {"type": "function", "function": described}
+    parameters = _build_parameters(function, _build_adapter(function))
+    description = {"name": name or function.__name__, "description": _summary(function), "parameters": parameters}
+    return {"type": "function", "function": description}
 
 
-def adapter_of(function: Callable[..., Any]) -> TypeAdapter[Any]:
-    """What checks the arguments of a function by its annotations, and calls it."""
+def _build_adapter(function: Callable[..., Any]) -> TypeAdapter[Any]:
+    """Return an adapter that validates arguments by the function's annotations and calls the function."""
     try:
-        described: Any = function  # a function is a type to an adapter, though not to a type checker
-        return TypeAdapter(described, config=ConfigDict(arbitrary_types_allowed=True))
+        untyped: Any = function  # TypeAdapter accepts a function, its type annotation does not
+        return TypeAdapter(untyped, config=ConfigDict(arbitrary_types_allowed=True))
     except (PydanticUserError, PydanticUndefinedAnnotation, NameError) as error:
         name = getattr(function, "__name__", repr(function))
         raise ModuleError(f"the tool {name!r} has parameters that cannot be described: {error}") from error
 
 
-def parameters_of(function: Callable[..., Any], adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """The JSON schema of what a function takes by name."""
+def _build_parameters(function: Callable[..., Any], adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Return the JSON schema of a function's parameters."""
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             name = getattr(function, "__name__", repr(function))
-            raise ModuleError(f"the tool {name!r} takes {parameter} by its place, and a model gives all by name")
-    schema = _plain(adapter.json_schema(schema_generator=_Lenient))
-    said = _descriptions(inspect.getdoc(function) or "")
-    for name, described in schema.setdefault("properties", {}).items():
-        if name in said:
-            described.setdefault("description", said[name])
+            raise ModuleError(f"the tool {name!r} takes {parameter} by position, but models pass arguments by name")
+    schema = _inline(adapter.json_schema(schema_generator=_LenientSchema))
+    descriptions = _parse_descriptions(inspect.getdoc(function) or "")
+    for name, parameter_schema in schema.setdefault("properties", {}).items():
+        if name in descriptions:
+            parameter_schema.setdefault("description", descriptions[name])
     schema["type"] = "object"
     return schema
 
 
-def schema_of_model(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model, without titles, and with what it refers to in its place unless that is recursive."""
-    return _plain(model.model_json_schema(schema_generator=_Lenient))
-
-
-def summary_of(function: Callable[..., Any]) -> str:
-    """What a function's docstring says before it comes to its parameters."""
+def _summary(function: Callable[..., Any]) -> str:
+    """Return a function's docstring up to its first section."""
     lines: list[str] = []
     for line in (inspect.getdoc(function) or "").splitlines():
         if _SECTION.match(line):
@@ -107,8 +102,8 @@ def summary_of(function: Callable[..., Any]) -> str:
     return "\n".join(lines).strip()
 
 
-def _descriptions(docstring: str) -> dict[str, str]:
-    """What the ``Args:`` of a docstring says of each parameter."""
+def _parse_descriptions(docstring: str) -> dict[str, str]:
+    """Return the descriptions of parameters in the ``Args:`` section of a docstring."""
     found: dict[str, str] = {}
     name, indent, is_inside = "", None, False
     for line in docstring.splitlines():
@@ -122,14 +117,14 @@ def _descriptions(docstring: str) -> dict[str, str]:
     return found
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without titles and with its definitions inlined; those that contain themselves stay definitions."""
+def _inline(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without titles and with its definitions inlined, except recursive ones."""
     definitions = schema.pop("$defs", {})
     recursive = {name for name in definitions if _reaches(name, name, definitions)}
 
-    def plain(node: Any, *, is_names: bool = False) -> Any:
+    def inline(node: Any, *, is_names: bool = False) -> Any:
         if isinstance(node, list):
-            return [plain(item) for item in node]
+            return [inline(item) for item in node]
         if not isinstance(node, dict):
             return node
         name = str(node.get("$ref", "")).removeprefix("#/$defs/")
@@ -137,20 +132,20 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
             node = {**definitions[name], **{k: v for k, v in node.items() if k != "$ref"}}
         # Among the names of properties, "title" is one like any other.
         return {
-            k: plain(v, is_names=k == "properties" and not is_names)
+            k: inline(v, is_names=k == "properties" and not is_names)
             for k, v in node.items()
             if is_names or k != "title"
         }
 
     root = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-    result: dict[str, Any] = plain(definitions.get(root, schema))
+    result: dict[str, Any] = inline(definitions.get(root, schema))
     if recursive:
-        result["$defs"] = {name: plain(definitions[name]) for name in sorted(recursive)}
+        result["$defs"] = {name: inline(definitions[name]) for name in sorted(recursive)}
     return result
 
 
 def _reaches(start: str, target: str, definitions: dict[str, Any]) -> bool:
-    """Whether a definition leads, by references, to another."""
+    """Return whether a definition refers to another, directly or indirectly."""
     seen: set[str] = set()
     todo: list[Any] = [definitions[start]]
     while todo:
@@ -175,7 +170,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def tool(function: F) -> F:
-    """Mark a function, or a method of a Module or Service, as a tool. It stays the function it is.
+    """Mark a function, or a method of a Module or Service, as a tool. The function itself is returned.
 
     >>> @tool
     ... def add(a: int, b: int) -> int:
@@ -189,15 +184,15 @@ def tool(function: F) -> F:
 
 
 def is_tool(function: object) -> bool:
-    """Whether it was marked as a tool."""
+    """Return whether a function was marked as a tool."""
     return callable(function) and getattr(function, _MARK, False) is True
 
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A function by the name under which a model calls it. ``parameters`` is a JSON schema.
+    """A function that a model calls by ``name``. ``parameters`` is a JSON schema.
 
-    ``use`` takes the arguments by name, and does what the tool does: in a thread of its own where it is not async.
+    ``use`` validates a mapping of arguments and calls the function, in a thread if that is not async.
     """
 
     name: str
@@ -207,37 +202,37 @@ class Tool:
     use: Callable[[Mapping[str, Any]], Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function as it is."""
+        """Call the function directly."""
         return self.function(*args, **kwargs)
 
     @classmethod
     def of(cls, function: Any, *, name: str | None = None) -> Tool:
-        """A function as a tool; it is called what the function is called unless told otherwise."""
+        """Return a function as a tool, by default under the function's name."""
         if isinstance(function, Tool):
             return function
         if not callable(function):
             raise TypeError(f"a tool is a function or a Service, not {function!r}")
         own_name = name or str(getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(own_name):
-            raise ModuleError(f"no provider takes a tool called {own_name!r}: 1 to 64 letters, digits, _ and - it has")
-        described = function if inspect.isroutine(function) else function.__call__
-        adapter = adapter_of(described)
-        parameters = parameters_of(described, adapter)
-        return cls(own_name, summary_of(described), parameters, function, partial(_use, described, adapter))
+            raise ModuleError(f"no provider accepts a tool named {own_name!r}: use 1 to 64 letters, digits, _ and -")
+        routine = function if inspect.isroutine(function) else function.__call__
+        adapter = _build_adapter(routine)
+        parameters = _build_parameters(routine, adapter)
+        return cls(own_name, _summary(routine), parameters, function, partial(_use, routine, adapter))
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What a model is told, without OpenAI's outer wrapping."""
+        """The description for a model, without OpenAI's outer wrapper."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
     @property
     def definition(self) -> ToolDefinition:
-        """What a model is told, as pydantic-ai takes it."""
+        """The description for a model, in pydantic-ai's form."""
         return ToolDefinition(name=self.name, description=self.description, parameters_json_schema=self.parameters)
 
 
-def by_name(tools: Iterable[Any], reserved: Collection[str] = ()) -> dict[str, Tool]:
-    """Functions as tools, by their names; ToolConflictError where two have the same, or one that is taken."""
+def index_tools(tools: Iterable[Any], reserved: Collection[str] = ()) -> dict[str, Tool]:
+    """Return functions as tools by name. Raise `ToolConflictError` for a duplicate or reserved name."""
     found: dict[str, Tool] = {}
     for tool in map(Tool.of, tools):
         if tool.name in found or tool.name in reserved:
@@ -247,23 +242,23 @@ def by_name(tools: Iterable[Any], reserved: Collection[str] = ()) -> dict[str, T
 
 
 async def _use(function: Callable[..., Any], adapter: Any, arguments: Mapping[str, Any]) -> Any:
-    def checked() -> Any:
+    def validate_and_call() -> Any:
         return adapter.validate_python(ArgsKwargs((), dict(arguments)))
 
     if inspect.iscoroutinefunction(function):
-        return await checked()
-    return await call_any(checked)
+        return await validate_and_call()
+    return await call_any(validate_and_call)
 
 
-def explained(error: Exception) -> str:
-    """An error, as a model is told of it."""
+def explain_error(error: Exception) -> str:
+    """Return an error as text for a model."""
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
     return str(error) or type(error).__name__
 
 
-def shown(value: object) -> str:
-    """What a tool gave, as a model reads it: text as it is, what has a structure as JSON."""
+def format_result(value: object) -> str:
+    """Return a tool's result as text for a model: strings unchanged, structured values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, BaseModel | dict | list | tuple | set | frozenset):
@@ -277,26 +272,26 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 class Discovery:
-    """Which of some tools a model has found; it is told of those, and of the one by which it searches.
+    """The tools that a model has found so far, and the tool to search for others.
 
-    ``tools`` gives those there are at the moment.
+    ``tools`` is a function that returns all tools at the moment.
     """
 
     def __init__(self, tools: Callable[[], Iterable[Tool]]) -> None:
         self.found: set[str] = set()
-        self.tool = self._searching(tools)
+        self.tool = self._build_search_tool(tools)
 
     def hidden(self, names: Iterable[str]) -> frozenset[str]:
-        """The names of tools that it was not told of yet."""
+        """Return the names that the model has not found yet."""
         return frozenset(names) - self.found
 
-    def _searching(self, tools: Callable[[], Iterable[Tool]]) -> Tool:
+    def _build_search_tool(self, tools: Callable[[], Iterable[Tool]]) -> Tool:
         async def search_tools(query: str, limit: int = 5) -> str:
-            """Find tools by what they do. Those that are found can be called from then on.
+            """Find tools by what they do. The tools found can be called from then on.
 
             Args:
-                query: words that say what the tool is to do
-                limit: how many to find at most
+                query: words that describe what the tool should do
+                limit: the maximum number of tools to find
             """
             words = set(_WORD.findall(query.lower()))
             ranked = sorted(tools(), key=lambda tool: -_score(words, tool))
@@ -308,30 +303,33 @@ class Discovery:
 
 
 def _score(words: set[str], tool: Tool) -> int:
-    """How many of the words say something of a tool; its name counts double."""
+    """Return how many of the words are in a tool's name or description; the name counts double."""
     name = set(_WORD.findall(tool.name.lower().replace("_", " ")))
     return 2 * len(words & name) + len(words & set(_WORD.findall(tool.description.lower())))
 
 
 FINISH = "__finish__"
 
-_WITH_OUTPUT = "Call this function when you have the final output ready."
-_WITHOUT = "Call this function when you are done executing tools and want to complete the task."
+_FINISH_WITH_OUTPUT = "Call this function when you have the final output ready."
+_FINISH_WITHOUT_OUTPUT = "Call this function when you are done executing tools and want to complete the task."
 
 
 def finish_definition(output: type[BaseModel] | None) -> ToolDefinition:
-    """The tool, as a model is told of it."""
+    """Return the definition of ``__finish__`` for a model."""
     if output is None:
         schema: dict[str, Any] = {"type": "object", "properties": {}}
-        return ToolDefinition(name=FINISH, description=_WITHOUT, parameters_json_schema=schema)
-    return ToolDefinition(name=FINISH, description=_WITH_OUTPUT, parameters_json_schema=schema_of_model(output))
+        return ToolDefinition(name=FINISH, description=_FINISH_WITHOUT_OUTPUT, parameters_json_schema=schema)
+    schema = _inline(output.model_json_schema(schema_generator=_LenientSchema))
+    return ToolDefinition(name=FINISH, description=_FINISH_WITH_OUTPUT, parameters_json_schema=schema)
 
 
-def finished(output: type[BaseModel] | None, arguments: Mapping[str, Any]) -> BaseModel | None:
-    """The final output that some arguments are; ParseError where they are none."""
+def parse_output(output: type[BaseModel] | None, arguments: Mapping[str, Any]) -> BaseModel | None:
+    """Return the final output for the arguments of ``__finish__``. Raise `ParseError` if they are invalid."""
     if output is None:
         return None
     try:
         return output.model_validate(dict(arguments))
     except ValidationError as error:
-        raise ParseError(f"Output validation failed: {explained(error)}", json.dumps(arguments, default=str)) from error
+        raise ParseError(
+            f"Output validation failed: {explain_error(error)}", json.dumps(arguments, default=str)
+        ) from error

@@ -1,17 +1,17 @@
-r"""XML: pydantic models as text that models read well, that every parser takes, and that can be read back.
+r"""Pydantic models as XML: readable for language models, valid for every parser, and parseable back.
 
-One element for each field, ``<item>`` for each item of a list, one element for each entry of a mapping. What XML
-cannot say by itself is said by attributes:
+Each field and each entry of a mapping is an element; each item of a list is an ``<item>``. Attributes hold what plain
+elements cannot express:
 
 ``key``
-    the key of an entry that is no name, or that is empty: ``<entry key="a b">``.
+    the key of an entry that is not a valid element name: ``<entry key="a b">``.
 ``escaped="true"``
     the text and the key hold characters that XML forbids: such a character is written ``\uXXXX``, a backslash twice.
 ``nil="true"``
-    None, where leaving the element out would mean something else.
+    None, if a missing element would mean something else.
 ``type``
-    what the value is (``integer``, ``number``, ``boolean``, ``list``, ``object``), where the declared type leaves it
-    open; a string needs none. ``base64`` is of bytes that are no text.
+    the type of a value (``integer``, ``number``, ``boolean``, ``list``, ``object``) if the declared type leaves it
+    open; strings need none. ``base64`` marks bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ _LEAVES = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How a value of some type is written: as a leaf, a list, a mapping, a model's fields, or ``open``, where the
-    type leaves that to the value. ``inner`` is the type of items or of a mapping's values."""
+    """How a value of a type is written: as a leaf, a list, a mapping, a model's fields, or ``open``.
+
+    ``open`` means that it depends on the value. ``inner`` is the type of a list's items or a mapping's values.
+    """
 
     kind: Literal["leaf", "list", "mapping", "model", "open"]
     inner: Any = None
@@ -65,12 +67,12 @@ class Shape:
     may_be_none: bool = False
 
 
-#: Of a value of which nothing is known.
+#: The shape of a value without a known type.
 OPEN = Shape("open", may_be_none=True)
 
 
 def shape_of(annotation: Any) -> Shape:
-    """The shape that a declared type gives to its values.
+    """Return the shape of the values of a declared type.
 
     >>> shape_of(list[int] | None)
     Shape(kind='list', inner=<class 'int'>, type=<class 'list'>, may_be_none=True)
@@ -123,7 +125,7 @@ _ATTRIBUTE = {**_TEXT, '"': "&quot;", "\n": "&#10;", "\t": "&#9;"}
 
 
 def pydantic_to_xml(model: BaseModel, root_tag: str = "input", include_descriptions: bool = True) -> str:
-    """A model as XML, with what its fields say of themselves in ``description`` attributes if wanted.
+    """Return a model as XML, with the descriptions of its fields as ``description`` attributes.
 
     >>> class Verdict(BaseModel):
     ...     verified: bool
@@ -138,11 +140,11 @@ def pydantic_to_xml(model: BaseModel, root_tag: str = "input", include_descripti
     """
     root = Element(root_tag)
     _write_model(root, model, include_descriptions)
-    return _printed(root, 0)
+    return _format(root, 0)
 
 
 def xml_to_pydantic(xml: str, model: type[M]) -> M:
-    """The model that an XML text holds, by whatever name its root has. ParseError where it holds none."""
+    """Parse an XML text, with any root tag, as ``model``. Raise `ParseError` if it is invalid."""
     try:
         root = fromstring(xml.strip(), forbid_dtd=True)
         value = _read(root, shape_of(model))
@@ -150,9 +152,9 @@ def xml_to_pydantic(xml: str, model: type[M]) -> M:
             return model.model_validate(value)
         return model.model_validate(value, by_name=True, by_alias=False)
     except (MalformedError, DefusedXmlException) as error:
-        raise ParseError(f"that is no XML: {error}", raw_output=xml) from error
+        raise ParseError(f"invalid XML: {error}", raw_output=xml) from error
     except ValueError as error:  # a ValidationError too
-        raise ParseError(f"that is no {model.__name__}: {error}", raw_output=xml) from error
+        raise ParseError(f"not a valid {model.__name__}: {error}", raw_output=xml) from error
 
 
 # Writing
@@ -191,7 +193,7 @@ def _write(element: Element, value: Any, shape: Shape, describe: bool) -> None:
             element.set("type", "object")
         inner = OPEN if is_open else shape_of(shape.inner)
         for key, item in value.items():
-            _write(_child(element, _leaf(key)), item, inner, describe)
+            _write(_child(element, _leaf_text(key)), item, inner, describe)
     elif isinstance(value, list | tuple | AbstractSet):
         if is_open:
             element.set("type", "list")
@@ -212,50 +214,53 @@ def _write_leaf(element: Element, value: Any, is_open: bool) -> None:
     if not isinstance(value, str | bool | int | float):
         value = to_jsonable_python(value, fallback=str)
         if not isinstance(value, str | bool | int | float):
-            _write(element, value, OPEN, False)  # a data class, say: it has become what JSON has
+            _write(element, value, OPEN, False)  # e.g. a dataclass, converted to a dict
             return
     if is_open and not isinstance(value, str):
         element.set("type", "boolean" if isinstance(value, bool) else "integer" if isinstance(value, int) else "number")
-    text = _leaf(value)
-    element.text = _backslashed(text) if element.get("escaped") else text
+    text = _leaf_text(value)
+    element.text = _escape(text) if element.get("escaped") else text
     if _FORBIDDEN.search(text) and not element.get("escaped"):
         element.set("escaped", "true")
-        element.text = _backslashed(text)
+        element.text = _escape(text)
         if (key := element.get("key")) is not None:
-            element.set("key", _backslashed(key))
+            element.set("key", _escape(key))
 
 
 def _child(parent: Element, name: str) -> Element:
     if _NAME.match(name):
         return SubElement(parent, name)
     if _FORBIDDEN.search(name):
-        return SubElement(parent, "entry", key=_backslashed(name), escaped="true")
+        return SubElement(parent, "entry", key=_escape(name), escaped="true")
     return SubElement(parent, "entry", key=name)
 
 
-def _leaf(value: Any) -> str:
+def _leaf_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(to_jsonable_python(value, fallback=str))
 
 
-def _backslashed(text: str) -> str:
+def _escape(text: str) -> str:
     return _FORBIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\\", "\\\\"))
 
 
-def _printed(element: Element, depth: int) -> str:
-    """An element as text. ElementTree's own would let parsers make spaces of line ends in attributes."""
+def _format(element: Element, depth: int) -> str:
+    """Return an element as text.
+
+    ElementTree's own serializer does not escape line ends in attributes, which parsers then turn into spaces.
+    """
     indent = "  " * depth
-    attributes = "".join(f' {name}="{_quoted(value, _ATTRIBUTE)}"' for name, value in element.attrib.items())
+    attributes = "".join(f' {name}="{_quote(value, _ATTRIBUTE)}"' for name, value in element.attrib.items())
     if len(element):
-        inside = "".join(_printed(child, depth + 1) for child in element)
+        inside = "".join(_format(child, depth + 1) for child in element)
         return f"{indent}<{element.tag}{attributes}>\n{inside}{indent}</{element.tag}>\n"
     if element.text:
-        return f"{indent}<{element.tag}{attributes}>{_quoted(element.text, _TEXT)}</{element.tag}>\n"
+        return f"{indent}<{element.tag}{attributes}>{_quote(element.text, _TEXT)}</{element.tag}>\n"
     return f"{indent}<{element.tag}{attributes} />\n"
 
 
-def _quoted(text: str, table: Mapping[str, str]) -> str:
+def _quote(text: str, table: Mapping[str, str]) -> str:
     return "".join(table.get(character, character) for character in text)
 
 
@@ -265,18 +270,18 @@ def _quoted(text: str, table: Mapping[str, str]) -> str:
 def _read(element: Element, shape: Shape) -> Any:
     if element.get("nil") == "true":
         return None
-    said = element.get("type")
-    if said == "base64":
+    value_type = element.get("type")
+    if value_type == "base64":
         return base64.b64decode(element.text or "")
-    if said == "list" or shape.kind == "list":
+    if value_type == "list" or shape.kind == "list":
         inner = shape_of(shape.inner) if shape.kind == "list" else OPEN
         return [_read(child, inner) for child in element]
-    if said == "object" or shape.kind == "mapping" or (shape.kind == "open" and len(element)):
+    if value_type == "object" or shape.kind == "mapping" or (shape.kind == "open" and len(element)):
         inner = shape_of(shape.inner) if shape.kind == "mapping" else OPEN
         return {_key(child): _read(child, inner) for child in element}
     if shape.kind == "model":
         return _read_fields(element, shape.type)
-    return _read_leaf(element, shape, said)
+    return _read_leaf(element, shape, value_type)
 
 
 def _read_fields(element: Element, model: type[BaseModel]) -> dict[str, Any]:
@@ -288,11 +293,11 @@ def _read_fields(element: Element, model: type[BaseModel]) -> dict[str, Any]:
     return found
 
 
-def _read_leaf(element: Element, shape: Shape, said: str | None) -> Any:
+def _read_leaf(element: Element, shape: Shape, value_type: str | None) -> Any:
     text = element.text or ""
     if element.get("escaped") == "true":
-        text = _unbackslashed(text)
-    match said:
+        text = _unescape(text)
+    match value_type:
         case "boolean":
             return text == "true"
         case "integer":
@@ -300,7 +305,7 @@ def _read_leaf(element: Element, shape: Shape, said: str | None) -> Any:
         case "number":
             return float(text)
     if isinstance(shape.type, type) and issubclass(shape.type, enum.Enum):
-        return next((member for member in shape.type if _leaf(member.value) == text), text)
+        return next((member for member in shape.type if _leaf_text(member.value) == text), text)
     return text
 
 
@@ -308,8 +313,8 @@ def _key(element: Element) -> str:
     key = element.get("key")
     if key is None:
         return element.tag
-    return _unbackslashed(key) if element.get("escaped") == "true" else key
+    return _unescape(key) if element.get("escaped") == "true" else key
 
 
-def _unbackslashed(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", text)
