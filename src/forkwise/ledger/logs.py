@@ -161,7 +161,7 @@ class _Tail:
 def follow_log(directory: str | os.PathLike[str], attempt: str, start: int, *, tail: int) -> tuple[int, bytes]:
     """Return the size of an attempt's log and what was added since it had ``start`` bytes, on both streams.
 
-    At most the last ``tail`` bytes are returned. If the log is shorter than ``start``, it was begun anew and is read
+    At most the last ``tail`` bytes are returned. If the log is shorter than ``start``, it was started again and is read
     from its beginning.
     """
     log, _ = _log_paths(directory, attempt)

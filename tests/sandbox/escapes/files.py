@@ -283,7 +283,7 @@ want_secret(world["hidden_file"])
 )
 attempt(
     "hidden inside the workspace",
-    "read a hidden path that lies in the workspace, and so in the branch",
+    "read a hidden path inside the workspace, and so in the branch",
     "covers are mounted on top of the branch",
     """
 want_secret(ws + "/credentials/key")
