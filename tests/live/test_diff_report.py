@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from forkwise import BranchDiffReport, DiffSummary, build_diff_report
-from forkwise.live.diff.diff_report import combination, support
+from forkwise.live.diff.diff_report import combination, measure_support
 from tests.counts import examples
 from tests.live.fork_scene import Files, Scene, report_of
 
@@ -243,10 +243,10 @@ def test_work_on_other_lines_of_one_file_goes_together() -> None:
 
 def test_support_is_the_share_of_others_that_did_the_same() -> None:
     report = report_of({"x": b"old"}, a={"x": b"1"}, b={"x": b"1"}, c={"x": b"2"}, d={})
-    assert support(report, "a") == pytest.approx(1 / 3)
-    assert support(report, "c") == 0.0
-    assert support(report, "d") == 0.0
-    assert support(report_of({"x": b"old"}, a={"x": b"1"}), "a") == 1.0
+    assert measure_support(report, "a") == pytest.approx(1 / 3)
+    assert measure_support(report, "c") == 0.0
+    assert measure_support(report, "d") == 0.0
+    assert measure_support(report_of({"x": b"old"}, a={"x": b"1"}), "a") == 1.0
 
 
 @settings(max_examples=examples(50))

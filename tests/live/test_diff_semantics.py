@@ -15,7 +15,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.live.diff.renames import MovedBlock, Origin, moved_blocks, origins
+from forkwise.live.diff.renames import MovedBlock, Origin, find_origins, moved_blocks
 from forkwise.live.diff.symbols import MODULE, branch_symbols, symbols_of
 from forkwise.live.diff.tool_calls import diff_tool_calls, tool_calls_of
 from tests.live.fork_scene import report_of
@@ -52,7 +52,7 @@ def test_empty_files_come_from_nowhere() -> None:
 
 def test_a_file_is_renamed_once_and_to_the_one_most_like_it() -> None:
     near, far = TEXT.replace(b"line 1 ", b"x"), TEXT[: len(TEXT) * 2 // 3]
-    found = origins({"near": near, "far": far}, {"old": TEXT}, {})
+    found = find_origins({"near": near, "far": far}, {"old": TEXT}, {})
     assert found["near"].is_rename
     assert not found["far"].is_rename
     assert found["far"].path == "old"
@@ -60,13 +60,13 @@ def test_a_file_is_renamed_once_and_to_the_one_most_like_it() -> None:
 
 def test_of_files_that_are_the_same_the_one_of_that_name_is_meant() -> None:
     olds = {f"old/{n}.py": TEXT for n in range(5)}
-    found = origins({f"new/{n}.py": TEXT for n in reversed(range(5))}, olds, {})
+    found = find_origins({f"new/{n}.py": TEXT for n in reversed(range(5))}, olds, {})
     assert found == {f"new/{n}.py": Origin(f"old/{n}.py", 1.0, is_rename=True) for n in range(5)}
 
 
 def test_binary_files_are_renamed_where_they_are_the_same() -> None:
-    assert origins({"b": b"\0one"}, {"a": b"\0one"}, {})["b"].is_rename
-    assert origins({"b": b"\0one" * 9 + b"x"}, {"a": b"\0one" * 9}, {}) == {}
+    assert find_origins({"b": b"\0one"}, {"a": b"\0one"}, {})["b"].is_rename
+    assert find_origins({"b": b"\0one" * 9 + b"x"}, {"a": b"\0one" * 9}, {}) == {}
 
 
 def test_likeness_does_not_compare_everything_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +78,8 @@ def test_likeness_does_not_compare_everything_with_everything(monkeypatch: pytes
         compared.append(size)
         return (mine & its).total() / max(mine.total(), its.total())
 
-    monkeypatch.setattr("forkwise.live.diff.renames._similarity", similarity)
-    found = origins(news, olds, {})
+    monkeypatch.setattr("forkwise.live.diff.renames._measure_similarity", similarity)
+    found = find_origins(news, olds, {})
     assert [found[f"new{n}"].path for n in range(300)] == [f"old{n}" for n in range(300)]
     assert len(compared) == 300
 

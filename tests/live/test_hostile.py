@@ -13,7 +13,7 @@ from forkwise import Workspace, build_diff_report
 from forkwise.live.backends.branch_overlay import BranchOverlay
 from forkwise.live.backends.local import LocalBackend
 from forkwise.live.backends.memory import StateBackend
-from forkwise.live.diff.diff_report import combination, support
+from forkwise.live.diff.diff_report import combination, measure_support
 from forkwise.live.diff.renames import moved_blocks
 from forkwise.live.diff.symbols import MODULE, branch_symbols, symbols_of
 from forkwise.live.diff.tool_calls import diff_tool_calls
@@ -67,7 +67,7 @@ def test_renames(text: str) -> None:
             2 * count,
         )
         moved_blocks(report, "a")
-        support(report, "a")
+        measure_support(report, "a")
 
     must_be_linear(work, 60)
 

@@ -27,7 +27,7 @@ def mirror(tmp_path: Path) -> ForkMaterializer:
     return ForkMaterializer(tmp_path / FORKS_ROOT / "f1", "f1")
 
 
-def listed(root: Path) -> list[str]:
+def list_files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
 
 
@@ -35,7 +35,7 @@ def test_the_layout(mirror: ForkMaterializer, tmp_path: Path) -> None:
     mirror.snapshot_parent_path("src/app.py", b"old")
     mirror.flush_change("approach_a", change("src/app.py"), b"new")
     root = tmp_path / ".forkwise/forks/f1"
-    assert listed(root) == ["branches/approach_a/src/app.py", "manifest.json", "parent/src/app.py"]
+    assert list_files(root) == ["branches/approach_a/src/app.py", "manifest.json", "parent/src/app.py"]
     assert mirror.manifest_path() == root / "manifest.json"
     assert mirror.parent_path("src/app.py") == root / "parent/src/app.py"
     assert mirror.branch_path("approach_a", "src/app.py") == root / "branches/approach_a/src/app.py"
@@ -81,19 +81,19 @@ def test_a_deletion_is_mirrored(mirror: ForkMaterializer) -> None:
     mirror.flush_change("a", change("deep/y"), b"1")
     mirror.flush_delete("a", change("deep/down/x", "delete"))
     mirror.flush_delete("a", change("never/there", "delete"))
-    assert listed(mirror.root / "branches") == ["a/deep/y"]
+    assert list_files(mirror.root / "branches") == ["a/deep/y"]
     assert not (mirror.root / "branches/a/deep/down").exists()
 
 
 def test_a_file_becomes_a_directory_and_back(mirror: ForkMaterializer) -> None:
     mirror.flush_change("a", change("x"), b"1")
     mirror.flush_change("a", change("x/y"), b"2")
-    assert listed(mirror.root / "branches") == ["a/x/y"]
+    assert list_files(mirror.root / "branches") == ["a/x/y"]
     mirror.flush_change("a", change("x"), b"3")
-    assert listed(mirror.root / "branches") == ["a/x"]
+    assert list_files(mirror.root / "branches") == ["a/x"]
     mirror.flush_change("a", change("x/y"), b"2")
     mirror.flush_delete("a", change("x", "rmdir"))
-    assert listed(mirror.root / "branches") == []
+    assert list_files(mirror.root / "branches") == []
 
 
 def test_cleanup_leaves_nothing(mirror: ForkMaterializer, tmp_path: Path) -> None:
@@ -127,15 +127,15 @@ def test_a_label_with_dots_writes_nothing_outside(
     mirror.flush_change(label, change(path), b"new")
     root = mirror.root
     assert all(Path(found).is_relative_to(root) for found in (root.parent.parent.parent.rglob("*outside*")))
-    assert len(listed(root)) == 3
-    assert listed(tmp_path) == [f".forkwise/forks/f1/{name}" for name in listed(root)]
+    assert len(list_files(root)) == 3
+    assert list_files(tmp_path) == [f".forkwise/forks/f1/{name}" for name in list_files(root)]
     mirror.flush_delete(label, change(path, "delete"))
-    assert len(listed(root)) == 2
+    assert len(list_files(root)) == 2
 
 
 @pytest.mark.parametrize("path", ["", "/", ".", "a/..", ".."])
 def test_a_path_that_names_no_file_is_refused(path: str, mirror: ForkMaterializer) -> None:
-    with pytest.raises(ValueError, match="names no file"):
+    with pytest.raises(ValueError, match="does not name a file"):
         mirror.flush_change("a", change(path), b"")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
@@ -21,14 +21,10 @@ from pydantic_ai.usage import UsageLimits
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import ForkDepthLimitError, ForkResolvedError
 from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch
-from forkwise.live.budget import CostProjection
-from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound
 from forkwise.live.decision import JudgeSettings, Verdicts, find_goal
 from forkwise.live.diff.build import build_diff_report
-from forkwise.live.diff.diff_report import BranchDiffReport
-from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, Manifest
+from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, ManifestWriter
 from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, project_fork_cost
-from forkwise.live.judging.confidence import Signal
 from forkwise.live.judging.verdict import JudgeVerdict, ResolveOutcome
 from forkwise.live.live_fork import LiveFork, WorkspaceLike, find_source, start_fork
 from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, override_winner
@@ -59,6 +55,12 @@ from forkwise.live.values import (
     MergeStrategy,
     PendingApprovalRequest,
 )
+
+if TYPE_CHECKING:
+    from forkwise.live.budget import CostProjection
+    from forkwise.live.checkpoints import Checkpoint, CheckpointStore, Rewound
+    from forkwise.live.diff.diff_report import BranchDiffReport
+    from forkwise.live.judging.confidence import Signal
 
 __all__ = ["ForkCoordinator"]
 
@@ -117,7 +119,7 @@ class ForkCoordinator:
         self.capability: Any = None
         self.last_inspection = ""
         self.materializer: ForkMaterializer | None = None
-        self.manifest: Manifest | None = None
+        self.manifest: ManifestWriter | None = None
         self.inside = current_branch()
         self.depth: int = getattr(parent_deps, "fork_depth", 0) if self.inside is None else self.inside.depth
         self.merge_result: MergeResult | None = None
@@ -337,7 +339,7 @@ class ForkCoordinator:
         self.materializer = await run_in_thread(
             ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts
         )
-        self.manifest = Manifest(self.materializer, lambda: [runtime.status for runtime in live.branches.values()])
+        self.manifest = ManifestWriter(self.materializer, lambda: [branch.status for branch in live.branches.values()])
         if self.store is None:
             is_on_disk = not live.source.is_in_memory
             self.store = LedgerForkStore(live.source.parent.workspace) if is_on_disk else InMemoryForkStateStore()
@@ -345,7 +347,7 @@ class ForkCoordinator:
     def update_manifest(self) -> None:
         """Have the mirror's manifest show the current status of the branches."""
         if self.manifest is not None and not self.is_resolved:
-            self.manifest.note()
+            self.manifest.schedule()
 
     async def _reset(self) -> None:
         """Drop what is left of the last fork."""

@@ -1,7 +1,7 @@
-"""Agreement: how the branches of a fork relate, path by path as the guide counts it, and by the work itself.
+"""The diff report of a fork's branches, and measures of how far the branches agree.
 
-The guide's score measures conflict: branches that each edit other files agree fully. Whether they did the *same* work
-is another question, answered here by the changed lines, wherever they stand.
+Agreement has two meanings, and both are measured. ``agreement_score`` counts conflicts per path: branches that edit
+different files agree fully. ``content_agreement`` compares the changed lines themselves, in whichever files they are.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = [
     "BranchDiffReport",
     "DiffSummary",
     "PathDiff",
-    "changed_lines",
     "classify",
     "combination",
-    "content_agreement",
-    "support",
+    "find_changed_lines",
+    "measure_agreement",
+    "measure_support",
 ]
 
 
@@ -35,15 +35,15 @@ BranchDiffOperation = Literal["created", "modified", "deleted", "untouched"]
 _T = TypeVar("_T")
 
 
-class _Late(Generic[_T]):
-    """A field that is worked out when it is first read, if what it was given is a function."""
+class _LazyField(Generic[_T]):
+    """A dataclass field that, if set to a function, is computed by it on the first read."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object | None, owner: type | None = None) -> _T:
         if instance is None:
-            raise AttributeError(self._name)  # as for any field that has no default
+            raise AttributeError(self._name)  # as for any field without a default
         held: _T | Callable[[], _T] = instance.__dict__[self._name]
         if callable(held):
             held = instance.__dict__[self._name] = held()
@@ -55,12 +55,12 @@ class _Late(Generic[_T]):
 
 @dataclass(frozen=True)
 class BranchChange:
-    """What one branch made of a path in the end, against the parent.
+    """The final state of a path in one branch, compared with the parent.
 
-    Of a large report most diffs are never read, so ``unified_diff_vs_parent`` is worked out when it is.
-    ``new_content`` is None for what is binary, deleted or untouched. A file that came from another has that one's path
-    in ``renamed_from`` or ``copied_from``, with how alike they are (1.0: the same) in ``similarity``; the path that it
-    left has ``renamed_to``.
+    ``unified_diff_vs_parent`` is computed on first use, because most diffs of a large report are never read.
+    ``new_content`` is None for binary, deleted and untouched files. A renamed or copied file has the original path in
+    ``renamed_from`` or ``copied_from`` and their ``similarity`` (1.0: identical); the original path of a rename has
+    ``renamed_to``.
     """
 
     branch_id: str
@@ -76,17 +76,17 @@ class BranchChange:
     renamed_to: str | None = None
     similarity: float | None = None
 
-    def but(self, **fields: Any) -> BranchChange:
-        """The same with other fields, and without working out the diff."""
+    def copy_with(self, **fields: Any) -> BranchChange:
+        """Return a copy with other fields, without computing the diff."""
         return BranchChange(**(vars(self) | fields))
 
 
-BranchChange.unified_diff_vs_parent = _Late[str]("unified_diff_vs_parent")  # type: ignore[assignment]
+BranchChange.unified_diff_vs_parent = _LazyField[str]("unified_diff_vs_parent")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
 class PathDiff:
-    """One path: what the parent has (None: nothing, or nothing that is text), and what each branch made of it."""
+    """One path: the parent's content (None if there is no file, or a binary one), and the change of each branch."""
 
     path: str
     parent_content: str | None
@@ -94,19 +94,18 @@ class PathDiff:
     agreement: BranchDiffAgreement
 
 
-def _nothing() -> None:
+def _none() -> None:
     return None
 
 
 @dataclass(frozen=True)
 class DiffSummary:
-    """All paths that any branch touched, in figures.
+    """Counts and scores over all paths that any branch touched.
 
-    ``agreement_score`` is 1 − split / touched: it measures conflict on the same path, so branches that each work on
-    files of their own agree fully. ``content_agreement`` measures whether they did the same work, wherever: the share
-    of changed lines that the branches have in common, 1.0 where all changed the same and 0.0 where no line is shared;
-    None where fewer than two branches changed anything. It takes a look at every line, and so it is taken when somebody
-    asks for it.
+    ``agreement_score`` is 1 − split / touched: it measures conflicts on the same path, so branches that change
+    different files agree fully. ``content_agreement`` is the share of changed lines that the branches have in common,
+    in whichever files: 1.0 if all made the same changes, 0.0 if no line is shared, None if fewer than two branches
+    changed anything. It is computed on first use, because it reads every changed line.
     """
 
     total_paths_touched: int
@@ -114,22 +113,22 @@ class DiffSummary:
     split_paths: int
     per_branch_unique: dict[str, int]
     agreement_score: float
-    content_agreement: float | None = field(default_factory=_nothing)  # pydantic sets plain ones
+    content_agreement: float | None = field(default_factory=_none)  # a plain default would be set by pydantic
 
 
-DiffSummary.content_agreement = _Late[float | None]("content_agreement")  # type: ignore[assignment]
+DiffSummary.content_agreement = _LazyField[float | None]("content_agreement")  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
 class BranchDiffReport:
-    """What the branches of a fork changed, path by path in order, and in figures."""
+    """The changes of a fork's branches: each path, in order, and a summary."""
 
     fork_id: str
     paths: list[PathDiff]
     summary: DiffSummary
 
     def changes_of(self, branch_id: str) -> list[tuple[PathDiff, BranchChange]]:
-        """The paths that one branch changed, each with what it made of it."""
+        """Return the paths that a branch changed, each with its change."""
         return [
             (path, change)
             for path in self.paths
@@ -138,7 +137,7 @@ class BranchDiffReport:
 
 
 def classify(end_states: Sequence[Hashable]) -> BranchDiffAgreement:
-    """How the branches that touched a path relate, by the state each left it in.
+    """Classify the agreement of the branches that touched a path, given its final state in each.
 
     >>> classify([b"x", b"x"]), classify([b"x", None]), classify([b"x"]), classify([])
     ('unanimous_change', 'split', 'unique', 'unanimous_no_change')
@@ -150,10 +149,10 @@ def classify(end_states: Sequence[Hashable]) -> BranchDiffAgreement:
     return "unanimous_change" if len(set(end_states)) == 1 else "split"
 
 
-def changed_lines(before: Set[bytes], after: Set[bytes]) -> frozenset[bytes]:
-    r"""The lines that only one of two texts has, each with its sign; none that say nothing, like a brace.
+def find_changed_lines(before: Set[bytes], after: Set[bytes]) -> frozenset[bytes]:
+    r"""Return the added and removed lines, each with its sign, without trivial ones such as a single brace.
 
-    >>> sorted(changed_lines({b"keep", b"  one"}, {b"keep", b"  two", b"}"}))
+    >>> sorted(find_changed_lines({b"keep", b"  one"}, {b"keep", b"  two", b"}"}))
     [b'+two', b'-one']
     """
     added = (b"+" + line.strip() for line in after - before)
@@ -161,30 +160,30 @@ def changed_lines(before: Set[bytes], after: Set[bytes]) -> frozenset[bytes]:
     return frozenset(line for line in (*added, *removed) if len(line) > 2)
 
 
-def content_agreement(work: Mapping[str, Iterable[Hashable]]) -> float | None:
-    """How much of the work of several branches is the same, by the pieces (changed lines) of each.
+def measure_agreement(work: Mapping[str, Iterable[Hashable]]) -> float | None:
+    """Measure how much of the work of several branches is the same, given the pieces (changed lines) of each.
 
-    Of all the places where a piece could be shared, the share where it is: for two branches, what both have among
-    all that either has. None where fewer than two branches did anything.
+    For two branches this is the Jaccard index: the pieces of both, divided by the pieces of either. For more, each
+    piece counts by the share of other branches that have it. None if fewer than two branches have any.
 
-    >>> content_agreement({"a": {"+x", "+y"}, "b": {"+y"}}), content_agreement({"a": {"+x"}, "b": {"+y"}})
+    >>> measure_agreement({"a": {"+x", "+y"}, "b": {"+y"}}), measure_agreement({"a": {"+x"}, "b": {"+y"}})
     (0.5, 0.0)
     """
-    done = [pieces for each in work.values() if (pieces := frozenset(each))]
-    if len(done) < 2:
+    branches = [pieces for each in work.values() if (pieces := frozenset(each))]
+    if len(branches) < 2:
         return None
-    having = Counter(piece for pieces in done for piece in pieces)
-    return sum(count - 1 for count in having.values()) / (len(having) * (len(done) - 1))
+    counts = Counter(piece for pieces in branches for piece in pieces)
+    return sum(count - 1 for count in counts.values()) / (len(counts) * (len(branches) - 1))
 
 
-def support(report: BranchDiffReport, branch_id: str) -> float:
-    """How far the others did what this branch did: of its changed paths, the mean share of others that left the same.
+def measure_support(report: BranchDiffReport, branch_id: str) -> float:
+    """Measure how far the other branches made the same changes: the mean share of others, over its changed paths.
 
-    A branch that changed nothing is supported by those that changed nothing either. With no others it is 1.0: nothing
-    speaks against it.
+    A branch that changed nothing has support 1.0 if no other branch changed anything either, else 0.0. A branch without
+    others has 1.0, because nothing contradicts it.
 
     >>> from forkwise.live.diff.diff_report import DiffSummary
-    >>> support(BranchDiffReport("f", [], DiffSummary(0, 0, 0, {}, 1.0)), "a")
+    >>> measure_support(BranchDiffReport("f", [], DiffSummary(0, 0, 0, {}, 1.0)), "a")
     1.0
     """
     shares = []
@@ -200,10 +199,10 @@ def support(report: BranchDiffReport, branch_id: str) -> float:
 
 
 def combination(path: PathDiff) -> Merge | None:
-    r"""What the versions of a path that several branches changed come to together, conflicts and all.
+    """Merge all branches' versions of a path, line by line.
 
-    Versions that split may still go together, where each changed other lines: then the merge is clean. None where they
-    cannot be merged line by line, because one deleted the path, or is not text.
+    The merge of a split path is clean if each branch changed different lines; else it stops at the first branch that
+    conflicts. None if a version cannot be merged, because it is binary or the path was deleted.
     """
     touched = [change for change in path.branches.values() if change.operation != "untouched"]
     if any(change.new_content is None for change in touched):

@@ -1,7 +1,7 @@
-"""Symbols: which functions, classes and other definitions of a source file were changed, added or removed.
+"""Changed symbols: the functions, classes and other definitions that a branch added, changed or removed.
 
-Comments, blank lines and layout do not count. Reading source takes ``forkwise[code]``, and whatever language
-tree-sitter-language-pack has a grammar for will do: definitions are told by how grammars name their nodes.
+Comments, blank lines and layout are ignored. Sources are parsed with tree-sitter (``forkwise[code]``). Definitions are
+recognised by the names that grammars give to their nodes, so most languages need no code of their own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
     "SymbolChange",
     "SymbolChangeKind",
     "branch_symbols",
-    "each_symbol",
     "has_grammars",
+    "iter_symbols",
     "language_of",
     "symbols_of",
 ]
 
-#: The name that stands for all of a file that is in no definition.
+#: The name of the code of a file that is outside any definition.
 MODULE = "<module>"
 
 SymbolChangeKind = Literal["added", "removed", "changed"]
@@ -56,18 +56,18 @@ _KINDS = {
     "trait": "trait", "impl": "implementation", "mod": "module", "namespace": "namespace", "macro": "macro",
     "object": "object",
 }  # fmt: skip
-# A source longer than this was made by a machine: that it changed is all that is told.
-_LONGEST_SOURCE = 1_000_000
-# Of a name that is longer only both ends count, so that names nested without end do not grow with every level.
-_LONGEST_NAME = 200
-# Nodes that hold a definition with something before it: the field it is in.
+# A source longer than this is probably generated, so it is not parsed: only the file counts as changed.
+_MAX_SOURCE = 1_000_000
+# The middle of a longer name is cut, so that deeply nested names do not grow with every level.
+_MAX_NAME = 200
+# Nodes that wrap a definition, such as a decorated one, and the field that has the definition.
 _WRAPPERS = {"decorated_definition": "definition", "export_statement": "declaration"}
-_ASSIGNED = {"arrow_function", "function_expression", "function", "generator_function", "class"}
+_FUNCTION_VALUES = {"arrow_function", "function_expression", "function", "generator_function", "class"}
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolChange:
-    """A definition that was changed, added or removed. ``name`` says where it stands too, as in ``Class.method``."""
+    """A definition that was changed, added or removed. ``name`` is qualified, as in ``Class.method``."""
 
     path: str
     name: str
@@ -82,12 +82,12 @@ class _Symbol:
 
 
 def has_grammars() -> bool:
-    """Whether source can be read: whether ``forkwise[code]`` is installed."""
+    """Return whether sources can be parsed, which needs ``forkwise[code]``."""
     return find_spec("tree_sitter_language_pack") is not None
 
 
 def language_of(path: str) -> str | None:
-    """The language of a file by its name; None where it is none that is read.
+    """Return the language of a file by its suffix; None if it is unknown.
 
     >>> language_of("src/app.py"), language_of("notes.txt")
     ('python', None)
@@ -96,31 +96,31 @@ def language_of(path: str) -> str | None:
 
 
 def branch_symbols(report: BranchDiffReport, branch_id: str) -> list[SymbolChange]:
-    """The definitions that a branch changed, added or removed, in the files whose language is known."""
-    return list(each_symbol(report, branch_id))
+    """Return the definitions that a branch changed, added or removed, in files of known languages."""
+    return list(iter_symbols(report, branch_id))
 
 
-def each_symbol(report: BranchDiffReport, branch_id: str) -> Iterator[SymbolChange]:
-    """The same one after the other: no file is read that nobody asks for."""
+def iter_symbols(report: BranchDiffReport, branch_id: str) -> Iterator[SymbolChange]:
+    """Iterate over the changes of `branch_symbols`, parsing each file only when it is reached."""
     for path, change in report.changes_of(branch_id):
         language = language_of(path.path)
         if language and not change.is_binary:
-            yield from _compared(path.path, language, path.parent_content or "", change.new_content or "")
+            yield from _compare(path.path, language, path.parent_content or "", change.new_content or "")
 
 
 def symbols_of(language: str, source: str) -> dict[str, str]:
-    """The definitions in a source, by name, with what kind they are.
+    """Return the kind of each definition in a source, by name.
 
-    Raises ImportError where ``forkwise[code]`` is not installed, LookupError where there is no such grammar.
+    Raises ImportError if ``forkwise[code]`` is not installed, LookupError if there is no grammar for the language.
     """
-    return {name: symbol.kind for name, symbol in _symbols(language, source).items() if name != MODULE}
+    return {name: symbol.kind for name, symbol in _find_symbols(language, source).items() if name != MODULE}
 
 
-def _compared(path: str, language: str, old: str, new: str) -> Iterator[SymbolChange]:
-    if max(len(old), len(new)) > _LONGEST_SOURCE:
+def _compare(path: str, language: str, old: str, new: str) -> Iterator[SymbolChange]:
+    if max(len(old), len(new)) > _MAX_SOURCE:
         yield SymbolChange(path, MODULE, "module", "added" if not old else "changed" if new else "removed")
         return
-    before, after = _symbols(language, old), _symbols(language, new)
+    before, after = _find_symbols(language, old), _find_symbols(language, new)
     for name, symbol in after.items():
         if name not in before:
             yield SymbolChange(path, name, symbol.kind, "added")
@@ -132,30 +132,30 @@ def _compared(path: str, language: str, old: str, new: str) -> Iterator[SymbolCh
 
 
 @lru_cache(maxsize=32)
-def _parser(language: str) -> Parser:
+def _load_parser(language: str) -> Parser:
     try:
         from tree_sitter_language_pack import get_parser  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("source is read with tree-sitter: install it with pip install 'forkwise[code]'") from error
-    return get_parser(language)  # type: ignore[arg-type]  # a name the pack does not know is a LookupError
+        raise ImportError("parsing source needs tree-sitter: install it with pip install 'forkwise[code]'") from error
+    return get_parser(language)  # type: ignore[arg-type]  # raises LookupError for an unknown name
 
 
-def _symbols(language: str, source: str) -> dict[str, _Symbol]:
-    """Every definition with its own tokens: those of definitions inside it are theirs alone."""
+def _find_symbols(language: str, source: str) -> dict[str, _Symbol]:
+    """Return every definition with its tokens, except those of definitions nested in it."""
     found = {MODULE: _Symbol("module", [])}
-    cursor = _parser(language).parse(source.encode()).walk()
-    owners = [(MODULE, -1)]  # of definitions that are open: their names, and how deep they are
+    cursor = _load_parser(language).parse(source.encode()).walk()
+    owners = [(MODULE, -1)]  # the enclosing definitions: name and depth of each
     depth = 0
     wrapped: set[int] = set()
-    named: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     while True:
         node = cursor.node
         assert node is not None
         own = found[owners[-1][0]].tokens
         is_comment = "comment" in node.type
-        if not is_comment and node.id not in wrapped and (definition := _definition(node, wrapped)) is not None:
-            name = _numbered(_qualified(owners[-1][0], _name(definition)), named)
-            found[name] = _Symbol(_kind(definition), [])
+        if not is_comment and node.id not in wrapped and (definition := _find_definition(node, wrapped)) is not None:
+            name = _number(_qualify(owners[-1][0], _find_name(definition)), counts)
+            found[name] = _Symbol(_find_kind(definition), [])
             owners.append((name, depth))
         elif not is_comment:
             own.append(f"({node.type}" if node.child_count else _text(node))
@@ -171,29 +171,29 @@ def _symbols(language: str, source: str) -> dict[str, _Symbol]:
 
 
 def _close(found: dict[str, _Symbol], owners: list[tuple[str, int]], depth: int, *, is_leaf: bool = False) -> None:
-    """Leave a node: the definition it is ends, or its owner notes where it ended, for nesting counts."""
+    """Leave a node: end the definition, or record the end of the node, because nesting is significant."""
     if len(owners) > 1 and owners[-1][1] == depth:
         owners.pop()
     elif not is_leaf:
         found[owners[-1][0]].tokens.append(")")
 
 
-def _definition(node: Node, wrapped: set[int]) -> Node | None:
-    """The definition that a node is or wraps; that inside a wrapper is remembered, lest it be found again."""
+def _find_definition(node: Node, wrapped: set[int]) -> Node | None:
+    """Return the definition that a node is or wraps, and add a wrapped one to ``wrapped``, to find it only once."""
     if field := _WRAPPERS.get(node.type):
         inner = node.child_by_field_name(field)
-        if inner is None or _definition(inner, wrapped) is None:
+        if inner is None or _find_definition(inner, wrapped) is None:
             return None
         wrapped.add(inner.id)
         return inner
     if node.type == "variable_declarator":
         value = node.child_by_field_name("value")
-        return node if value is not None and value.type in _ASSIGNED else None
-    return node if node.is_named and _DEFINITION.fullmatch(node.type) and _name(node) else None
+        return node if value is not None and value.type in _FUNCTION_VALUES else None
+    return node if node.is_named and _DEFINITION.fullmatch(node.type) and _find_name(node) else None
 
 
-def _name(node: Node) -> str:
-    """What a definition defines: its name, or for languages that bury it the identifier of its declarator."""
+def _find_name(node: Node) -> str:
+    """Return the name of a definition; in C-like languages, the identifier inside its declarator."""
     if node.type == "impl_item":
         return " ".join(_text(node.child_by_field_name(field)) for field in ("trait", "type")).strip()
     name = node.child_by_field_name("name")
@@ -209,16 +209,18 @@ def _text(node: Node | None) -> str:
     return "" if node is None else (node.text or b"").decode("utf-8", "replace")
 
 
-def _kind(node: Node) -> str:
+def _find_kind(node: Node) -> str:
     return next((kind for word, kind in _KINDS.items() if word in node.type), "type")
 
 
-def _qualified(owner: str, name: str) -> str:
-    whole = name if owner == MODULE else f"{owner}.{name}"
-    return whole if len(whole) <= _LONGEST_NAME else f"{whole[: _LONGEST_NAME // 2]}…{whole[-_LONGEST_NAME // 2 :]}"
+def _qualify(owner: str, name: str) -> str:
+    qualified = name if owner == MODULE else f"{owner}.{name}"
+    if len(qualified) <= _MAX_NAME:
+        return qualified
+    return f"{qualified[: _MAX_NAME // 2]}…{qualified[-_MAX_NAME // 2 :]}"
 
 
-def _numbered(name: str, named: Counter[str]) -> str:
-    """The name, numbered where a definition of the same name came before: overloads."""
-    named[name] += 1
-    return name if named[name] == 1 else f"{name}#{named[name]}"
+def _number(name: str, counts: Counter[str]) -> str:
+    """Return the name, with a number if a definition of the same name came before (an overload)."""
+    counts[name] += 1
+    return name if counts[name] == 1 else f"{name}#{counts[name]}"

@@ -1,4 +1,4 @@
-"""Tool calls: what two branches did, call by call, from their conversations, and where they went different ways."""
+"""Tool calls and retries of a conversation, and a diff of the tool calls of two branches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forkwise.text.diff import edits
 
 __all__ = [
     "CallStep",
-    "MadeCall",
+    "RecordedCall",
     "Retry",
     "StepKind",
     "diff_tool_calls",
@@ -23,33 +23,33 @@ __all__ = [
 ]
 
 
-_KINDS = ("retry-prompt", "retry-feedback")
+_RETRY_KINDS = ("retry-prompt", "retry-feedback")
 
 
 class Retry(NamedTuple):
-    """What a model was told, and the tool call it was told of, if any."""
+    """A request to the model to try again, and the tool call that it refers to, if any."""
 
     text: str
     tool_call_id: str | None
 
 
 def retries_of(messages: Sequence[ModelMessage]) -> list[Retry]:
-    """Every time that a model was told to try again, in order."""
+    """Return the requests to the model to try again, in order."""
     return [
         Retry(str(getattr(part, "content", "")), getattr(part, "tool_call_id", None))
         for message in messages
         for part in message.parts
-        if part.part_kind in _KINDS or getattr(part, "outcome", None) == "retried"
+        if part.part_kind in _RETRY_KINDS or getattr(part, "outcome", None) == "retried"
     ]
 
 
-#: Made by both alike, by both with other arguments, or only by one of them.
+#: A call made by both, by both with different arguments, or by only one of them.
 StepKind = Literal["same", "changed", "left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
-class MadeCall:
-    """A call that a model made; ``arguments`` is JSON with its keys in order. ``failed``: it was told to try again."""
+class RecordedCall:
+    """A tool call; ``arguments`` is JSON with sorted keys, ``failed`` whether the model had to try again."""
 
     tool: str
     arguments: str
@@ -58,18 +58,18 @@ class MadeCall:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A step of two sequences of calls held side by side."""
+    """One step of two aligned sequences of calls."""
 
     kind: StepKind
-    left: MadeCall | None
-    right: MadeCall | None
+    left: RecordedCall | None
+    right: RecordedCall | None
 
 
-def tool_calls_of(messages: Sequence[ModelMessage]) -> list[MadeCall]:
-    """The calls in a conversation, in their order."""
+def tool_calls_of(messages: Sequence[ModelMessage]) -> list[RecordedCall]:
+    """Return the tool calls of a conversation, in order."""
     retried = {retry.tool_call_id for retry in retries_of(messages)}
     return [
-        MadeCall(part.tool_name, _arguments(part), part.tool_call_id in retried)
+        RecordedCall(part.tool_name, _normalize_arguments(part), part.tool_call_id in retried)
         for message in messages
         if isinstance(message, ModelResponse)
         for part in message.parts
@@ -78,36 +78,38 @@ def tool_calls_of(messages: Sequence[ModelMessage]) -> list[MadeCall]:
 
 
 def diff_tool_calls(left: Sequence[ModelMessage], right: Sequence[ModelMessage]) -> list[CallStep]:
-    """The calls of two conversations held side by side, with as many as can be in common."""
-    ours, its = tool_calls_of(left), tool_calls_of(right)
+    """Align the tool calls of two conversations, with as many in common as possible."""
+    left_calls, right_calls = tool_calls_of(left), tool_calls_of(right)
     steps: list[CallStep] = []
-    at_left = at_right = 0
-    for edit in edits([_key(call) for call in ours], [_key(call) for call in its]):
-        steps += _same(ours[at_left : edit.old_start], its[at_right : edit.new_start])
-        steps += _different(ours[edit.old_start : edit.old_stop], its[edit.new_start : edit.new_stop])
-        at_left, at_right = edit.old_stop, edit.new_stop
-    steps += _same(ours[at_left:], its[at_right:])
+    left_start = right_start = 0
+    for edit in edits([_encode(call) for call in left_calls], [_encode(call) for call in right_calls]):
+        steps += _pair_equal(left_calls[left_start : edit.old_start], right_calls[right_start : edit.new_start])
+        steps += _pair_different(
+            left_calls[edit.old_start : edit.old_stop], right_calls[edit.new_start : edit.new_stop]
+        )
+        left_start, right_start = edit.old_stop, edit.new_stop
+    steps += _pair_equal(left_calls[left_start:], right_calls[right_start:])
     return steps
 
 
-def _key(call: MadeCall) -> bytes:
+def _encode(call: RecordedCall) -> bytes:
     return f"{call.tool} {call.arguments}".encode()
 
 
-def _arguments(part: ToolCallPart) -> str:
-    """Arguments in one form, whatever order a model wrote them in; what is no JSON stays as it is."""
+def _normalize_arguments(part: ToolCallPart) -> str:
+    """Return the arguments with sorted keys; as they are if they are not valid JSON."""
     try:
         return json.dumps(json.loads(part.args_as_json_str()), sort_keys=True)
     except ValueError:
         return str(part.args)
 
 
-def _same(left: Sequence[MadeCall], right: Sequence[MadeCall]) -> Iterator[CallStep]:
+def _pair_equal(left: Sequence[RecordedCall], right: Sequence[RecordedCall]) -> Iterator[CallStep]:
     return (CallStep("same", one, other) for one, other in zip(left, right, strict=True))
 
 
-def _different(left: Sequence[MadeCall], right: Sequence[MadeCall]) -> Iterator[CallStep]:
-    """Calls of the same tool at the same place are one step that changed; all others stand alone."""
+def _pair_different(left: Sequence[RecordedCall], right: Sequence[RecordedCall]) -> Iterator[CallStep]:
+    """Pair calls of the same tool at the same position as changed; all others have one side only."""
     for one, other in zip_longest(left, right):
         if one and other and one.tool == other.tool:
             yield CallStep("changed", one, other)

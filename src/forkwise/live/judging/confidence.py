@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelMessage
 
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
-from forkwise.live.diff.diff_report import BranchDiffReport, support
+from forkwise.live.diff.diff_report import BranchDiffReport, measure_support
 from forkwise.live.diff.tool_calls import retries_of
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict
 
@@ -155,7 +155,7 @@ def _standing(evidence: Evidence) -> float:
     tests = evidence.winner.test_pass_ratio or 0.0
     best_other = max((other.test_pass_ratio or 0.0 for other in evidence.others), default=0.0)
     spread = 1.0 - evidence.report.summary.agreement_score
-    return max(support(evidence.report, evidence.winner.branch_id), _clamped(tests - best_other), spread)
+    return max(measure_support(evidence.report, evidence.winner.branch_id), _clamped(tests - best_other), spread)
 
 
 #: The signals that decide about a merge: the winner's tests, its consistency, and its lead over the others.

@@ -32,7 +32,7 @@ from pydantic_core import from_json
 
 from forkwise.concurrency import run_in_thread
 from forkwise.live.diff.diff_report import BranchDiffReport, PathDiff
-from forkwise.live.diff.symbols import each_symbol, has_grammars
+from forkwise.live.diff.symbols import has_grammars, iter_symbols
 from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
 from forkwise.live.values import JudgeDomain
 from forkwise.local_model import is_local, local_model
@@ -191,7 +191,7 @@ def _path_line(path: PathDiff, shown: set[str]) -> str:
 def _list_symbols(report: BranchDiffReport, outcomes: Sequence[BranchOutcome]) -> str:
     lines = []
     for outcome in outcomes:
-        changes = list(islice(each_symbol(report, outcome.branch_id), _MAX_LABEL))
+        changes = list(islice(iter_symbols(report, outcome.branch_id), _MAX_LABEL))
         if changes:
             definitions = ", ".join(f"{change.change} {_line(change.name)}" for change in changes)
             lines.append(f"- {_line(outcome.branch_label, _MAX_LABEL)}: {definitions}")
