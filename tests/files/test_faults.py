@@ -222,7 +222,7 @@ class SomebodyElses(Scene):
 @pytest.mark.parametrize(
     "directory", ["change", "delete", "keep", "gone", "replaced", "attributes", "closed", "read-only"]
 )
-def test_directory_of_somebody_else(directory: str) -> None:
+def test_directory_of_another_user(directory: str) -> None:
     """Whichever of them it is, and however far the commit has come when it gets there."""
     need(os.geteuid() == 0, "only root can become another user")
     where = Path(tempfile.mkdtemp())

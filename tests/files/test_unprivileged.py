@@ -109,7 +109,7 @@ try:
 except CommitError as error:
     assert "Permission denied" in str(error), error
 else:
-    raise AssertionError("a directory that nobody else may write to was written to")
+    raise AssertionError("a directory that only its owner may write to was written to")
 assert content() == before | {{"old": "theirs", "open/new": "theirs"}}
 workspace.undo()
 assert content() == before
@@ -117,8 +117,8 @@ assert commit("more") == ["more"]
 """
 
 
-def test_directories_of_somebody_else_that_all_may_write_to(readable: Path) -> None:
-    """Their owner and their times stay as they are, also where a commit has to be taken back."""
+def test_directories_of_another_user_that_all_may_write_to(readable: Path) -> None:
+    """Their owner and their times do not change, even if a commit is rolled back."""
     workspace = readable / "shared"
     for path in (workspace, workspace / "open", workspace / "closed"):
         path.mkdir()
