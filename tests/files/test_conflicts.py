@@ -710,7 +710,7 @@ def test_rebase_over_a_commit_and_its_undo(workspace: Workspace) -> None:
     assert (workspace.path / "f").read_text() == line(5, "two")
 
 
-def test_what_an_undo_brought_back_is_no_conflict_and_what_somebody_changed_since_is(workspace: Workspace) -> None:
+def test_what_an_undo_brought_back_is_no_conflict_and_what_was_changed_since_is(workspace: Workspace) -> None:
     """Also for files that cannot be merged, and with ``merge=False``."""
     write(workspace.path / "binary", "\0one")
     for is_changed in (False, True):
@@ -721,7 +721,7 @@ def test_what_an_undo_brought_back_is_no_conflict_and_what_somebody_changed_sinc
         one.commit()
         workspace.undo()
         if is_changed:
-            write(workspace.path / "binary", "\0somebody")
+            write(workspace.path / "binary", "\0edited")
         assert [c.path for c in two.rebase(merge=False).conflicts] == (["binary"] if is_changed else [])
         two.abort()
 

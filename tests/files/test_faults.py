@@ -207,7 +207,7 @@ def test_full_disk(small: Path, elsewhere: Path, state_location: str, kind: type
     assert counts["after"] > 0
 
 
-class SomebodyElses(Scene):
+class OtherUsersDirectory(Scene):
     """One of the directories in which the branch changed something belongs to another user."""
 
     def __init__(self, base: Path, directory: str) -> None:
@@ -233,9 +233,9 @@ def test_directory_of_another_user(directory: str) -> None:
         )  # loads what another user may not be able to read
         for name in os.listdir(where):
             shutil.rmtree(where / name)
-        stage = Stage(partial(SomebodyElses, where, directory), NOBODY)
+        stage = Stage(partial(OtherUsersDirectory, where, directory), NOBODY)
         scene = stage.open()
-        assert isinstance(scene, SomebodyElses)
+        assert isinstance(scene, OtherUsersDirectory)
         scene.give(0)
         scene.before = picture(scene.root)
         outcome = stage.act(Steps())

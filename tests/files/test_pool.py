@@ -168,7 +168,7 @@ def test_conflicts_count_from_when_it_was_asked_for(overlaid: Workspace) -> None
     assert (overlaid.path / "f").read_text() == "after the fork\n"
 
 
-def test_somebody_else_looked_at_the_branch_first(overlaid: Workspace, open_workspace: Open) -> None:
+def test_another_process_looked_at_the_branch_first(overlaid: Workspace, open_workspace: Open) -> None:
     branch = overlaid.branch("b")
     other = open_workspace(overlaid.path).open("b")
     (other.path / "d" / "theirs").write_text("theirs\n")
@@ -176,7 +176,7 @@ def test_somebody_else_looked_at_the_branch_first(overlaid: Workspace, open_work
     assert len([c.path for c in branch.delta().changes]) == 1
 
 
-def test_somebody_else_wrote_to_the_branch_and_took_its_view_down(overlaid: Workspace, open_workspace: Open) -> None:
+def test_another_process_wrote_to_the_branch_and_took_its_view_down(overlaid: Workspace, open_workspace: Open) -> None:
     branch = overlaid.branch("b")
     other = open_workspace(overlaid.path).open("b")
     (other.path / "f").write_text("theirs\n")
@@ -186,7 +186,7 @@ def test_somebody_else_wrote_to_the_branch_and_took_its_view_down(overlaid: Work
     assert not (branch.path / "gone").exists()
 
 
-def test_somebody_else_froze_the_branch_first(overlaid: Workspace, open_workspace: Open) -> None:
+def test_another_process_froze_the_branch_first(overlaid: Workspace, open_workspace: Open) -> None:
     branch = overlaid.branch("b")
     open_workspace(overlaid.path).open("b").freeze()
     with pytest.raises(OSError, match="Read-only"):

@@ -304,7 +304,7 @@ def test_undo_leaves_what_others_did_beside_it(workspace: Workspace) -> None:
     assert snapshot(workspace.path)["kept"].mode == 0o711
 
 
-def test_undo_does_not_take_back_a_mode_somebody_set_since(workspace: Workspace) -> None:
+def test_undo_does_not_revert_a_mode_set_since(workspace: Workspace) -> None:
     commit, _ = altered(workspace)
     (workspace.path / "sticky").chmod(0o711)
     with suppress(ConflictError):
@@ -329,7 +329,7 @@ def test_undo_where_a_directory_whose_mode_it_would_set_is_no_more(workspace: Wo
     assert {p: s for p, s in snapshot(workspace.path).items() if p.startswith(("sticky", "d"))} == seen
 
 
-def test_undo_does_not_take_back_attributes_somebody_set_since(workspace: Workspace) -> None:
+def test_undo_does_not_revert_attributes_set_since(workspace: Workspace) -> None:
     commit, _ = altered(workspace)
     os.setxattr(workspace.path / "d", "user.size", b"large")
     with suppress(ConflictError):

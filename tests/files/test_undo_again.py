@@ -119,7 +119,7 @@ def test_access_lists_of_directories_are_undone(workspace: Workspace) -> None:
     assert picture(workspace.path) == before
 
 
-def test_attributes_that_somebody_set_since_stay(workspace: Workspace) -> None:
+def test_attributes_that_were_set_since_stay(workspace: Workspace) -> None:
     with workspace.branch("b") as branch:
         os.setxattr(branch.path / "attributes", "user.of-directory", b"after")
     os.setxattr(workspace.path / "attributes", "user.third-party", b"else")

@@ -464,7 +464,9 @@ def test_a_file_mapped_for_writing_while_committed(project: Path, workspace: Cal
     assert (project / "data").read_bytes()[:5] == b"once0"
 
 
-def test_a_directory_somebody_stands_in_while_committed(project: Path, workspace: Callable[[], Workspace]) -> None:
+def test_a_directory_that_is_a_working_directory_while_committed(
+    project: Path, workspace: Callable[[], Workspace]
+) -> None:
     write(project / "dir/a", "x")
     ws = workspace()
     branch = ws.branch("b")
