@@ -1,4 +1,4 @@
-"""Async tests run on asyncio; models talk to a provider of our own."""
+"""Fixtures: async tests run on asyncio, and models talk to a test provider on the loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a history was, adopted it is one that the tree takes, and that says what it said."""
+"""Adoption: any history becomes one that the tree accepts, without loss of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""branch_self: the life of the tree as it is drawn, whatever the branches do."""
+"""branch_self: the tree while branches run and after they end, fail or time out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def returned(messages: list[ModelMessage]) -> dict[str, Any]:
 
 
 class Mind:
-    """A model that does what a table says: for each prompt, what it says at first and after its tools' results."""
+    """A model that answers each prompt from a table, and repeats the results of its tools."""
 
     def __init__(self, **says: Any) -> None:
         self.says = says
@@ -51,7 +51,7 @@ class Mind:
 
     async def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.requests.append(messages)
-        Conversation().extend(messages)  # every request is one that providers take
+        Conversation().extend(messages)  # every request must follow the providers' rules
         prompt = last_prompt(messages).removeprefix("(self-prompt): ")
         say = self.says.get(prompt, f"answer to {prompt}")
         if isinstance(say, Exception):

@@ -1,4 +1,4 @@
-"""The tree: forking costs nothing, results reach all who wait for them, and depth is no matter."""
+"""The tree: forking is free, results reach every branch that awaits them, and depth does not slow it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows: what is said where, in which order, and what happens to those that fail."""
+"""Flows: where prompts and answers go, in which order, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prompts_of(messages: list[ModelMessage]) -> list[str]:
 
 
 class Echo:
-    """Says which prompts led to where it is; calls a tool where the prompt says so."""
+    """Answers with the prompts on its path; calls a tool if the prompt says so."""
 
     def __init__(self) -> None:
         self.running = self.most = 0

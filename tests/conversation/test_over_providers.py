@@ -1,4 +1,4 @@
-"""Over the real clients, against a provider that enforces the rules: no node of any tree draws a refusal."""
+"""Real clients against a provider that enforces the rules: it accepts a request from every node of any tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def ask_everywhere(talk: Conversation, model: Model) -> int:
-    """Send, from every node, what can be sent from there."""
+    """Send a request from every node, and return the number of requests."""
     asked = 0
     for node in [talk.root, *talk]:
         prompt = "and then?" if node.message is None or node.is_response else None
@@ -37,7 +37,7 @@ async def ask_everywhere(talk: Conversation, model: Model) -> int:
 
 
 def branching(request: Request) -> Any:
-    """Branches in two at first, once more in the first of them, and answers all else."""
+    """Branch in two, branch again in the first branch, and answer every other request."""
     said = request.last_user_text
     if request.tool_results and not said.startswith("(self-prompt)"):
         return answer(f"so: {request.tool_results[0].text}")
@@ -81,7 +81,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.booleans())
 
 
 def grown(steps: list[tuple[int, int, bool]]) -> Conversation:
-    """A tree: for each step a node to go on from, how many calls a model makes there, and whether one is settled."""
+    """Build a tree from steps: the node to continue from, its number of calls, and whether one of them is settled."""
     talk = Conversation()
     nodes: list[Node] = [talk.root]
     for number, (at, calls, is_settled) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""What no provider would take cannot be said, and the rule is named."""
+"""The rules: a message that a provider would reject is refused, and the error names the rule."""
 
 from __future__ import annotations
 

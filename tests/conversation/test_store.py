@@ -1,4 +1,4 @@
-"""A conversation comes back as it was: every path, label, result, and where one was."""
+"""Storage: a loaded conversation has the same paths, labels, results and current node."""
 
 from __future__ import annotations
 

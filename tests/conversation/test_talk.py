@@ -1,4 +1,4 @@
-"""Talk: what of a turn that fails is in the tree."""
+"""Talk: the messages of a failed turn that stay in the tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def talk_of(*answers: list[str | Exception]) -> Talk:
-    """An agent that is listened to while it speaks, and whose line breaks where an exception stands."""
+    """Return a talk with a streaming agent; an exception among the pieces breaks the stream."""
     left = list(answers)
 
     async def speak(_messages: Any, _info: Any) -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""What the tests of the local model need before they can ask it anything."""
+"""Requirements of the local model's tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["need_local_model"]
 
 
 def need_local_model() -> None:
-    """Skip where the local model is not installed, or its weights were not fetched."""
+    """Skip the test if the local model is not installed, or its weights were not fetched."""
     need(find_spec("xllamacpp") is not None, "there is no xllamacpp: pip install 'forkwise[local]'")
     try:
         weights()

@@ -1,4 +1,4 @@
-"""The local model as an agent has it: real answers of a real model, over the loopback."""
+"""The local model as an agent's model: real answers over the loopback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.local_model.requirements import need_local_model
 
 LONG = 1500
 ENDLESS = ModelSettings(max_tokens=LONG, extra_body={"ignore_eos": True})
-"""An answer that would take half a minute if nobody stopped it."""
+"""An answer that would take half a minute unless it is cancelled."""
 
 
 class Verdict(BaseModel):
-    """What a judge says of two candidates."""
+    """The verdict of a judge on two candidates."""
 
     better: Literal["first", "second", "neither"]
     confidence: int = Field(ge=0, le=100)
@@ -34,7 +34,7 @@ class Verdict(BaseModel):
 
 @pytest.fixture(scope="module", name="server")
 def kept_server() -> Iterator[Server]:
-    """The server, kept by this module's tests so that not each of them starts one."""
+    """Keep one server for all tests of this module."""
     need_local_model()
     user = object()
     yield acquire(user)
@@ -42,7 +42,7 @@ def kept_server() -> Iterator[Server]:
 
 
 def words(n: int) -> ModelSettings:
-    """Exactly that many tokens, the likeliest: what is drawn by chance may be nothing but spaces."""
+    """Return settings for exactly this many tokens, the most likely ones: random ones may be only spaces."""
     return ModelSettings(max_tokens=n, temperature=0, extra_body={"ignore_eos": True})
 
 
@@ -139,7 +139,7 @@ def test_it_listens_on_the_loopback_to_those_who_have_its_key(server: Server) ->
 @pytest.mark.integration
 @pytest.mark.usefixtures("server")
 def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:  # bound, and not listening
+    with socket.socket() as nobody:  # bound, but not listening
         nobody.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")

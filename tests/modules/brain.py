@@ -1,4 +1,4 @@
-"""Brain: a model for tests that answers what a function decides, and remembers what it was asked."""
+"""`Brain`: a model for tests whose answers a function decides, and which records its requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Asked:
 
     @property
     def prompts(self) -> list[str]:
-        """All that users said, in order."""
+        """The text of all user messages, in order."""
         return [
             "".join(piece for piece in part.content if isinstance(piece, str))
             for message in self.messages
@@ -54,7 +54,7 @@ class Asked:
 
     @property
     def results(self) -> list[str]:
-        """All that tools gave, in order."""
+        """All tool results, in order."""
         return [
             str(part.content)
             for message in self.messages
@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def turn(self) -> int:
-        """How often the model has spoken."""
+        """The number of responses so far."""
         return sum(isinstance(message, ModelResponse) for message in self.messages)
 
     @property
@@ -74,7 +74,7 @@ class Asked:
 
 
 class Brain(FunctionModel):
-    """Answers in order what it is given, or what a function decides. Every request is checked by the rules."""
+    """Returns the given answers in order, or those that a function decides. Every request is checked by the rules."""
 
     def __init__(
         self, *answers: Said, decide: Callable[[Asked], Said] | None = None, seconds: float = 0, name: str | None = None
@@ -84,7 +84,7 @@ class Brain(FunctionModel):
         left = list(answers)
 
         async def think(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-            Conversation().extend(messages)  # raises where a rule is broken
+            Conversation().extend(messages)  # raises if a rule is broken
             asked = Asked(list(messages), info)
             self.asked.append(asked)
             self.at_once += 1
@@ -100,7 +100,7 @@ class Brain(FunctionModel):
 
     @property
     def model(self) -> FunctionModel:
-        """Who thinks with it."""
+        """The pydantic-ai model."""
         return self
 
 
@@ -110,15 +110,15 @@ def _parts(said: Said) -> list[ModelResponsePart]:
 
 
 def call(tool: str, /, **arguments: Any) -> ToolCallPart:
-    """A call of a tool."""
+    """Return a tool call."""
     return ToolCallPart(tool, arguments)
 
 
 def finish(**output: Any) -> ToolCallPart:
-    """The call that ends."""
+    """Return the call that ends a module."""
     return call("__finish__", **output)
 
 
 def text(words: str) -> TextPart:
-    """Nothing but words."""
+    """Return a text part."""
     return TextPart(words)

@@ -1,4 +1,4 @@
-"""What every test of agents gets."""
+"""Fixtures for tests of agents."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Thinking", "any_brain", "model_of", "provider", "provider_name", "wo
 
 os.environ["PYDANTIC_AI_NO_BANNER"] = "1"
 
-#: Makes a brain of what decides.
+#: Builds a brain from a deciding function.
 Thinking = Callable[[Callable[[Any], Any]], Any]
 
 
 @pytest.fixture(params=["function", *MAKERS])
 def any_brain(request: pytest.FixtureRequest, provider: StartProvider) -> Thinking:
-    """A function in this process, and each provider by its real client, in turn."""
+    """Provide a brain as a function in this process, and behind each provider's real client."""
 
     def think(decide: Callable[[Any], Any]) -> Any:
         if request.param == "function":

@@ -1,4 +1,4 @@
-"""Provider's brain: decides like a Brain, behind the real clients; their provider refuses what breaks a rule."""
+"""`ProviderBrain`: a `Brain` behind the real clients; the provider rejects requests that break a rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AskedProvider", "ProviderBrain"]
 
 @dataclass(frozen=True)
 class AskedProvider:
-    """One request, as a provider sees it, with the words of ``Asked``."""
+    """One request, as a provider sees it, with the interface of ``Asked``."""
 
     request: Request
 
@@ -48,7 +48,7 @@ class AskedProvider:
 
 
 class ProviderBrain:
-    """A provider that answers what a function decides."""
+    """A provider whose answers a function decides."""
 
     def __init__(
         self, start: StartProvider, model_of: Callable[[ProviderServer], Model], decide: Callable[[Any], Any]

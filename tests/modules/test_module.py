@@ -1,4 +1,4 @@
-"""A module: what its class may declare, how a call goes from the input to the output, and what callbacks can do."""
+"""Modules: declarations, a call from its input to its output, and callbacks."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Leaf(Module):
     final_output = Answer
 
 
-# What a class may declare
+# Declarations
 
 
 def declared(**attributes: Any) -> Module:
-    """An instance of a class with these attributes."""
+    """Return an instance of a class with these attributes."""
     base = {"model": "test", "max_steps": 2}
     made: Module = type("Declared", (Module,), {**base, **attributes})()
     return made
@@ -109,7 +109,7 @@ def test_two_tools_of_one_name_are_refused(attributes: dict[str, Any]) -> None:
     assert told.value.tool is not None
 
 
-def test_no_key_is_needed_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_needed_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     module = declared(model="anthropic/claude-sonnet-4-6")
     with pytest.raises(ModuleError, match="ANTHROPIC_API_KEY"):
@@ -381,7 +381,7 @@ def test_tools_come_and_go() -> None:
             return step
 
     changing = Changing()
-    for _ in range(2):  # the next call begins with the tools that the class declares
+    for _ in range(2):  # the next call starts with the tools that the class declares
         changing()
         brain: Any = Changing.model
         assert [asked.tools for asked in brain.asked[-3:]] == [
@@ -509,7 +509,7 @@ def test_a_branch_of_what_is_over() -> None:
 
 
 def test_tools_may_be_named_like_anything_inside() -> None:
-    """A subclass may call its tools as it likes, but for what a module offers itself."""
+    """A subclass may give its tools any name except those of the module's own tools."""
     names = ["begin", "tell", "call", "step", "services", "files", "prompt", "ask", "say", "settle", "opened", "name"]
     methods = {}
     for name in names:
@@ -586,7 +586,7 @@ def test_a_tool_of_the_branch_hides_the_parents() -> None:
     assert ["33", "6"] in [asked.results for asked in brain.asked]
 
 
-# What is missing
+# Missing attributes and failing services
 
 
 def test_without_pydantic_ai_it_is_said_what_to_install() -> None:

@@ -1,4 +1,4 @@
-"""What is known to go wrong in systems of this kind, by number, and that it does not go wrong here."""
+"""Known defects of similar systems, by number, each shown to be absent here."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Namesake(Module):
 
 @tool
 def greet(name: str, arguments: str = "") -> str:
-    """Greet somebody."""
+    """Greet a person."""
     return f"Hello, {name}{arguments}"
 
 
@@ -279,7 +279,7 @@ def test_defect_06_at_max_steps_it_is_told_what_was_wrong() -> None:
 
 
 def test_defect_07_a_plain_on_step_branches() -> None:
-    """The specification's own example; see test_module_seed for the same in all ways of calling."""
+    """The specification's own example; test_module_seed runs it with every kind of call."""
     brain = Brain(call("double", number=1), finish(value=3), finish())
 
     class Parent(Module):
@@ -468,7 +468,7 @@ def test_defect_15_thoughts_go_back_as_they_came() -> None:
         def on_step(self, step: Any) -> None:
             said = next(entry for entry in self.history if entry["role"] == "assistant")
             assert said["reasoning_content"] == "hmm"
-            said["content"] = "I looked."  # what a person changes is sent, and the thought with it
+            said["content"] = "I looked."  # changes by the user are sent, together with the unchanged thinking
 
     Thinking()()
     sent = brain.asked[1].messages[1].parts

@@ -1,4 +1,4 @@
-"""Branches with files of their own: committed where they end well, gone where they do not."""
+"""Branches with their own files: committed on success, aborted on failure."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Root(Module):
 
 
 def deciding(*writers: list[Any]) -> Any:
-    """Decides for a root that spawns writers in one turn, each of which does what its list says."""
+    """Decide for a root that spawns writers in one turn, each with its own list of steps."""
 
     def decide(asked: Asked) -> Any:
         if asked.system == "Be the root.":
@@ -74,12 +74,12 @@ def test_what_a_branch_wrote_is_committed(workspace: Workspace) -> None:
     second = next(a for a in brain.asked if a.turn == 2 and "1}" in a.prompts[-1])
     wrote, read = second.results
     assert Path(wrote) != workspace.path
-    assert "No such file" in read  # what its sibling wrote is not there, however soon that one was done
+    assert "No such file" in read  # a sibling's file is not visible, even if the sibling ended first
 
 
 @pytest.mark.parametrize("at_once", [1, 2, None])
 def test_many_that_write_the_same_file(workspace: Workspace, at_once: int | None) -> None:
-    """Every one of them sees what was there when they were called; the first of them is committed."""
+    """Each branch sees the files as of its start; only the first is committed."""
 
     class Limited(Root):
         """Be the root."""
@@ -165,12 +165,12 @@ def test_a_conflict_by_hand_names_the_paths(workspace: Workspace) -> None:
             return finish() if asked.turn else call("read", name="a.txt")
         if len(asked.results) == 1:
             return call("write", name="a.txt", text="branch\n")
-        (workspace.path / "a.txt").write_text("somebody else\n")
+        (workspace.path / "a.txt").write_text("another writer\n")
         return finish(value="ok")
 
     Late.model = Brain(decide=decide)
     Late(workspace=workspace)()
-    assert (workspace.path / "a.txt").read_text() == "somebody else\n"
+    assert (workspace.path / "a.txt").read_text() == "another writer\n"
 
 
 def test_text_that_two_branches_changed_in_different_places_is_merged(workspace: Workspace) -> None:

@@ -1,4 +1,4 @@
-"""Branches side by side, and the limits that hold over a whole tree of them."""
+"""Parallel branches, and the limits that apply to a whole tree of them."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leaf(Module):
 
 
 def spawning(count: int, leaf: Any) -> Any:
-    """Decides for a parent that spawns so many leaves in one turn, and for the leaves."""
+    """Decide for a parent that spawns this many leaves in one turn, and for the leaves."""
 
     def decide(asked: Asked) -> Any:
         if asked.system == "Be a leaf.":
@@ -44,7 +44,7 @@ def test_branches_and_plain_tools_run_at_the_same_time() -> None:
 
     @tool
     def meet() -> str:
-        """Wait until all are here: a call that ran alone would wait in vain."""
+        """Wait until all calls are here; a call that ran alone would wait forever."""
         return str(together.wait() >= 0)
 
     brain = Brain(decide=spawning(MANY, lambda asked: finish(value=1) if asked.results else call("meet")))
@@ -208,7 +208,7 @@ def test_the_time_of_a_branch_is_limited_apart() -> None:
     assert "so it was" in [entry["content"] for entry in parent.history]
 
 
-def test_a_time_out_of_somebody_else_is_theirs() -> None:
+def test_a_foreign_timeout_is_raised_unchanged() -> None:
     class Parent(Module):
         model = Brain(call("fail"))
         max_steps = 2
@@ -219,9 +219,9 @@ def test_a_time_out_of_somebody_else_is_theirs() -> None:
             """Fail."""
 
         def on_step(self, step: Any) -> None:
-            raise TimeoutError("somebody else's")
+            raise TimeoutError("not the limit's")
 
-    with pytest.raises(TimeoutError, match="somebody else's"):
+    with pytest.raises(TimeoutError, match="not the limit's"):
         Parent()()
 
 

@@ -1,4 +1,4 @@
-"""Where calls run: plain ones in one loop, whichever thread they are made in, and what interrupts them."""
+"""Event loops: blocking calls from any thread run in one loop, and can be interrupted."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Outer(Module):
 
 @pytest.mark.parametrize("kind", ["anthropic", "openai"])
 def test_one_model_in_many_threads_and_in_calls_inside_calls(provider: StartProvider, kind: str) -> None:
-    """Its client keeps connections, and those belong to a loop."""
+    """The model's client keeps connections, which belong to one event loop."""
     server = provider(
         Cases((lambda request: request.turn == 0, provider_call("work")), otherwise=provider_call("__finish__")),
         latency=0.005,

@@ -1,4 +1,4 @@
-"""What names a model, what is sent of a history, and what is remembered of it."""
+"""Names of models, the messages sent for a history, and prompt caching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules over the real clients of Anthropic and OpenAI: whatever was done to a history, nobody refuses it."""
+"""Modules with the real clients of Anthropic and OpenAI: no provider rejects a history, however it was changed."""
 # ruff: noqa: RUF012 - a module's lists are declared as the specification shows
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_one_turn(provider: StartProvider, model_of: ModelOf) -> None:
     ],
 )
 def test_thoughts_of_a_module_and_its_branch(provider: StartProvider, how: dict[str, Any], kind: str) -> None:
-    """Anthropic's rules on thinking are the strictest: what was thought goes back unchanged, and nothing is forced."""
+    """Anthropic's rules for thinking are the strictest: it is sent back unchanged, and no tool is forced."""
     looks = answer(think("Let me see."), call("double", number=1))
 
     class Leaf(Module):
@@ -301,7 +301,7 @@ def test_no_fallback_once_something_was_heard(provider: StartProvider, model_of:
     streamed = Streamed()
     with pytest.raises(ModuleError, match="LLM call failed"):
         streamed()
-    assert streamed.heard  # once something was said, nobody else begins again
+    assert streamed.heard  # after the first chunk no fallback is tried
     assert not working.seen
 
 
@@ -340,7 +340,7 @@ def test_caches(provider: StartProvider, model_of: ModelOf) -> None:
 
 
 def test_a_history_that_was_changed_in_any_way(provider: StartProvider, model_of: ModelOf) -> None:
-    """Entries are dropped, doubled, moved, blanked and made up, by a seed; the providers take what is sent."""
+    """Entries are dropped, doubled, moved, blanked and invented at random; providers accept the messages."""
     server = provider(
         Cases(
             (lambda r: r.turn < 12, [call("double", number=1), call("double", number=2)]), otherwise=call("__finish__")

@@ -1,4 +1,4 @@
-"""Every example of the specification, run with only the import changed, plain and async."""
+"""Every example of the specification, with only the import changed, blocking and async."""
 
 # ruff: noqa: RUF012
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ResearchAgent(Module):
 
 
 def wired(monkeypatch: pytest.MonkeyPatch, brain: Any, *classes: type[Module]) -> None:
-    """Let classes think with a brain."""
+    """Set the brain as the model of several classes."""
     for cls in classes:
         monkeypatch.setattr(cls, "model", brain.model)
 
 
 def called_in(way: str, module: Module, **inputs: Any) -> Any:
-    """What a module gives, called from plain code, awaited, or told to wait."""
+    """Return a module's output: from a blocking call, awaited, or from ``run``."""
     if way == "plain":
         return module(**inputs)
 

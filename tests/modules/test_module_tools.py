@@ -1,4 +1,4 @@
-"""What a model is told of tools, templates, and what is partial."""
+"""Descriptions of tools for models, templates, and partial output."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_templates(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has \{\{ b\.d\.e \}\}, but no value"):
         template.render()
     assert template.render(b={"c": 2, "d": {"e": "x"}}) == "1 2 x"
-    assert Template(path="brain.py").render().startswith('"""Brain')
+    assert Template(path="brain.py").render().startswith('"""`Brain`')
     with pytest.raises(FileNotFoundError):
         Template(path="nothing.md")
     for options in ({}, {"path": "a", "template": "b"}):
@@ -157,7 +157,7 @@ def test_templates(tmp_path: Path) -> None:
         Template(template="{% if x %}").render()
 
 
-# What is partial
+# Partial output
 
 
 class Report(BaseModel):

@@ -1,4 +1,4 @@
-"""XML that every parser takes, and that comes back as what it was made of."""
+"""XML that every parser accepts, and that is parsed back to an equal model."""
 
 from __future__ import annotations
 

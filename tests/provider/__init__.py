@@ -1,6 +1,6 @@
 """A provider on the loopback: it enforces the rules of Anthropic and OpenAI, and answers from a script.
 
-The real clients talk to it. Nothing here but ``fixtures`` needs pytest, nothing but ``models`` needs pydantic-ai.
+The real clients talk to it. Only ``fixtures`` needs pytest, only ``models`` needs pydantic-ai.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For each rule of Anthropic, what breaks it with the exact words for that, and the nearest thing that does not."""
+"""For each of Anthropic's rules: a request that breaks it, the exact error text, and a similar valid request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED = user("Look.")
 
 @dataclass(frozen=True)
 class AnthropicCase:
-    """A request that is refused with ``says``, and its neighbour that is not."""
+    """A request that is rejected with the text ``says``, and a similar one that is accepted."""
 
     rule: str
     refused: Json
@@ -91,7 +91,7 @@ ANTHROPIC_CASES: list[AnthropicCase] = [
         options=OLD,
     ),
     AnthropicCase(
-        "A1",  # what the list calls A6: something between the call and its result
+        "A1",  # rule A6: something between the call and its result
         anthropic_body(ASKED, assistant(use("a")), user("Hm."), assistant("Yes?"), user(result("a"))),
         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a. Each `tool_use` "
         "block must have a corresponding `tool_result` block in the next message.",
@@ -183,7 +183,7 @@ ANTHROPIC_CASES: list[AnthropicCase] = [
         options=STRICT,
     ),
     AnthropicCase(
-        "A5",  # combined messages are one: words between two messages of results stand before the second
+        "A5",  # combined messages count as one, so text between two result messages precedes the second
         anthropic_body(ASKED, assistant(use("a"), use("b")), user(result("a"), "Then:"), user(result("b"))),
         "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: b. Each `tool_use` "
         "block must have a corresponding `tool_result` block in the next message.",

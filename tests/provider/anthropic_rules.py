@@ -1,7 +1,7 @@
-"""What Anthropic's ``POST /v1/messages`` refuses, with the words it refuses it in.
+"""The rules of Anthropic's ``POST /v1/messages``, with the texts of its errors.
 
-One function a group of rules, each yielding its complaints; the first complaint of all is the answer. The numbers
-(A1 to A19) stand beside the texts.
+One function per group of rules yields complaints; the first complaint is the response. The numbers (A1 to A19) are
+next to the texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOOL_CHOICES = ("auto", "any", "tool", "none")
 THINKING = ("thinking", "redacted_thinking")
 ID_PATTERNS = {"tool_use": r"^[a-zA-Z0-9_-]+$", "server_tool_use": r"^srvtoolu_[a-zA-Z0-9_]+$"}
 REQUIRED = {"tool_use": ("id", "name", "input"), "server_tool_use": ("id",), "tool_result": ("tool_use_id",)}
-#: Models that take a message of role ``system`` after the first.
+#: Models that accept a message of role ``system`` after the first.
 INLINE_SYSTEM = ("claude-fable-5", "claude-mythos-5", "claude-opus-4-8", "claude-opus-5", "claude-sonnet-5-5",
                  "claude-haiku-5-5")  # fmt: skip
 
@@ -59,7 +59,7 @@ THINKING_CHANGED = (
 
 @dataclass(frozen=True)
 class AnthropicOptions:
-    """Where the provider has changed its mind, or depends on the model.
+    """Behaviour that changed over time, or depends on the model.
 
     ``alternation``: consecutive messages of a role are ``combined``, or refused (``strict``, as in 2024).
     ``results_first``: the ``current`` text for results that do not come first, or the ``old`` one of early 2025.
@@ -88,7 +88,7 @@ class AnthropicOptions:
         return model.startswith(INLINE_SYSTEM) if self.inline_system is None else self.inline_system
 
     def thinking_of(self, request: Mapping[str, Any]) -> Literal["off", "adaptive", "enabled"]:
-        """How ``request`` thinks."""
+        """Return the kind of thinking that ``request`` enables."""
         if self.thinking is not None:
             return "enabled" if self.thinking else "off"
         kind = (request.get("thinking") or {}).get("type")
@@ -96,7 +96,7 @@ class AnthropicOptions:
 
 
 class Complaint(NamedTuple):
-    """One rule, and what is said of its breach."""
+    """A broken rule and its error text."""
 
     rule: str
     text: str
@@ -107,7 +107,7 @@ DEFAULTS = AnthropicOptions()
 
 
 def anthropic_fault(request: Mapping[str, Any], *, options: AnthropicOptions = DEFAULTS) -> Fault | None:
-    """The refusal ``request`` draws, or ``None`` where it keeps every rule."""
+    """Return the error for ``request``, or ``None`` if it follows every rule."""
     complaint = next(_complaints(request, options), None)
     return None if complaint is None else anthropic_refusal(complaint.text, complaint.rule)
 
@@ -295,7 +295,7 @@ def _thinking(request: Mapping[str, Any], turns: list[Turn], options: AnthropicO
         return
     is_going_on = latest is turns[-1] or bool(latest.of_type("tool_use"))
     first = latest.blocks[0]
-    # Adaptive thinking may have had no thought before a call.
+    # With adaptive thinking a call may have no thinking before it.
     if mode == "enabled" and is_going_on and first.type not in THINKING:
         yield Complaint("A17", THINKING_FIRST.format(first.place, first.type))
     for block in latest.blocks:

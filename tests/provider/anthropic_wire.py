@@ -1,4 +1,4 @@
-"""Anthropic's forms: the body of ``POST /v1/messages`` read, and replies as a message or as its events."""
+"""Anthropic's wire format: parses ``POST /v1/messages``, and writes replies as a message or as events."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def failure(error: Failure) -> tuple[int, Json]:
 
 
 def broken() -> bytes:
-    """The event of a provider that cannot go on."""
+    """Return the event for an error in the middle of a stream."""
     return _event("error", error={"type": "overloaded_error", "message": "Overloaded"})
 
 

@@ -1,4 +1,4 @@
-"""Bodies: requests written short, as each provider has them."""
+"""Short constructors for request bodies of each provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test of the provider gets."""
+"""Fixtures for tests of the provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations that keep every rule, as generated values, and the ways to break one."""
+"""Hypothesis strategies for conversations that follow every rule, and ways to break one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Break(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """The user asks, the assistant says something, calls tools, and the results come in some order, perhaps in two."""
+    """A prompt, an answer with tool calls, and their results in some order, perhaps in two messages."""
 
     asked: str
     said: str

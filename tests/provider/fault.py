@@ -1,6 +1,6 @@
-"""A fault: what a provider answers to a request that breaks its rules.
+"""`Fault`: a provider's error response to a request that breaks its rules.
 
-Apart from the rules, because the server also sends faults no rule knows of, such as a body that is not JSON.
+Separate from the rules, because the server also sends faults without a rule, e.g. for a body that is not JSON.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Fault:
 
 
 def anthropic_refusal(message: str, rule: str = "") -> Fault:
-    """A 400 as Anthropic words it; the server adds the id of the request."""
+    """Return a 400 in Anthropic's format; the server adds the id of the request."""
     return Fault(400, {"type": "error", "error": {"type": "invalid_request_error", "message": message}}, rule)
 
 
 def openai_refusal(message: str, param: str | None, code: str | None = None, rule: str = "") -> Fault:
-    """A 400 as OpenAI words it."""
+    """Return a 400 in OpenAI's format."""
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
     return Fault(400, {"error": error}, rule)

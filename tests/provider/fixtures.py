@@ -1,6 +1,6 @@
-"""Fixtures: a provider for a test, which fails the test that draws a 400 nobody announced.
+"""Fixtures: a provider for a test, which fails the test on an unexpected 400.
 
-A folder's ``conftest.py`` takes them: ``from tests.provider.fixtures import model_of, provider, provider_name``.
+A directory's ``conftest.py`` imports them: ``from tests.provider.fixtures import model_of, provider, provider_name``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAKERS: dict[str, ModelOf] = {"anthropic": anthropic_model, "openai": openai_mod
 
 
 class StartProvider(Protocol):
-    """Starts a provider that runs until the test is over; ``expects_fault`` says that a 400 is what it is about."""
+    """Starts a provider that runs until the test ends; with ``expects_fault`` the test expects a 400."""
 
     def __call__(self, script: Responder, *, expects_fault: bool = False, **options: Any) -> ProviderServer: ...
 
 
 @pytest.fixture
 def provider() -> Iterator[StartProvider]:
-    """Starts providers, and looks at the end at what they were asked."""
+    """Start providers, and check their requests at the end."""
     started: list[tuple[ProviderServer, bool]] = []
     with ExitStack() as running:
 
@@ -45,7 +45,7 @@ def provider() -> Iterator[StartProvider]:
 
 
 def check_requests(server: ProviderServer, *, expects_fault: bool = False) -> None:
-    """Fail where the script did, where a request drew a 400, or where none did though it was expected."""
+    """Fail if the script failed, on an unexpected 400, or without an expected one."""
     if server.failures:
         raise server.failures[0]
     drawn = [f"{fault.rule}: {fault.message}" for fault in server.faults]
@@ -63,5 +63,5 @@ def provider_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def model_of(provider_name: str) -> ModelOf:
-    """Makes the model of each provider in turn, on a server."""
+    """Provide a function that builds each provider's model for a server."""
     return MAKERS[provider_name]

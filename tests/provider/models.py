@@ -1,4 +1,4 @@
-"""Models: pydantic-ai's, with the real clients, that talk to a provider's server instead of the providers."""
+"""pydantic-ai models with the real clients, connected to the test server instead of the providers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ KEY = "no-key-is-needed"
 
 
 def _settings(keep_alive: bool) -> dict[str, Any]:
-    # A kept connection belongs to one event loop, and a test has several: it is kept only where somebody asks for it.
+    # A keep-alive connection belongs to one event loop, and a test has several, so keep-alive is opt-in.
     return {"trust_env": False, "verify": False, "limits": Limits(max_keepalive_connections=100 if keep_alive else 0)}
 
 
 def anthropic_client(server: ProviderServer, *, keep_alive: bool = False) -> AsyncAnthropic:
-    """Anthropic's own client, which does not try twice."""
+    """Return Anthropic's own client, without retries."""
     http = DefaultAsyncHttpxClient(**_settings(keep_alive))
     return AsyncAnthropic(api_key=KEY, base_url=server.url, max_retries=0, http_client=http)
 
 
 def openai_client(server: ProviderServer, *, keep_alive: bool = False) -> AsyncOpenAI:
-    """OpenAI's own client, which does not try twice."""
+    """Return OpenAI's own client, without retries."""
     http = OpenAIHttpxClient(**_settings(keep_alive))
     return AsyncOpenAI(api_key=KEY, base_url=f"{server.url}/v1", max_retries=0, http_client=http)
 

@@ -1,4 +1,4 @@
-"""For each rule of OpenAI, what breaks it with the exact words for that, and the nearest thing that does not."""
+"""For each of OpenAI's rules: a request that breaks it, the exact error text, and a similar valid request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKED = user("Look.")
 
 @dataclass(frozen=True)
 class OpenAICase:
-    """A request that is refused with ``says``, and its neighbour that is not."""
+    """A request that is rejected with the text ``says``, and a similar one that is accepted."""
 
     rule: str
     refused: Json

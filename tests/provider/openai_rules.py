@@ -1,6 +1,6 @@
-"""What OpenAI's ``POST /v1/chat/completions`` refuses, with the words, the parameter and the code it refuses it with.
+"""The rules of OpenAI's ``POST /v1/chat/completions``, with the text, parameter and code of its errors.
 
-The numbers (O1 to O10) stand beside the texts. An id may come back in a later turn, and arguments may be any string:
+The numbers (O1 to O10) are next to the texts. An id may come back in a later turn, and arguments may be any string:
 only the turn before a tool message is looked at.
 """
 
@@ -36,7 +36,7 @@ Faults = Iterator[Fault]
 
 
 def openai_fault(request: Mapping[str, Any]) -> Fault | None:
-    """The refusal ``request`` draws, or ``None`` where it keeps every rule."""
+    """Return the error for ``request``, or ``None`` if it follows every rule."""
     return next(_faults(request), None)
 
 
@@ -131,7 +131,7 @@ def _mistyped(path: str, expected: str, value: Any) -> Fault:
 
 
 def _named(value: Any) -> str:
-    """How the provider calls the type of a JSON value."""
+    """Return the provider's name for the type of a JSON value."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array"}

@@ -1,4 +1,4 @@
-"""OpenAI's forms: the body of ``POST /v1/chat/completions`` read, and replies as a completion or as its chunks."""
+"""OpenAI's wire format: parses ``POST /v1/chat/completions``, and writes replies as a completion or as chunks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _message(message: Mapping[str, Any]) -> Message:
 
 
 def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any] | str:
-    """The arguments of a call, or the string they came as where that is no object."""
+    """Return the arguments of a call as an object, or as the original string if they are none."""
     text: str = function["arguments"]
     try:
         value = json.loads(text)
@@ -112,7 +112,7 @@ def _usage(reply: Reply, request: Request) -> Json:
     usage = reply.usage
     text, calls = _said(reply)
     read_ = tokens(request.body["messages"]) if usage.input is None else usage.input
-    # Here the tokens of the cache are a part of the input, not beside it.
+    # For OpenAI cached tokens are included in the input tokens.
     read_ += usage.cache_read + usage.cache_write
     written = tokens(text + "".join(call.name + arguments_text(call.arguments) for call in calls))
     written = written if usage.output is None else usage.output
@@ -165,12 +165,12 @@ def failure(error: Failure) -> tuple[int, Json]:
 
 
 def broken() -> bytes:
-    """The event of a provider that cannot go on."""
+    """Return the event for an error in the middle of a stream."""
     return _event({"error": {"message": BROKEN, "type": "server_error", "param": None, "code": None}})
 
 
 def unreadable(message: str) -> Fault:
-    """A 400 for a body no rule can look at."""
+    """Return a 400 for a body that cannot be parsed."""
     return openai_refusal(message, None)
 
 

@@ -1,4 +1,4 @@
-"""Replies: what a script answers, in words that fit both providers."""
+"""Replies of a script, in a form that fits both providers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Stop = Literal["end", "tool", "length", "refusal"]
 
 @dataclass(frozen=True)
 class Thinking:
-    """A thought, signed on its way out. OpenAI keeps its thoughts to itself: there it is left out."""
+    """Thinking, signed when it is sent. OpenAI does not return thinking, so it is omitted there."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens; ``None`` is worked out from what was said."""
+    """Token counts; ``None`` is estimated from the content."""
 
     input: int | None = None
     output: int | None = None
@@ -107,7 +107,7 @@ def think(text: str) -> Thinking:
 
 
 def as_reply(given: Answer) -> Reply | Failure | Drop:
-    """What a script gave, in full form."""
+    """Return a script's answer as a reply."""
     if isinstance(given, Reply | Failure | Drop):
         return given
     return Reply((given,) if isinstance(given, Part) else tuple(given))

@@ -1,4 +1,4 @@
-"""A request as a script sees it: the same whichever provider it was written for."""
+"""A request as a script sees it, independent of the provider."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["user", "assistant", "system"]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool; ``arguments`` given as a string go out as they are, well formed or not."""
+    """A tool call; ``arguments`` given as a string are sent unchanged, well formed or not."""
 
     name: str
     arguments: Mapping[str, Any] | str
@@ -23,7 +23,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool gave. OpenAI's requests do not tell whether it was an error."""
+    """A tool's result. OpenAI's requests do not say whether it was an error."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class Message:
-    """What one role says before another does: text, and calls or results."""
+    """Consecutive content of one role: text, and calls or results."""
 
     role: Role
     text: str = ""
@@ -71,12 +71,12 @@ class Request:
 
     @property
     def last_user_text(self) -> str:
-        """The last thing a user said in words, be it before the tool calls of this very run."""
+        """The last text of a user, possibly before the tool calls of this run."""
         return next((m.text for m in reversed(self.messages) if m.role == "user" and m.text), "")
 
     @property
     def first_user_text(self) -> str:
-        """What the conversation began with."""
+        """The first text of the user."""
         return next((m.text for m in self.messages if m.role == "user" and m.text), "")
 
     @property
@@ -86,7 +86,7 @@ class Request:
 
     @property
     def turn(self) -> int:
-        """How often the assistant has spoken."""
+        """The number of assistant messages."""
         return sum(message.role == "assistant" for message in self.messages)
 
 

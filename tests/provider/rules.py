@@ -1,4 +1,4 @@
-"""The providers' rules as pure functions: a request in, the refusal it draws out."""
+"""The providers' rules as pure functions from a request to an error."""
 
 from __future__ import annotations
 

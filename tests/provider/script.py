@@ -1,4 +1,4 @@
-"""Scripts: who decides what the provider answers.
+"""Scripts: they decide the provider's answers.
 
 Any callable from a request to an answer will do. ``Script`` answers in order of arrival, ``Turns`` by how far the
 conversation is (so that branches of it may run at once), ``Cases`` by the first predicate that holds.
@@ -17,11 +17,11 @@ from tests.provider.request import Request
 __all__ = ["Cases", "Responder", "Script", "ScriptEnded", "Step", "Turns", "says", "structured"]
 
 Responder = Callable[[Request], Answer]
-#: An answer, or what finds one.
+#: An answer, or a function that returns one.
 Step = Answer | Responder
 
 
-class ScriptEnded(AssertionError):  # noqa: N818 - it is how a script ends, and the test that overran it fails
+class ScriptEnded(AssertionError):  # noqa: N818 - named after the event
     """A request came for which the script has no answer."""
 
     def __init__(self, request: Request, steps: int) -> None:
@@ -31,7 +31,7 @@ class ScriptEnded(AssertionError):  # noqa: N818 - it is how a script ends, and 
 
 
 class Script:
-    """Answers in order, whoever asks; ``then`` is the answer to all that follow."""
+    """Answers in order of arrival; ``then`` is the answer to all later requests."""
 
     def __init__(self, steps: Sequence[Step], *, then: Step | None = None) -> None:
         self._steps = list(steps)
@@ -46,12 +46,12 @@ class Script:
 
     @property
     def left(self) -> int:
-        """How many answers nobody has asked for."""
+        """The number of unused answers."""
         return max(0, len(self._steps) - self._next)
 
 
 class Turns:
-    """Answers by how often the assistant has spoken: the first step opens every conversation, the second goes on."""
+    """Answers by the number of assistant messages: the first step starts every conversation, the second follows it."""
 
     def __init__(self, steps: Sequence[Step], *, then: Step | None = None) -> None:
         self._steps = list(steps)
@@ -74,12 +74,12 @@ class Cases:
 
 
 def says(text: str) -> Callable[[Request], bool]:
-    """Whether the user's last words hold ``text``."""
+    """Return a predicate: the user's last text contains ``text``."""
     return lambda request: text in request.last_user_text
 
 
 def structured(**fields: Any) -> Responder:
-    """An output of these fields, through the tool for it where there is one (``final_result``), else as JSON."""
+    """Return an output with these fields, through the tool ``final_result`` if there is one, else as JSON."""
 
     def respond(request: Request) -> Answer:
         tool = next((name for name in request.tool_names if name.startswith("final_result")), None)

@@ -1,4 +1,4 @@
-"""Seals: how a provider recognises thinking it gave itself, so that nobody may change a word of it.
+"""Seals: signatures by which a provider recognises its own thinking, so that it cannot be edited.
 
 The real ones are secret; here a seal is a digest, which is enough to tell an original from an edited copy.
 """

@@ -1,7 +1,7 @@
-"""The server: HTTP/1.1 on the loopback, one thread a connection, so that a script may wait for whatever it likes.
+"""The server: HTTP/1.1 on the loopback, one thread per connection, so that a script may block.
 
-It looks at each request by the provider's rules, asks the script only about those that keep them, and remembers
-everything. A client that hangs up, or the server's own end, wakes whoever waits on that connection.
+It checks each request by the provider's rules, passes valid ones to the script, and records everything. A wait on a
+connection ends when its client hangs up or the server stops.
 """
 
 from __future__ import annotations
@@ -67,26 +67,26 @@ class ProviderServer:
 
     @property
     def url(self) -> str:
-        """Where Anthropic's clients find it; OpenAI's want ``url + "/v1"``."""
+        """The base URL for Anthropic's clients; OpenAI's need ``url + "/v1"``."""
         if self._listener is None:
             raise RuntimeError("the provider is not running: enter it first, `with ProviderServer(…) as server:`")
         return f"http://127.0.0.1:{self._listener.server_address[1]}"
 
     @property
     def requests(self) -> list[Body]:
-        """The body of every request that came, refused ones too."""
+        """The body of every request, including rejected ones."""
         with self._lock:
             return list(self._requests)
 
     @property
     def seen(self) -> list[Request]:
-        """Every request that kept the rules, as the script saw it."""
+        """Every valid request, as the script saw it."""
         with self._lock:
             return list(self._seen)
 
     @property
     def faults(self) -> list[Fault]:
-        """Every 400 that was drawn."""
+        """Every 400 that was sent."""
         with self._lock:
             return list(self._faults)
 
@@ -98,13 +98,13 @@ class ProviderServer:
 
     @property
     def hangups(self) -> int:
-        """How many requests their client gave up."""
+        """The number of requests that their client gave up."""
         with self._lock:
             return self._hangups
 
     @property
     def peak(self) -> int:
-        """The most requests that were under way at once."""
+        """The maximum number of simultaneous requests."""
         with self._lock:
             return self._peak
 
@@ -128,7 +128,7 @@ class ProviderServer:
             self._seen.append(request)
         try:
             return as_reply(self.script(request))
-        except Exception as error:  # noqa: BLE001 - it is the script's, kept for whoever reads `failures`
+        except Exception as error:  # noqa: BLE001 - the script's error, recorded in `failures`
             with self._lock:
                 self._failures.append(error)
             return Failure(500, f"the script raised {error!r}")
@@ -184,18 +184,18 @@ class _Listener(TCPServer):
 
 
 class _HungUpError(ConnectionError):
-    """The client is gone."""
+    """The client closed the connection."""
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """What happens on one connection, request after request."""
+    """The handler of one connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Listener
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has in the base
-        """Nobody reads a log of it: everything is remembered."""
+        """Write no log: everything is recorded."""
 
     def do_POST(self) -> None:
         """Answer one request."""
@@ -268,18 +268,18 @@ class _Connection(BaseHTTPRequestHandler):
         return ("\r\n".join(lines) + "\r\n").encode()
 
     def _wait(self, seconds: float) -> None:
-        """Pass some time, unless the client hangs up meanwhile."""
+        """Wait for some time, unless the client hangs up."""
         if seconds <= 0:
             return
         waiting = select.poll()
         waiting.register(self.connection, select.POLLIN)
         if waiting.poll(seconds * 1000):
-            # A client sends nothing before it has its answer: what comes is its end.
+            # A client sends nothing before the response, so readable means that it closed the connection.
             raise _HungUpError
 
 
 def _parsed(text: bytes) -> Body | None:
-    """The object that ``text`` holds, if it does."""
+    """Return the JSON object in ``text``, if it is one."""
     try:
         body = json.loads(text)
     except ValueError:

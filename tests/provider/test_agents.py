@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai on the server: tools side by side, retries, structured output, streams, both providers."""
+"""pydantic-ai agents on the server: parallel tools, retries, structured output, streams, both providers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Looking = list[str]
 
 
 def agent_on(model: Model, **options: Any) -> tuple[Agent[None, Any], Looking]:
-    """An agent with a tool that looks, and where it has looked."""
+    """Return an agent with a tool, and the list of the tool's arguments."""
     looked: Looking = []
     agent: Agent[None, Any] = Agent(model, **{"system_prompt": "Be brief.", **options})
 

@@ -1,4 +1,4 @@
-"""Whole conversations: every one that keeps the rules is accepted by both, and one breakage anywhere is refused."""
+"""Whole conversations: both providers accept each that follows the rules, and reject any single breach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of each provider: what breaks it is refused in the exact words, and its neighbour is not."""
+"""Each rule of each provider: a breach is rejected with the exact text, and a similar valid request is accepted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_openai(case: OpenAICase) -> None:
 
 
 def test_every_rule_has_its_case() -> None:
-    # A6, nothing between a call and its result, is answered in the words of A1, and stands among its cases.
+    # A6, nothing between a call and its result, has the text of A1 and is among its cases.
     assert {case.rule for case in ANTHROPIC_CASES} == {f"A{number}" for number in range(1, 20)} - {"A6"}
     assert {case.rule for case in OPENAI_CASES} == {f"O{number}" for number in range(1, 11)}
 

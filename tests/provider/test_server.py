@@ -1,4 +1,4 @@
-"""The real clients against the server: whole and streamed, waiting and not, and everything that can go wrong."""
+"""The real clients against the server: whole and streamed replies, delays, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_fifty_at_once() -> None:
     barrier = threading.Barrier(50)
 
     def together(request: Request) -> str:
-        barrier.wait(20)  # nobody is answered before all are here
+        barrier.wait(20)  # no request is answered before all have arrived
         return f"You said {request.last_user_text}"
 
     async def main(server: ProviderServer) -> list[str]:
@@ -306,7 +306,7 @@ def test_fifty_wait_together_not_in_turn(provider: StartProvider) -> None:
             await asyncio.gather(*(client.messages.create(**ANTHROPIC) for _ in range(50)))
             return time.perf_counter() - start
 
-    # In turn it is five seconds. The machine may be busy with something else for a while, so the best of three counts.
+    # Sequentially this takes five seconds. The machine may be busy, so the best of three counts.
     assert any(asyncio.run(main()) < 1.5 for _ in range(3))
     assert server.peak > 10
 

@@ -1,4 +1,4 @@
-"""Turns: an Anthropic request's messages as the provider sees them, blocks with their place, one role at a time."""
+"""Turns: an Anthropic request's messages as the provider sees them, grouped by role, each block with its path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Block", "Turn", "blocks_of", "turns_of"]
 
 @dataclass(frozen=True)
 class Block:
-    """One content block, and where it stands."""
+    """One content block and its position."""
 
     message: int
     index: int
@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one role says until the other begins: consecutive messages of a role are one turn."""
+    """Consecutive messages of one role."""
 
     role: str
     messages: tuple[int, ...]
@@ -42,7 +42,7 @@ class Turn:
         return [block for block in self.blocks if block.type == kind]
 
     def leading(self, kind: str) -> list[Block]:
-        """Its blocks of one kind that stand before any other."""
+        """Return its leading blocks of one kind."""
         found: list[Block] = []
         for block in self.blocks:
             if block.type != kind:

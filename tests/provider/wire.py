@@ -1,4 +1,4 @@
-"""A wire: everything the server must know of one provider to read its requests and write its answers."""
+"""`Wire`: the functions that parse one provider's requests and write its responses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Wire:
-    """One provider's forms."""
+    """One provider's wire format."""
 
     provider: Provider
-    #: What a body says, neutrally.
+    #: Parses a body into a request.
     read: Callable[[Mapping[str, Any]], Request]
     #: A reply as one body.
     whole: Callable[[Reply, Request], Json]
@@ -32,12 +32,12 @@ class Wire:
     failure: Callable[[Failure], tuple[int, Json]]
     #: An error in the middle of a stream.
     broken: Callable[[], bytes]
-    #: A 400 for a body no rule can look at.
+    #: A 400 for a body that cannot be parsed.
     unreadable: Callable[[str], Fault]
 
 
 def new_id(prefix: str) -> str:
-    """An id nobody had before."""
+    """Return a new id."""
     return prefix + uuid4().hex[:24]
 
 
@@ -47,7 +47,7 @@ def pieces(text: str, size: int) -> Iterator[str]:
 
 
 def tokens(value: Any) -> int:
-    """About how many tokens ``value`` is."""
+    """Return the approximate number of tokens of ``value``."""
     return max(1, len(value if isinstance(value, str) else json.dumps(value)) // 4)
 
 
@@ -57,7 +57,7 @@ def arguments_text(arguments: Mapping[str, Any] | str) -> str:
 
 
 def text_of(content: Any) -> str:
-    """The words in some content: a string, blocks, or nothing."""
+    """Return the text of some content: a string, blocks, or nothing."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or [] if isinstance(part.get("text"), str))
