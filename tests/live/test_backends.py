@@ -16,7 +16,7 @@ import pytest
 from forkwise import Workspace
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay, MemoryOverlay
-from forkwise.live.backends.local import LocalBackend, PlaceBackend, ReadOnlyBackend
+from forkwise.live.backends.local import DiskBackend, LocalBackend, ReadOnlyBackend
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.deep_agent import create_deep_agent
 from forkwise.live.deps import DeepAgentDeps
@@ -66,10 +66,10 @@ def test_the_kind_of_an_overlay_is_that_of_its_parent(make: Callable[[str], Back
 class TestReading:
     def test_lines_are_numbered(self, backend: Backend) -> None:
         assert backend.read("a.txt") == "     1\tone\n     2\ttwo"
-        assert backend.read("/a.txt" if not isinstance(backend, PlaceBackend) else "a.txt", 1) == "     2\ttwo"
+        assert backend.read("/a.txt" if not isinstance(backend, DiskBackend) else "a.txt", 1) == "     2\ttwo"
 
     def test_omitted_lines_are_reported(self, backend: Backend) -> None:
-        assert backend.read("a.txt", 0, 1) == "     1\tone\n... 1 more lines; read on with offset=1"
+        assert backend.read("a.txt", 0, 1) == "     1\tone\n... 1 more lines; continue with offset=1"
         assert backend.read("a.txt", 5).startswith("Error: 'a.txt' has 2 lines")
 
     def test_what_is_not_there(self, backend: Backend) -> None:
@@ -238,7 +238,7 @@ class TestFinding:
         assert backend.grep_raw("import", glob="*.txt") == []
         assert backend.grep_raw("one", "a.txt") == [{"path": "a.txt", "line_number": 1, "line": "one"}]
         assert backend.grep_raw("one", "none") == []
-        assert "no regular expression" in str(backend.grep_raw("("))
+        assert "not a regular expression" in str(backend.grep_raw("("))
 
 
 @pytest.mark.parametrize("kind", ["directory", "overlay of a directory", "nested on disk"])

@@ -29,7 +29,7 @@ from forkwise.files.store.changes import Commit
 from forkwise.files.undo import rewind_to
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import MemoryOverlay
-from forkwise.live.backends.local import PlaceBackend
+from forkwise.live.backends.local import DiskBackend
 from forkwise.live.backends.memory import StateBackend
 
 __all__ = [
@@ -327,9 +327,9 @@ def mark_files(backend: Backend) -> FilesMark | None:
 
     Return None if it could not be restored: a custom backend, or a branch that is a whole tree.
     """
-    if isinstance(backend, PlaceBackend):
-        place = backend.place
-        return mark_branch(place) if isinstance(place, Branch) else FilesMark(place.target, place.state_dir.head)
+    if isinstance(backend, DiskBackend):
+        source = backend.source
+        return mark_branch(source) if isinstance(source, Branch) else FilesMark(source.target, source.state_dir.head)
     if isinstance(backend, MemoryOverlay):
         return FilesMark(changes=backend.layer)
     return FilesMark(contents=backend.files) if isinstance(backend, StateBackend) else None
@@ -344,8 +344,8 @@ def mark_branch(branch: Branch) -> FilesMark | None:
 
 def forget_mark(backend: Backend, mark: FilesMark | None) -> None:
     """Drop the copy of a branch's changes that belongs to a mark."""
-    if isinstance(backend, PlaceBackend) and isinstance(backend.place, Branch) and mark is not None and mark.copy:
-        drop_copy(backend.place, mark.copy)
+    if isinstance(backend, DiskBackend) and isinstance(backend.source, Branch) and mark is not None and mark.copy:
+        drop_copy(backend.source, mark.copy)
 
 
 def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
@@ -360,20 +360,20 @@ def restore_files(backend: Backend, mark: FilesMark | None) -> list[Commit]:
     if isinstance(backend, MemoryOverlay) and mark.changes is not None:
         backend.restore(mark.changes)
         return []
-    if not _belongs_to(mark, backend) or not isinstance(backend, PlaceBackend):
+    if not _belongs_to(mark, backend) or not isinstance(backend, DiskBackend):
         origin = mark.branch or mark.workspace or "memory"
         raise CommitError(f"the checkpoint cannot be restored here: it is of the files in {origin}")
-    if isinstance(backend.place, Branch):
+    if isinstance(backend.source, Branch):
         with backend.lock:
-            restore_copy(backend.place, mark.copy or "")
+            restore_copy(backend.source, mark.copy or "")
         return []
-    return rewind_to(backend.place, mark.head)
+    return rewind_to(backend.source, mark.head)
 
 
 def _belongs_to(mark: FilesMark, backend: Backend) -> bool:
-    if not isinstance(backend, PlaceBackend) or mark.workspace != backend.files.workspace_path:
+    if not isinstance(backend, DiskBackend) or mark.workspace != backend.files.workspace_path:
         return False
-    own = backend.place.branch_path if isinstance(backend.place, Branch) else None
+    own = backend.source.branch_path if isinstance(backend.source, Branch) else None
     return mark.branch == own
 
 

@@ -20,7 +20,7 @@ from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError
 from forkwise.fork.agent_workspace import PROVIDER, BranchWorkspaceBackend
 from forkwise.live.backends.backend import FileInfo
-from forkwise.live.backends.local import PlaceBackend
+from forkwise.live.backends.local import DiskBackend
 from forkwise.live.checkpoints import CheckpointCapability, CheckpointFrequency, CheckpointStore
 from forkwise.live.deps import DeepAgentDeps, Todo
 
@@ -193,7 +193,7 @@ class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
     def get_workspace(self, ctx: RunContext[DeepAgentDeps], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
         """Return the backend of the deps if it is a directory, also for a history that names another branch."""
         backend = ctx.deps.backend
-        if isinstance(backend, PlaceBackend) and (ref is None or ref.provider == PROVIDER):
+        if isinstance(backend, DiskBackend) and (ref is None or ref.provider == PROVIDER):
             return BranchWorkspaceBackend(backend.files, ref)
         return None
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import FilesOverlay, MemoryOverlay
-from forkwise.live.backends.local import PlaceBackend, ReadOnlyBackend
+from forkwise.live.backends.local import DiskBackend, ReadOnlyBackend
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from forkwise.live.values import BranchIsolation
@@ -92,7 +92,7 @@ def clone_for_branch(deps: DeepAgentDeps, isolation: BranchIsolation, label: str
     backend: Backend = deps.backend
     if isolation.backend == "copy":
         parent = deps.backend
-        backend = FilesOverlay(parent, label) if isinstance(parent, PlaceBackend) else MemoryOverlay(parent, label)
+        backend = FilesOverlay(parent, label) if isinstance(parent, DiskBackend) else MemoryOverlay(parent, label)
     elif isolation.backend == "share_readonly":
         backend = ReadOnlyBackend(deps.backend)
     return replace(

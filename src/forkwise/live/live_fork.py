@@ -33,17 +33,20 @@ from forkwise.errors import (
 )
 from forkwise.files.branch import Branch
 from forkwise.files.shelf import ShelvedBranch, shelve
-from forkwise.files.store.changes import ConflictPolicy
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
-from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.resolve import replace_winner, unshelve_loser
-from forkwise.ledger.records import AttemptState
 from forkwise.live.backends.backend import Backend
-from forkwise.live.backends.branch_overlay import BranchOverlay, FilesOverlay, MemoryOverlay, content_of, flushed
-from forkwise.live.backends.local import PlaceBackend
+from forkwise.live.backends.branch_overlay import (
+    BranchOverlay,
+    FilesOverlay,
+    MemoryOverlay,
+    build_flush_report,
+    content_of,
+)
+from forkwise.live.backends.local import DiskBackend
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_from, current_branch, start_thread
 from forkwise.live.budget import BudgetTracker, ForkBudget
@@ -52,6 +55,9 @@ from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
 
 if TYPE_CHECKING:
+    from forkwise.files.store.changes import ConflictPolicy
+    from forkwise.fork.attempt import Attempt
+    from forkwise.ledger.records import AttemptState
     from forkwise.live.coordinator import ForkCoordinator
 
 __all__ = [
@@ -86,11 +92,11 @@ class ForkSource:
     @property
     def is_in_memory(self) -> bool:
         """Whether the agent's files are in memory."""
-        return not isinstance(self.backend, PlaceBackend)
+        return not isinstance(self.backend, DiskBackend)
 
     def overlay(self, branch: Branch, label: str, policy: ConflictPolicy) -> BranchOverlay:
         """Return the files of a branch of this source."""
-        if isinstance(self.backend, PlaceBackend):
+        if isinstance(self.backend, DiskBackend):
             return FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
         return MemoryOverlay(self.backend, label, conflict_policy=policy)
 
@@ -106,8 +112,8 @@ def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
     if inside is not None and inside.attempt.branch is not None:
         return ForkSource(inside.attempt.branch, _backend_in(inside, deps))
     backend = getattr(deps, "backend", None)
-    if isinstance(backend, PlaceBackend) and (workspace is None or _has_same_files(backend, workspace)):
-        return ForkSource(backend.place, backend)
+    if isinstance(backend, DiskBackend) and (workspace is None or _has_same_files(backend, workspace)):
+        return ForkSource(backend.source, backend)
     if workspace is not None:
         parent = parent_of(workspace)
         return ForkSource(parent, _PlainBackend(parent))
@@ -117,7 +123,7 @@ def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
     return ForkSource(empty, backend if isinstance(backend, Backend) else StateBackend(), directory)
 
 
-class _PlainBackend(PlaceBackend):
+class _PlainBackend(DiskBackend):
     """The files of a workspace or branch, for an agent whose deps have no backend."""
 
     def __init__(self, parent: Workspace | Branch) -> None:
@@ -129,14 +135,14 @@ def _backend_in(branch: BranchRuntime, deps: Any) -> Backend:
     return backend if isinstance(backend, Backend) else branch.overlay or StateBackend()
 
 
-def _has_same_files(backend: PlaceBackend, workspace: WorkspaceLike) -> bool:
+def _has_same_files(backend: DiskBackend, workspace: WorkspaceLike) -> bool:
     branch_path = workspace.branch_path if isinstance(workspace, Branch) else None
-    own = backend.place.branch_path if isinstance(backend.place, Branch) else None
+    own = backend.source.branch_path if isinstance(backend.source, Branch) else None
     if isinstance(workspace, Workspace | Branch):
         directory = workspace.workspace.path
     else:
         directory = Path(os.path.realpath(workspace))
-    return branch_path == own and directory == backend.place.workspace.path
+    return branch_path == own and directory == backend.source.workspace.path
 
 
 #: The kinds of resolution that `ForkCoordinator.override` may replace.
@@ -169,7 +175,7 @@ class RejectedOnDisk(RejectedBranches):
 
     fork: str
     workspace: Workspace
-    backend: PlaceBackend
+    backend: DiskBackend
     shelved: dict[str, ShelvedBranch]
 
     @property
@@ -183,13 +189,13 @@ class RejectedOnDisk(RejectedBranches):
         del self.shelved[branch_id]
         overlay = FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
         try:
-            standing = overlay.standing()
+            states = overlay.path_states()
             changes = overlay.changes()
             landed = replace_winner(self.workspace, self.fork, branch_id, policy)
         except BranchingError:
             self.shelved[branch_id] = shelve(branch)
             raise
-        return flushed(landed, standing, changes)
+        return build_flush_report(landed, states, changes)
 
     def discard(self) -> None:
         """Drop the branches."""
@@ -328,7 +334,7 @@ class LiveFork:
         can_be_overridden = how in JUDGED_KINDS and self.fork.inside is None
         if not isinstance(overlay, FilesOverlay):
             return await self._commit_in_memory(winner, how, detail, can_be_overridden)
-        standing = await run_in_thread(overlay.standing)
+        states = await run_in_thread(overlay.path_states)
         changes = await run_in_thread(overlay.changes)
         try:
             await self.fork.resolve(winner.attempt, how, detail, shelve=can_be_overridden)
@@ -337,9 +343,9 @@ class LiveFork:
         assert self.fork.landed is not None
         if can_be_overridden:
             workspace, backend = self.source.parent.workspace, self.source.backend
-            assert isinstance(backend, PlaceBackend)
+            assert isinstance(backend, DiskBackend)
             self.rejected = RejectedOnDisk(self.fork.id, workspace, backend, self.fork.shelved)
-        return await run_in_thread(flushed, self.fork.landed, standing, changes)
+        return await run_in_thread(build_flush_report, self.fork.landed, states, changes)
 
     async def _commit_in_memory(
         self, winner: BranchRuntime, how: str, detail: dict[str, Any], can_be_overridden: bool

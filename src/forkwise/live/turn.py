@@ -455,7 +455,7 @@ def _choose_workspace(runtime: BranchRuntime, isolation: str) -> AgentWorkspace 
     if not isinstance(overlay, FilesOverlay):
         return None
     backend = overlay if isolation == "copy" else overlay.parent
-    workspace = agent_workspace(backend.place, backend.files.confinement)
+    workspace = agent_workspace(backend.source, backend.files.confinement)
     return AgentWorkspace(ReadOnlyWorkspace(workspace)) if isolation == "share_readonly" else workspace
 
 

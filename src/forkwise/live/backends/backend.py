@@ -1,7 +1,7 @@
-"""Backend: where the file tools of an agent read and write, and what they are told.
+"""`Backend`, the base class of the files that an agent's tools work on, and the results of its methods.
 
-All that is text (numbered lines, edits, globs, greps) is made here once, out of the few things that a backend does
-itself.
+A concrete backend implements five primitives; reading with line numbers, editing, globbing and searching are built on
+them here, once for all backends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Self, TypedDict
 
 from forkwise.live.values import FileOperation
 
-__all__ = ["Backend", "EditResult", "ExecuteResponse", "FileInfo", "GrepMatch", "WriteResult", "matcher"]
+__all__ = ["Backend", "EditResult", "ExecuteResponse", "FileInfo", "GrepMatch", "WriteResult", "compile_glob"]
 
-_SNIFFED = 8192  # where a NUL makes content binary
-_LONGEST_LINE = 2000
+_BINARY_PROBE_BYTES = 8192  # a NUL in these makes the content binary
+_MAX_LINE = 2000
 
 
 class FileInfo(TypedDict):
-    """A file or a directory in a listing; ``path`` is relative to the backend's top."""
+    """A file or a directory in a listing; ``path`` is relative to the backend's root."""
 
     name: str
     path: str
@@ -32,7 +32,7 @@ class FileInfo(TypedDict):
 
 
 class GrepMatch(TypedDict):
-    """A line that a pattern was found in."""
+    """A line that matches a pattern."""
 
     path: str
     line_number: int
@@ -41,7 +41,7 @@ class GrepMatch(TypedDict):
 
 @dataclass(frozen=True)
 class WriteResult:
-    """A file that was written, or why it was not."""
+    """The result of a write: the path, or an error."""
 
     path: str | None = None
     error: str | None = None
@@ -49,7 +49,7 @@ class WriteResult:
 
 @dataclass(frozen=True)
 class EditResult:
-    """A file that was edited in so many places, or why it was not."""
+    """The result of an edit: the path and the number of replacements, or an error."""
 
     path: str | None = None
     error: str | None = None
@@ -58,7 +58,7 @@ class EditResult:
 
 @dataclass(frozen=True)
 class ExecuteResponse:
-    """What a command printed, and how it ended; 124 is a timeout."""
+    """The output and the exit code of a command; 124 means that it timed out."""
 
     output: str
     exit_code: int | None = None
@@ -66,42 +66,42 @@ class ExecuteResponse:
 
 
 class Backend(ABC):
-    """Files, by paths relative to a top, or absolute ones that lie beneath it.
+    """Files, addressed by paths relative to a root, or absolute paths below it.
 
-    A backend of one's own has five things to do; everything else comes from those. Wherever a ``name`` is taken it is
-    one that ``name_of`` gave. What cannot be done is an OSError. An agent may call several tools at once, in
-    threads: ``lock`` is held from reading a file to writing it, so that no change is lost.
+    A subclass implements the five abstract methods; all others are built on them. A ``name`` argument is always a
+    result of `name_of`. Failures are raised as OSError. An agent may call several tools at once, in threads: ``lock``
+    is held from reading a file to writing it, so that no change is lost.
     """
 
     lock: threading.RLock
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        made = super().__new__(cls)
-        made.lock = threading.RLock()
-        return made
+        backend = super().__new__(cls)
+        backend.lock = threading.RLock()
+        return backend
 
     @abstractmethod
     def name_of(self, path: str) -> str:
-        """The one name of a path: relative to the top, which is empty itself. PermissionError for what lies outside."""
+        """Return the canonical name of a path, relative to the root. Raise PermissionError if it is outside."""
 
     @abstractmethod
     def get(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
 
     @abstractmethod
     def put(self, name: str, content: bytes) -> None:
-        """Give a file its content; what it lies in is made."""
+        """Write a file, and create its parent directories."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file, or a directory with all it holds."""
+        """Remove a file, or a directory with its content."""
 
     @abstractmethod
     def names(self, name: str = "") -> Iterator[FileInfo]:
-        """What a directory holds, sorted by name."""
+        """List a directory, sorted by name."""
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
-        """All files beneath a directory."""
+        """Iterate over all files below a directory."""
         for info in self.names(name):
             if info["is_dir"]:
                 yield from self.walk(info["path"])
@@ -109,7 +109,7 @@ class Backend(ABC):
                 yield info
 
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
-        """Give several files their content, or remove them (None): all of them, or in the end none."""
+        """Write or remove (None) several files; if one fails, restore those already changed."""
         before: dict[str, bytes | None] = {}
         with self.lock:
             try:
@@ -127,13 +127,13 @@ class Backend(ABC):
         elif self.exists(name):
             self.remove(name)
 
-    def changed(self, name: str, operation: FileOperation) -> None:  # noqa: B027 - few want to know
-        """Called after each write, edit and deletion that was asked for by path."""
+    def record_change(self, name: str, operation: FileOperation) -> None:  # noqa: B027 - optional to override
+        """Do nothing; subclasses override this hook, which runs after each `write`, `edit` and `delete`."""
 
-    # What tools ask for
+    # Methods for tools
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return whether there is a file or a directory."""
         try:
             self.get(self.name_of(path))
         except IsADirectoryError:
@@ -143,40 +143,44 @@ class Backend(ABC):
         return True
 
     def read_bytes(self, path: str) -> bytes:
-        """The content of a file; FileNotFoundError where there is none."""
+        """Return the content of a file. Raise FileNotFoundError if there is none."""
         return self.get(self.name_of(path))
 
     def read(self, path: str, offset: int = 0, limit: int = 2000) -> str:
-        """Lines of a file with their numbers, from ``offset`` on; a text that begins with ``Error:`` where it cannot
-        be read."""
+        """Return at most ``limit`` lines of a file from ``offset`` on, with their numbers.
+
+        If the file cannot be read, the result starts with ``Error:``.
+        """
         try:
             content = self.read_bytes(path)
         except OSError as error:
-            return f"Error: {_said(path, error)}"
-        if b"\0" in content[:_SNIFFED]:
+            return f"Error: {_format_error(path, error)}"
+        if b"\0" in content[:_BINARY_PROBE_BYTES]:
             return f"Error: {path!r} is binary ({len(content)} bytes)"
         lines = content.decode(errors="replace").splitlines()
         if offset and offset >= len(lines):
-            return f"Error: {path!r} has {len(lines)} lines, and none from {offset} on"
-        shown = lines[offset : offset + limit]
-        text = "\n".join(f"{n:>6}\t{line[:_LONGEST_LINE]}" for n, line in enumerate(shown, offset + 1))
-        left = len(lines) - offset - len(shown)
-        return text + (f"\n... {left} more lines; read on with offset={offset + len(shown)}" if left > 0 else "")
+            return f"Error: {path!r} has {len(lines)} lines: offset {offset} is past the end"
+        selected = lines[offset : offset + limit]
+        text = "\n".join(f"{n:>6}\t{line[:_MAX_LINE]}" for n, line in enumerate(selected, offset + 1))
+        rest = len(lines) - offset - len(selected)
+        return text + (f"\n... {rest} more lines; continue with offset={offset + len(selected)}" if rest > 0 else "")
 
     def write(self, path: str, content: str | bytes) -> WriteResult:
-        """Write a file."""
+        """Write a file, and report an OSError in the result."""
         try:
             with self.lock:
                 name = self.name_of(path)
                 self.put(name, content.encode() if isinstance(content, str) else content)
-                self.changed(name, "write")
+                self.record_change(name, "write")
         except OSError as error:
-            return WriteResult(error=_said(path, error))
+            return WriteResult(error=_format_error(path, error))
         return WriteResult(name)
 
     def edit(self, path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        """Replace a text in a file. It has to be there, and only once unless all are meant. Bytes that are no text stay
-        as they are."""
+        """Replace a text in a file; without ``replace_all`` it must occur exactly once.
+
+        Bytes that are not valid UTF-8 stay unchanged. Errors are reported in the result.
+        """
         try:
             with self.lock:
                 name = self.name_of(path)
@@ -184,37 +188,39 @@ class Backend(ABC):
                 old, new = old_string.encode(), new_string.encode()
                 found = content.count(old) if old else 0
                 if not found:
-                    return EditResult(error=f"{path!r} does not hold the text that is to be replaced")
+                    return EditResult(error=f"{path!r} does not contain the text to replace")
                 if found > 1 and not replace_all:
-                    return EditResult(error=f"{path!r} holds that text {found} times: give more of it, or replace all")
+                    return EditResult(
+                        error=f"{path!r} contains that text {found} times: give more context, or replace all"
+                    )
                 self.put(name, content.replace(old, new))
-                self.changed(name, "edit")
+                self.record_change(name, "edit")
         except OSError as error:
-            return EditResult(error=_said(path, error))
+            return EditResult(error=_format_error(path, error))
         return EditResult(name, occurrences=found)
 
     def delete(self, path: str) -> bool:
-        """Remove a file, or a directory with all it holds; False where there was nothing."""
+        """Remove a file, or a directory with its content. Return False if there was nothing."""
         name = self.name_of(path)
         with self.lock:
             try:
                 self.remove(name)
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            self.changed(name, "delete")
+            self.record_change(name, "delete")
         return True
 
     def ls_info(self, path: str = "/") -> list[FileInfo]:
-        """What a directory holds; nothing, where there is none."""
+        """List a directory; an empty list if there is none."""
         try:
             return list(self.names(self.name_of(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def glob_info(self, pattern: str, path: str = "/") -> list[FileInfo]:
-        """The files beneath a directory whose path matches; ``**`` stands for any number of directories."""
+        """Return the files below a directory whose path matches; ``**`` matches any number of directories."""
         top = self.name_of(path)
-        is_match = matcher(pattern.lstrip("/"))
+        is_match = compile_glob(pattern.lstrip("/"))
         try:
             return [i for i in self.walk(top) if is_match(i["path"][len(top) :].lstrip("/"))]
         except (FileNotFoundError, NotADirectoryError):
@@ -223,25 +229,28 @@ class Backend(ABC):
     def grep_raw(
         self, pattern: str, path: str | None = None, glob: str | None = None, ignore_hidden: bool = True
     ) -> list[GrepMatch] | str:
-        """The lines that hold a regular expression, in all files beneath a path that are text; a text that says why,
-        where the expression is none. ``glob`` is a pattern for file names, or for paths where it has a slash."""
+        """Return the lines that match a regular expression, in all text files below a path.
+
+        ``glob`` selects files by name, or by path if it contains a slash. If ``pattern`` is invalid, the result is an
+        error message.
+        """
         try:
-            wanted = re.compile(pattern)
+            expression = re.compile(pattern)
         except re.error as error:
-            return f"Error: {pattern!r} is no regular expression: {error}"
+            return f"Error: {pattern!r} is not a regular expression: {error}"
         top = self.name_of(path or "/")
-        is_match = None if glob is None else matcher(glob)
+        is_match = None if glob is None else compile_glob(glob)
         found: list[GrepMatch] = []
-        for name in self._searched(top):
+        for name in self._list_files(top):
             below = name[len(top) :].lstrip("/") or os.path.basename(name)
             if ignore_hidden and any(part.startswith(".") for part in below.split("/")):
                 continue
             if is_match and not is_match(below if "/" in (glob or "") else os.path.basename(below)):
                 continue
-            found += self._matches(name, wanted)
+            found += self._find_matches(name, expression)
         return found
 
-    def _searched(self, top: str) -> list[str]:
+    def _list_files(self, top: str) -> list[str]:
         try:
             return [info["path"] for info in self.walk(top)]
         except NotADirectoryError:
@@ -249,18 +258,18 @@ class Backend(ABC):
         except FileNotFoundError:
             return []
 
-    def _matches(self, name: str, wanted: re.Pattern[str]) -> list[GrepMatch]:
+    def _find_matches(self, name: str, expression: re.Pattern[str]) -> list[GrepMatch]:
         try:
             content = self.get(name)
         except OSError:
-            return []  # gone meanwhile, or a link out of here
-        if b"\0" in content[:_SNIFFED]:
+            return []  # removed in the meantime, or a link that leads outside
+        if b"\0" in content[:_BINARY_PROBE_BYTES]:
             return []
         lines = content.decode(errors="replace").splitlines()
         return [
-            GrepMatch(path=name, line_number=number, line=line[:_LONGEST_LINE])
+            GrepMatch(path=name, line_number=number, line=line[:_MAX_LINE])
             for number, line in enumerate(lines, 1)
-            if wanted.search(line)
+            if expression.search(line)
         ]
 
     # Commands
@@ -271,30 +280,30 @@ class Backend(ABC):
         return False
 
     def execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
-        """Run a shell command where the files are."""
-        return ExecuteResponse("Error: these files are in memory, where no command can be run", 126)
+        """Run a shell command in the directory of the files."""
+        return ExecuteResponse("Error: commands cannot run here, because these files are in memory", 126)
 
     async def async_execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
-        """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
+        """Run `execute` for asyncio programs; cancelling kills the command and its descendants."""
         return self.execute(command, timeout)
 
 
-def matcher(pattern: str) -> Callable[[str], object]:
-    """A test of paths against a shell pattern in which a star stays within a name, and two cross directories.
+def compile_glob(pattern: str) -> Callable[[str], object]:
+    """Compile a shell pattern for paths, in which ``*`` stays within a name and ``**`` crosses directories.
 
-    >>> [bool(matcher(p)("src/deep/a.py")) for p in ("**/*.py", "src/*.py", "src/**", "*.py", "src/*/[ab].py")]
+    >>> [bool(compile_glob(p)("src/deep/a.py")) for p in ("**/*.py", "src/*.py", "src/**", "*.py", "src/*/[ab].py")]
     [True, False, True, False, True]
     """
     parts = []
     for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(piece)
-        if known is None and re.fullmatch(r"\[[^\]]+\]", piece):
-            known = "[" + piece[1:-1].replace("\\", r"\\").replace("!", "^", piece[1] == "!") + "]"
-        parts.append(known or re.escape(piece))
+        translated = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(piece)
+        if translated is None and re.fullmatch(r"\[[^\]]+\]", piece):
+            translated = "[" + piece[1:-1].replace("\\", r"\\").replace("!", "^", piece[1] == "!") + "]"
+        parts.append(translated or re.escape(piece))
     return re.compile("".join(parts), re.DOTALL).fullmatch
 
 
-def _said(path: str, error: OSError) -> str:
+def _format_error(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"File {path!r} not found"
     return f"{path!r}: {error.strerror or error}"

@@ -1,4 +1,8 @@
-"""MemoryOverlay: a branch of files that are in memory, or wherever their backend keeps them."""
+"""Overlays: the files of a branch over those of its parent backend, the list of its changes, and its flush.
+
+`BranchOverlay` chooses the kind by its parent: `FilesOverlay` is a real branch of files on disk, `MemoryOverlay` keeps
+the changes in memory, over any other backend.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.resolve import Landed, land
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
-from forkwise.live.backends.local import PlaceBackend
-from forkwise.live.backends.memory import Dated, above, listed, moment, plain_name
+from forkwise.live.backends.local import DiskBackend
+from forkwise.live.backends.memory import DatedBackend, list_directory, next_tick, normalize_name, parent_directories
 from forkwise.live.values import FileChange, FileOperation, FlushError, FlushReport
 
 __all__ = [
@@ -33,16 +37,16 @@ __all__ = [
     "FilesOverlay",
     "MemoryOverlay",
     "Mirror",
-    "Standing",
+    "PathState",
+    "build_flush_report",
     "conflict_contents",
     "content_of",
-    "flushed",
     "replay",
 ]
 
 
 def content_of(backend: Backend, name: str) -> bytes | None:
-    """What a file holds; None where there is none."""
+    """Return the content of a file; None if there is none."""
     try:
         return backend.get(name)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -56,16 +60,16 @@ def replay(
     is_diverged: Callable[[str], bool],
     policy: ConflictPolicy,
 ) -> FlushReport:
-    """Give the files of a backend their new contents (None: removed), all or none, but for conflicts.
+    """Apply new contents (None: remove the file) to a backend, all or none, except conflicts.
 
-    A path is a conflict where ``is_diverged`` says that somebody else has changed it, to something else than the
-    branch did.
+    A path is a conflict if ``is_diverged`` reports a change in the parent since the fork, and the parent's content is
+    not the branch's. ``policy`` decides which version wins.
     """
     found = {path: content_of(parent, path) for path in contents}
     conflicts = [path for path in contents if found[path] != contents[path] and is_diverged(path)]
-    left = set(conflicts) if policy == "keep_newer" else set()
-    wanted = {path: content for path, content in contents.items() if path not in left}
-    lost = {path: contents[path] for path in conflicts if path in left}
+    skipped = set(conflicts) if policy == "keep_newer" else set()
+    wanted = {path: content for path, content in contents.items() if path not in skipped}
+    lost = {path: contents[path] for path in conflicts if path in skipped}
     try:
         parent.replace({path: content for path, content in wanted.items() if found[path] != content})
     except OSError as error:
@@ -83,26 +87,28 @@ def replay(
     )
 
 
-_NOTED = object()  # the mark of what was only told, and has no standing: files in memory lie in no directories
+_DIRECTORY_MARK = object()  # marks directory changes in memory, where directories have no state of their own
 
 
 class Mirror(Protocol):
-    """What is told of every change as it happens: a ForkMaterializer."""
+    """A receiver of every change as it happens, such as a ForkMaterializer."""
 
     def snapshot_parent_path(self, path: str, content: bytes | None) -> None:
-        """What the parent has at a path that is changed for the first time."""
+        """Save the parent's version of a path before its first change; None for no file."""
 
     def flush_change(self, branch_label: str, change: FileChange, content: bytes) -> None:
-        """A file was written."""
+        """Mirror a file that was written."""
 
     def flush_delete(self, branch_label: str, change: FileChange) -> None:
-        """A file was removed."""
+        """Mirror a file that was removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a path that differs from the parent came to do so: by what, when, and a mark that any further change of it
-    changes."""
+class PathState:
+    """The last change of a path that differs from the parent: the operation, its time, and a mark.
+
+    The mark differs after any further change of the path.
+    """
 
     operation: FileOperation
     at: datetime
@@ -110,13 +116,11 @@ class Standing:
 
 
 class BranchOverlay(Backend):
-    """The files of a branch over those of ``parent``: what is read and not changed is the parent's, what is written
-    stays here until it is flushed.
+    """The files of a branch: unchanged files are those of ``parent``, changes stay here until they are flushed.
 
-    Over a `LocalBackend`, or over the overlay of a branch of one, this is a real branch: commands run in its sandbox,
-    and whatever changes its files (a command, a person with an editor in ``branch.path``) has changed the branch. Any
-    other parent gets an overlay in memory. ``conflict_policy`` says what a flush does about paths that somebody else
-    changed in the parent meanwhile.
+    Over a `LocalBackend`, or over an overlay of one, this is a real branch: commands run in its sandbox, and changes by
+    a command or by a person with an editor in ``branch.path`` are changes of the branch. Any other parent gets an
+    overlay in memory. ``conflict_policy`` decides about paths that changed in the parent since the fork.
 
     >>> from forkwise.live.backends.memory import StateBackend
     >>> parent = StateBackend({"cat.md": "# Cat"})
@@ -129,15 +133,13 @@ class BranchOverlay(Backend):
 
     parent: Backend
     conflict_policy: ConflictPolicy
-    #: What undoes a flush, after one into a directory.
+    #: The commit of a flush into a directory, which can be undone.
     commit: Commit | None = None
 
     def __new__(cls, parent: Backend, *_: Any, **__: Any) -> BranchOverlay:
         if cls is not BranchOverlay:
             return super().__new__(cls)
-        from forkwise.live.backends.local import PlaceBackend  # noqa: PLC0415 - both are overlays themselves
-
-        return super().__new__(FilesOverlay if isinstance(parent, PlaceBackend) else MemoryOverlay)
+        return super().__new__(FilesOverlay if isinstance(parent, DiskBackend) else MemoryOverlay)
 
     def __init__(
         self, parent: Backend, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer"
@@ -149,78 +151,81 @@ class BranchOverlay(Backend):
         self._mirrored: set[FileChange] = set()
         self._label = label
 
-    # What it changed
+    # Changes
 
     @abstractmethod
-    def standing(self) -> Mapping[str, Standing]:
-        """All paths that differ from the parent, in the order of their names."""
+    def path_states(self) -> Mapping[str, PathState]:
+        """Return the state of all paths that differ from the parent, sorted by name."""
 
     @abstractmethod
     def mark(self, name: str) -> object:
-        """The mark that a path's standing has now."""
+        """Return the current mark of a path."""
 
     @abstractmethod
     def old(self, path: str) -> bytes | None:
-        """What the parent has there; None where there is no file."""
+        """Return the content of a file in the parent; None if there is no file."""
 
     @abstractmethod
     def new(self, path: str) -> bytes | None:
-        """What the branch has there; None where there is no file."""
+        """Return the content of a file in the branch; None if there is no file."""
 
     def changes(self) -> list[FileChange]:
-        """What was done to the paths that differ from the parent, in the order of time: each write, edit and deletion
-        that was asked for here, and for what was changed otherwise, as by a command, the change as it was found."""
-        with self.lock:
-            return self._changes(self.standing())
+        """Return the changes of the paths that differ from the parent, in the order of time.
 
-    def _changes(self, standing: Mapping[str, Standing]) -> list[FileChange]:
+        These are each write, edit and deletion through this backend, and one change for each path that was changed
+        otherwise, for example by a command.
+        """
+        with self.lock:
+            return self._changes(self.path_states())
+
+    def _changes(self, states: Mapping[str, PathState]) -> list[FileChange]:
         with self.lock:
             known = {change.path: mark for change, mark in self._log}
-            for path, now in standing.items():
-                if path not in known or known[path] != now.mark:
-                    self._log.append((FileChange(path, now.operation, now.at), now.mark))
-            self._log.sort(key=lambda logged: logged[0].timestamp)
-            return [change for change, mark in self._log if change.path in standing or mark is _NOTED]
+            for path, state in states.items():
+                if path not in known or known[path] != state.mark:
+                    self._log.append((FileChange(path, state.operation, state.at), state.mark))
+            self._log.sort(key=lambda entry: entry[0].timestamp)
+            return [change for change, mark in self._log if change.path in states or mark is _DIRECTORY_MARK]
 
     def deleted(self) -> set[str]:
-        """The files of the parent that are gone here."""
-        return {path for path, now in self.standing().items() if now.operation == "delete"}
+        """Return the parent's files that were deleted here."""
+        return {path for path, state in self.path_states().items() if state.operation == "delete"}
 
     def touched(self) -> list[str]:
-        """The files that were written or deleted."""
-        return [path for path, now in self.standing().items() if now.operation in ("write", "delete")]
+        """Return the files that were written or deleted, sorted by name."""
+        return [path for path, state in self.path_states().items() if state.operation in ("write", "delete")]
 
-    def changed(self, name: str, operation: FileOperation) -> None:
-        """Note what was done, and mirror it."""
+    def record_change(self, name: str, operation: FileOperation) -> None:
+        """Log a change, and mirror it."""
         change = FileChange(name, operation, datetime.now(UTC))
         self._log.append((change, self.mark(name)))
         if operation == "delete":
-            self.mirror_all()  # it may have been a directory
+            self.mirror_all()  # a directory may have had several files
         else:
             self._mirror_one(change)
 
     def record_mkdir(self, path: str) -> None:
-        """Note that a directory was made."""
-        self._log.append((FileChange(self.name_of(path), "mkdir", datetime.now(UTC)), _NOTED))
+        """Record that a directory was created."""
+        self._log.append((FileChange(self.name_of(path), "mkdir", datetime.now(UTC)), _DIRECTORY_MARK))
 
     def record_rmdir(self, path: str) -> None:
-        """Note that a directory was removed."""
-        self._log.append((FileChange(self.name_of(path), "rmdir", datetime.now(UTC)), _NOTED))
+        """Record that a directory was removed."""
+        self._log.append((FileChange(self.name_of(path), "rmdir", datetime.now(UTC)), _DIRECTORY_MARK))
 
-    # For people who look
+    # The mirror
 
     def attach_materializer(self, materializer: Mirror, branch_label: str) -> None:
-        """Have every change mirrored from now on, and what was changed before at once."""
+        """Mirror the existing changes now, and every further change as it happens."""
         self._mirror, self._label = materializer, branch_label
         self.mirror_all()
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether somebody looks."""
+        """Whether a mirror is attached."""
         return self._mirror is not None
 
     def mirror_all(self) -> None:
-        """Mirror what was changed and is not mirrored yet, whoever changed it."""
+        """Mirror all changes that are not mirrored yet, including those by commands."""
         if self.is_mirrored:
             for change in self.changes():
                 self._mirror_one(change)
@@ -238,21 +243,23 @@ class BranchOverlay(Backend):
 
     @abstractmethod
     def snapshot(self, parent_root: str | Path, *, include_venv: bool = False) -> AbstractContextManager[Path]:
-        """A directory that shows the branch to a command that may do with it what it likes: nothing of that is kept.
-        Nothing is copied, and nothing is left out, so that ``include_venv`` makes no difference."""
+        """Return a context manager for a directory with the branch's files, whose changes are discarded at the end.
 
-    # What becomes of it
+        Nothing is copied and nothing is left out, so ``include_venv`` has no effect.
+        """
+
+    # The end of the branch
 
     @abstractmethod
     def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
-        """Make what was changed here the parent's: all of it or nothing, but for conflicts, which the policy decides.
+        """Apply the changes to the parent: all or nothing, except conflicts, which the policy decides.
 
-        ``pre_flush_snapshot`` says what the parent had at some paths when the branch was made. Without it, and in a
-        directory always, the parent's own dates tell what somebody else has changed since.
+        ``pre_flush_snapshot`` has the parent's content of some paths at the fork. Without it, and always in a
+        directory, the parent's own change times show which paths changed since.
         """
 
     def discard(self) -> None:
-        """Let go of it, and of all that was changed."""
+        """Drop the branch and its changes."""
 
 
 _OPERATIONS: dict[tuple[str, bool], FileOperation] = {
@@ -264,23 +271,23 @@ _OPERATIONS: dict[tuple[str, bool], FileOperation] = {
 }
 
 
-class FilesOverlay(BranchOverlay, PlaceBackend):
-    """An overlay that is a branch on the disk. ``branch`` is one that was made already; else one is made."""
+class FilesOverlay(BranchOverlay, DiskBackend):
+    """An overlay that is a branch on disk: ``branch``, or a new one."""
 
-    parent: PlaceBackend
+    parent: DiskBackend
 
     def __init__(
         self,
-        parent: PlaceBackend,
+        parent: DiskBackend,
         label: str = "branch",
         *,
         conflict_policy: ConflictPolicy = "keep_newer",
         branch: Branch | None = None,
     ) -> None:
         super().__init__(parent, label, conflict_policy=conflict_policy)
-        self.branch = branch or parent.place.branch(_name(label), None, None)
+        self.branch = branch or parent.source.branch(_build_name(label), None, None)
         self.files = AgentFiles(self.branch, parent.files.confinement)
-        self._seen: dict[str, Standing] = {}
+        self._last_states: dict[str, PathState] = {}
 
     def __repr__(self) -> str:
         return f"<BranchOverlay {self.branch.branch_path} of {self.files.workspace_path}>"
@@ -294,38 +301,41 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         return done
 
     async def async_execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
-        """The same for asyncio programs; cancelled, it ends the command with all its descendants."""
+        """Run `execute` for asyncio programs; cancelling kills the command and its descendants."""
         done = await super().async_execute(command, timeout)
         if self.is_mirrored:
             await finish_then_cancel(run_in_thread(self.mirror_all))
         return done
 
-    # What it changed
+    # Changes
 
-    def standing(self) -> Mapping[str, Standing]:
-        """The branch's delta. What it costs grows with what was changed, not with the files there are."""
+    def path_states(self) -> Mapping[str, PathState]:
+        """Return the states of the paths in the branch's delta.
+
+        The cost grows with the number of changes, not with the number of files.
+        """
         tree = self.files.tree()
         changes = [c for c in self.branch.delta() if (c.kind, c.type == "directory") in _OPERATIONS]
-        self._seen = {change.path: self._standing(tree, change) for change in changes}
-        return self._seen
+        self._last_states = {change.path: self._find_state(tree, change) for change in changes}
+        return self._last_states
 
-    def _standing(self, tree: FileTree, change: Change) -> Standing:
+    def _find_state(self, tree: FileTree, change: Change) -> PathState:
         operation = _OPERATIONS[change.kind, change.type == "directory"]
         entry = None if change.kind == "deleted" else tree.entry(change.path)
         if entry is not None:
             changed = datetime.fromtimestamp(entry.st_ctime_ns / 1e9, UTC)
-            return Standing(operation, changed, None if change.type == "directory" else entry.st_ctime_ns)
-        before = self._seen.get(change.path)
+            return PathState(operation, changed, None if change.type == "directory" else entry.st_ctime_ns)
+        before = self._last_states.get(change.path)
         at = before.at if before and before.operation == operation else datetime.now(UTC)
-        return Standing(operation, at, None)
+        return PathState(operation, at, None)
 
     def mark(self, name: str) -> object:
-        """When the filesystem says that a path was changed last."""
+        """Return the ctime of a path; None if there is no file."""
         entry = self.files.tree().entry(name)
         return None if entry is None else entry.st_ctime_ns
 
     def record_mkdir(self, path: str) -> None:
-        """Make a directory."""
+        """Create a directory."""
         self.files.tree().make_directory(path)
 
     def record_rmdir(self, path: str) -> None:
@@ -333,42 +343,44 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         self.files.tree().remove(path)
 
     def old(self, path: str) -> bytes | None:
-        """What the parent has."""
+        """Return the content of a file in the parent; None if there is no file."""
         return self.parent.files.tree().content(path)
 
     def new(self, path: str) -> bytes | None:
-        """What the branch has."""
+        """Return the content of a file in the branch; None if there is no file."""
         return self.files.tree().content(path)
 
     def old_mode(self, path: str) -> int | None:
-        """The mode in the parent."""
+        """Return the mode of a file in the parent; None if there is no file."""
         entry = self.parent.files.tree().entry(path)
         return None if entry is None else entry.st_mode
 
     def new_mode(self, path: str) -> int | None:
-        """The mode in the branch."""
+        """Return the mode of a file in the branch; None if there is no file."""
         entry = self.files.tree().entry(path)
         return None if entry is None else entry.st_mode
 
     @contextmanager
     def snapshot(self, parent_root: str | Path | None = None, *, include_venv: bool = False) -> Iterator[Path]:
-        """A branch of this branch, which is read-only until the block ends."""
+        """Yield the directory of a nested branch; this branch is read-only until the block ends."""
         inner = self.branch.branch(f"snapshot-{secrets.token_hex(4)}", None, None)
         try:
             yield inner.path
         finally:
             inner.abort()
 
-    # What becomes of it
+    # The end of the branch
 
     def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
-        """Commit the branch through the journal, which ends it; ``commit`` is then what undoes it. What could not be
-        committed is reported with nothing changed, and the branch is still there."""
-        if not isinstance(parent, PlaceBackend) or parent.place.state_dir.path != self.branch.parent.state_dir.path:
+        """Commit the branch through the journal, which ends the branch, and set ``commit``.
+
+        If the commit fails, nothing is changed, the report has the errors, and the branch still exists.
+        """
+        if not isinstance(parent, DiskBackend) or parent.source.state_dir.path != self.branch.parent.state_dir.path:
             return self._replay(parent, pre_flush_snapshot or {})
-        standing = self.standing()
-        changes = self._changes(standing)
-        if not standing and not len(self.branch.delta()):
+        states = self.path_states()
+        changes = self._changes(states)
+        if not states and not len(self.branch.delta()):
             self.branch.abort()
             return FlushReport([], 0, [], [])
         try:
@@ -376,42 +388,45 @@ class FilesOverlay(BranchOverlay, PlaceBackend):
         except CommitError as error:
             failed = error.paths or [""]
             return FlushReport(
-                [], 0, [], [FlushError(p, _operation(standing.get(p)), f"nothing was changed: {error}") for p in failed]
+                [],
+                0,
+                [],
+                [FlushError(p, _operation_of(states.get(p)), f"nothing was changed: {error}") for p in failed],
             )
         self.commit = landed.commit
-        return flushed(landed, standing, changes)
+        return build_flush_report(landed, states, changes)
 
     def _replay(self, parent: Backend, known: Mapping[str, bytes | None]) -> FlushReport:
-        """Into files that this is no branch of: their content goes, whatever keeps it."""
-        standing = self.standing()
-        contents = {p: self.new(p) for p, s in standing.items() if s.operation in ("write", "delete")}
+        """Write the contents into a backend that is not the parent of this branch."""
+        states = self.path_states()
+        contents = {p: self.new(p) for p, s in states.items() if s.operation in ("write", "delete")}
 
         def is_diverged(path: str) -> bool:
             return content_of(parent, path) != known.get(path, self.old(path))
 
-        return replay(contents, self._changes(standing), parent, is_diverged, self.conflict_policy)
+        return replay(contents, self._changes(states), parent, is_diverged, self.conflict_policy)
 
     def discard(self) -> None:
-        """Abort the branch, if it is still there."""
+        """Abort the branch, if it still exists."""
         if self.branch.status not in ("committed", "aborted"):
             self.branch.abort()
 
 
-def _name(label: str) -> str:
-    """A branch's name out of a label, which may hold anything.
+def _build_name(label: str) -> str:
+    """Build a branch name from a label, which may contain any characters.
 
-    >>> _name("../up & away").rpartition("-")[0]
+    >>> _build_name("../up & away").rpartition("-")[0]
     'up-away'
     """
     plain = re.sub(r"[^\w.]+", "-", label).strip("-.") or "branch"
     return f"{plain[:40]}-{secrets.token_hex(4)}"
 
 
-def flushed(landed: Landed, standing: Mapping[str, Standing], changes: Sequence[FileChange]) -> FlushReport:
-    """What became of a branch that was committed, from what it had changed before."""
+def build_flush_report(landed: Landed, states: Mapping[str, PathState], changes: Sequence[FileChange]) -> FlushReport:
+    """Build the report of a commit, given the branch's states and changes before it."""
     done = set(landed.commit.paths)
     return FlushReport(
-        applied_paths=[p for p, s in standing.items() if p in done and s.operation == "write"],
+        applied_paths=[p for p, s in states.items() if p in done and s.operation == "write"],
         applied_changes=sum(change.path in done for change in changes),
         conflicts=sorted(conflict.path for conflict in landed.conflicts),
         errors=[],
@@ -421,46 +436,46 @@ def flushed(landed: Landed, standing: Mapping[str, Standing], changes: Sequence[
     )
 
 
-def _operation(standing: Standing | None) -> FileOperation:
-    return "write" if standing is None else standing.operation
+def _operation_of(state: PathState | None) -> FileOperation:
+    return "write" if state is None else state.operation
 
 
 def conflict_contents(landed: Landed) -> dict[str, bytes | None]:
-    """The winner's version of what was left as the parent has it."""
+    """Return the branch's versions of the conflicting paths, for which the parent's were kept."""
     if landed.kept is None:
         return {}
     tree = FileTree(os.fspath(landed.kept.path), os.fspath(landed.kept.workspace.path))
     return {conflict.path: tree.content(conflict.path) for conflict in landed.conflicts}
 
 
-class _Change(NamedTuple):
-    """What a path became (None: removed), and when."""
+class _LayerEntry(NamedTuple):
+    """The content of a changed path (None: removed), and the tick and time of the change."""
 
     content: bytes | None
-    changed: int
+    tick: int
     at: datetime
 
 
-class MemoryOverlay(BranchOverlay, Dated):
-    """An overlay that keeps in memory what was changed."""
+class MemoryOverlay(BranchOverlay, DatedBackend):
+    """An overlay that keeps its changes in memory."""
 
     def __init__(
         self, parent: Backend, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer"
     ) -> None:
         super().__init__(parent, label, conflict_policy=conflict_policy)
-        self._forked = moment()
-        self._layer: dict[str, _Change] = {}
-        self._directories: Counter[str] = Counter()  # how many files were written beneath each
-        self._base: dict[str, bytes | None] = {}  # what the parent had when a path was first changed
+        self._forked_at = next_tick()
+        self._layer: dict[str, _LayerEntry] = {}
+        self._directories: Counter[str] = Counter()  # the number of written files below each
+        self._base: dict[str, bytes | None] = {}  # the parent's contents at the first change of each path
 
     # Files
 
     def name_of(self, path: str) -> str:
-        """As the parent names it."""
+        """Return the name in the parent."""
         return self.parent.name_of(path)
 
     def get(self, name: str) -> bytes:
-        """The branch's content, else the parent's."""
+        """Return the content of a file: the branch's, else the parent's."""
         change = self._layer.get(name)
         if change is not None and change.content is not None:
             return change.content
@@ -471,66 +486,66 @@ class MemoryOverlay(BranchOverlay, Dated):
         try:
             return self.parent.get(name)
         except IsADirectoryError:
-            self.names(name)  # which raises where all that was in it is gone
+            self.names(name)  # raises if all its files were removed here
             raise
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a file here."""
+        """Write a file in the branch."""
         with self.lock:
             try:
                 self.get(name)
             except FileNotFoundError:
-                if any(content_of(self, directory) is not None for directory in above(name)):
+                if any(content_of(self, directory) is not None for directory in parent_directories(name)):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
-            self._set_here(name, content)
+            self._set_in_layer(name, content)
 
     def remove(self, name: str) -> None:
-        """Hide a file, or all beneath a directory."""
+        """Remove a file, or all files below a directory, from the branch."""
         with self.lock:
             try:
                 found = [info["path"] for info in self.walk(name)]
             except NotADirectoryError:
                 found = [name]
             for path in found:
-                self._set_here(path, None)
+                self._set_in_layer(path, None)
 
-    def _set_here(self, name: str, content: bytes | None) -> None:
+    def _set_in_layer(self, name: str, content: bytes | None) -> None:
         before = self._layer.get(name)
-        is_there, was_there = content is not None, before is not None and before.content is not None
-        if is_there and not was_there:
-            self._directories.update(above(name))
-        elif was_there and not is_there:
-            self._directories.subtract(above(name))
+        is_written, was_written = content is not None, before is not None and before.content is not None
+        if is_written and not was_written:
+            self._directories.update(parent_directories(name))
+        elif was_written and not is_written:
+            self._directories.subtract(parent_directories(name))
         if name not in self._base:
             self._base[name] = content_of(self.parent, name)
-        self._layer[name] = _Change(content, moment(), datetime.now(UTC))
+        self._layer[name] = _LayerEntry(content, next_tick(), datetime.now(UTC))
 
     @property
     def layer(self) -> dict[str, bytes | None]:
-        """What was written here, and removed (None), as a copy."""
+        """A copy of the contents that were written here; None for removed files."""
         return {path: change.content for path, change in dict(self._layer).items()}
 
     def restore(self, layer: Mapping[str, bytes | None]) -> None:
-        """Have what was changed here be this, and no more."""
+        """Replace all changes of the branch by those of ``layer``."""
         with self.lock:
             for path in self._layer.keys() - layer.keys():
                 if self._layer[path].content is not None:
-                    self._directories.subtract(above(path))
+                    self._directories.subtract(parent_directories(path))
                 del self._layer[path], self._base[path]
             for path, content in layer.items():
                 if path not in self._layer or self._layer[path].content != content:
-                    self._set_here(path, content)
+                    self._set_in_layer(path, content)
 
     def names(self, name: str = "") -> Iterator[FileInfo]:
-        """The parent's and the branch's together."""
-        return listed(((info["path"], info["size"] or 0) for info in self._all()), name)
+        """List a directory: the parent's and the branch's files."""
+        return list_directory(((info["path"], info["size"] or 0) for info in self._list_all()), name)
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
-        """All files beneath a directory."""
-        self.names(name)  # which raises where there is no such directory
-        return iter([info for info in self._all() if not name or info["path"].startswith(f"{name}/")])
+        """Iterate over all files below a directory. Raise OSError if there is no such directory."""
+        self.names(name)  # raises if there is no such directory
+        return iter([info for info in self._list_all() if not name or info["path"].startswith(f"{name}/")])
 
-    def _all(self) -> list[FileInfo]:
+    def _list_all(self) -> list[FileInfo]:
         found = {info["path"]: info for info in self.parent.walk()}
         for path, change in dict(self._layer).items():
             if change.content is None:
@@ -540,37 +555,37 @@ class MemoryOverlay(BranchOverlay, Dated):
         return [found[path] for path in sorted(found)]
 
     def changed_at(self, name: str) -> int:
-        """When a file last changed, here or in the parent."""
-        here = self._layer[name].changed if name in self._layer else 0
-        return max(here, self.parent.changed_at(name) if isinstance(self.parent, Dated) else 0)
+        """Return the tick of a file's last change, here or in the parent."""
+        here = self._layer[name].tick if name in self._layer else 0
+        return max(here, self.parent.changed_at(name) if isinstance(self.parent, DatedBackend) else 0)
 
-    # What it changed
+    # Changes
 
-    def standing(self) -> Mapping[str, Standing]:
-        """The paths whose content is another than the parent's was."""
+    def path_states(self) -> Mapping[str, PathState]:
+        """Return the states of the paths whose content differs from the parent's at their first change."""
         found = {}
         for path, change in sorted(dict(self._layer).items()):
             if change.content != self._base[path]:
-                found[path] = Standing("delete" if change.content is None else "write", change.at, change.changed)
+                found[path] = PathState("delete" if change.content is None else "write", change.at, change.tick)
         return found
 
     def mark(self, name: str) -> object:
-        """When a path was changed here."""
-        return self._layer[name].changed if name in self._layer else None
+        """Return the tick of a path's last change here; None if it was not changed."""
+        return self._layer[name].tick if name in self._layer else None
 
     def old(self, path: str) -> bytes | None:
-        """What the parent had when the path was first changed."""
-        name = path if path in self._base else plain_name(path)
+        """Return the parent's content at the first change of the path; None if there was no file."""
+        name = path if path in self._base else normalize_name(path)
         return self._base[name] if name in self._base else content_of(self.parent, name)
 
     def new(self, path: str) -> bytes | None:
-        """What the branch has."""
+        """Return the content of a file in the branch; None if there is no file."""
         change = self._layer.get(path)
-        return content_of(self, plain_name(path)) if change is None else change.content
+        return content_of(self, normalize_name(path)) if change is None else change.content
 
     @contextmanager
     def snapshot(self, parent_root: str | Path, *, include_venv: bool = False) -> Iterator[Path]:
-        """A branch of a directory with this branch's files in it, gone when the block ends."""
+        """Yield a branch of ``parent_root`` with this branch's files, which is dropped when the block ends."""
         branch = Workspace(parent_root).branch(f"snapshot-{secrets.token_hex(4)}", None, None)
         try:
             tree = FileTree(os.fspath(branch.path), os.fspath(branch.workspace.path))
@@ -583,16 +598,16 @@ class MemoryOverlay(BranchOverlay, Dated):
         finally:
             branch.abort()
 
-    # What becomes of it
+    # The end of the branch
 
     def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
-        """Make what was changed here the parent's, all of it or nothing."""
+        """Apply the changes to the parent: all or nothing, except conflicts, which the policy decides."""
         known = pre_flush_snapshot or {}
 
         def is_diverged(path: str) -> bool:
-            if path not in known and parent is self.parent and isinstance(parent, Dated):
-                return parent.changed_at(path) > self._forked
+            if path not in known and parent is self.parent and isinstance(parent, DatedBackend):
+                return parent.changed_at(path) > self._forked_at
             return content_of(parent, path) != known.get(path, self._base[path])
 
-        contents = {path: self._layer[path].content for path in self.standing()}
+        contents = {path: self._layer[path].content for path in self.path_states()}
         return replay(contents, self.changes(), parent, is_diverged, self.conflict_policy)

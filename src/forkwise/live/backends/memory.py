@@ -1,4 +1,8 @@
-"""StateBackend: files that are in memory only, and a clock that tells which of them changed since a moment."""
+"""`StateBackend`, files in memory, and helpers that the overlay in memory shares.
+
+A logical clock (`next_tick`) orders the changes of all backends in memory, so that a branch can tell which files of its
+parent changed after the fork.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +15,26 @@ from itertools import count
 
 from forkwise.live.backends.backend import Backend, FileInfo
 
-__all__ = ["Dated", "StateBackend", "above", "listed", "moment", "plain_name"]
+__all__ = ["DatedBackend", "StateBackend", "list_directory", "next_tick", "normalize_name", "parent_directories"]
 
-_moments = count(1)
-
-
-def moment() -> int:
-    """A number above all that were given before: what changes from now on is dated above it."""
-    return next(_moments)
+_ticks = count(1)
 
 
-class Dated(Backend):
-    """A backend that knows when each of its files was last written or removed."""
+def next_tick() -> int:
+    """Advance the logical clock: return a number greater than all before."""
+    return next(_ticks)
+
+
+class DatedBackend(Backend):
+    """A backend that records the tick of each file's last change."""
 
     @abstractmethod
     def changed_at(self, name: str) -> int:
-        """The moment of a file's last change; 0 where it never changed."""
+        """Return the tick at which a file was last written or removed; 0 if never."""
 
 
-class StateBackend(Dated):
-    """Files in memory, by their paths: ``/notes.txt`` and ``notes.txt`` are the same one. A directory is there as long
-    as there is a file in it.
+class StateBackend(DatedBackend):
+    """Files in memory. ``/notes.txt`` and ``notes.txt`` are the same path; a directory exists while it has files.
 
     >>> backend = StateBackend({"src/a.py": "import os"})
     >>> backend.edit("/src/a.py", "os", "sys").occurrences, backend.read("src/a.py")
@@ -40,22 +43,22 @@ class StateBackend(Dated):
 
     def __init__(self, files: Mapping[str, str | bytes] | None = None) -> None:
         self._files: dict[str, bytes] = {}
-        self._directories: Counter[str] = Counter()  # how many files are beneath each
+        self._directories: Counter[str] = Counter()  # the number of files below each
         self._changed: dict[str, int] = {}
         for path, content in (files or {}).items():
             self.put(self.name_of(path), content.encode() if isinstance(content, str) else content)
 
     @property
     def files(self) -> dict[str, bytes]:
-        """All files, as a copy."""
+        """A copy of all files."""
         return dict(self._files)
 
     def name_of(self, path: str) -> str:
-        """A path without what does not change where it leads."""
-        return plain_name(path)
+        """Return the canonical name of a path."""
+        return normalize_name(path)
 
     def get(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         if name in self._files:
             return self._files[name]
         if not name or self._directories[name]:
@@ -66,56 +69,56 @@ class StateBackend(Dated):
         """Write a file."""
         with self.lock:
             _put(self._files, self._directories, name, content)
-            self._changed[name] = moment()
+            self._changed[name] = next_tick()
 
     def remove(self, name: str) -> None:
-        """Remove a file, or all beneath a directory."""
+        """Remove a file, or all files below a directory."""
         with self.lock:
             self.replace(dict.fromkeys([name] if name in self._files else [info["path"] for info in self.walk(name)]))
 
     def replace(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write and remove several files at once: whoever reads meanwhile finds all or nothing of it."""
+        """Write and remove several files atomically: a concurrent reader sees all changes or none."""
         with self.lock:
             files, directories = dict(self._files), Counter(self._directories)
             for name in [name for name, content in contents.items() if content is None and name in files]:
                 del files[name]
-                directories.subtract(above(name))
+                directories.subtract(parent_directories(name))
             for name, content in contents.items():
                 if content is not None:
                     _put(files, directories, name, content)
-            self._changed.update(dict.fromkeys(contents, moment()))
+            self._changed.update(dict.fromkeys(contents, next_tick()))
             self._files, self._directories = files, directories
 
     def names(self, name: str = "") -> Iterator[FileInfo]:
-        """What a directory holds."""
-        return listed(((path, len(content)) for path, content in self.files.items()), name)
+        """List a directory, sorted by name."""
+        return list_directory(((path, len(content)) for path, content in self.files.items()), name)
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
-        """All files beneath a directory."""
+        """Iterate over all files below a directory. Raise OSError if there is no such directory."""
         next(iter(self.names(name)), None)
         for path, content in sorted(self.files.items()):
             if not name or path.startswith(f"{name}/"):
                 yield FileInfo(name=os.path.basename(path), path=path, is_dir=False, size=len(content))
 
     def changed_at(self, name: str) -> int:
-        """When a file was last written or removed."""
+        """Return the tick at which a file was last written or removed; 0 if never."""
         return self._changed.get(name, 0)
 
 
-def plain_name(path: str) -> str:
-    """The name of a file in memory; PermissionError for a path that leads above the top.
+def normalize_name(path: str) -> str:
+    """Return the canonical name of a file in memory. Raise PermissionError if it is outside the root.
 
-    >>> plain_name("/src/./a.py"), plain_name("src/../b"), plain_name("/")
+    >>> normalize_name("/src/./a.py"), normalize_name("src/../b"), normalize_name("/")
     ('src/a.py', 'b', '')
     """
     name = os.path.normpath(path.strip("/") or ".")
     if name.split("/")[0] == "..":
-        raise PermissionError(errno.EACCES, "it leads above the top", path)
+        raise PermissionError(errno.EACCES, "the path is outside the root", path)
     return "" if name == "." else name
 
 
-def listed(files: Iterator[tuple[str, int]], name: str) -> Iterator[FileInfo]:
-    """A directory's content, from the paths of all files; raises where there is no such directory."""
+def list_directory(files: Iterator[tuple[str, int]], name: str) -> Iterator[FileInfo]:
+    """List a directory, given the paths and sizes of all files. Raise OSError if there is no such directory."""
     prefix = f"{name}/" if name else ""
     found: dict[str, FileInfo] = {}
     for path, size in files:
@@ -129,10 +132,10 @@ def listed(files: Iterator[tuple[str, int]], name: str) -> Iterator[FileInfo]:
     return iter([found[first] for first in sorted(found)])
 
 
-def above(name: str) -> list[str]:
-    """The directories that a path lies in.
+def parent_directories(name: str) -> list[str]:
+    """Return the parent directories of a path, outermost first.
 
-    >>> above("src/deep/a.py")
+    >>> parent_directories("src/deep/a.py")
     ['src', 'src/deep']
     """
     parts = name.split("/")
@@ -140,12 +143,12 @@ def above(name: str) -> list[str]:
 
 
 def _put(files: dict[str, bytes], directories: Counter[str], name: str, content: bytes) -> None:
-    """Raises where a file cannot be: in the place of a directory, or beneath another file."""
+    """Add a file. Raise OSError if its path is a directory, or below another file."""
     if not name or directories[name]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if name not in files:
-        directories_of = above(name)
-        if any(directory in files for directory in directories_of):
+        parents = parent_directories(name)
+        if any(directory in files for directory in parents):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
-        directories.update(directories_of)
+        directories.update(parents)
     files[name] = content
