@@ -1,4 +1,4 @@
-"""A real terminal for who needs one."""
+"""A real terminal for the tests that need one."""
 
 from __future__ import annotations
 

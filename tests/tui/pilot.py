@@ -1,5 +1,4 @@
-"""Panels played without a terminal: a fork of which every decision is noted instead of carried out, and how a test
-waits for what is to be seen."""
+"""Panels without a terminal: a fork that records decisions instead of running them, and ways to wait for the screen."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ COMMIT = Commit(3, "commit", "/main/k3f9ab-0", datetime(2026, 1, 1, tzinfo=UTC),
 
 
 class NotedFork(ScriptedFork):
-    """The scripted fork; what is decided is noted, and what comes of it is what a test has put there."""
+    """The scripted fork. It records decisions in ``noted``, and answers them with ``outcomes`` of the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class NotedFork(ScriptedFork):
 
 @dataclass
 class Scene:
-    """An app while it is played."""
+    """An app under test."""
 
     app: App[Any]
     pilot: Pilot[Any]
@@ -104,12 +103,12 @@ class Scene:
 
     @property
     def told(self) -> str:
-        """What was told in passing."""
+        """All notifications."""
         return "\n".join(str(note.message) for note in self.app._notifications)
 
     @property
     def text(self) -> str:
-        """What is on the screen."""
+        """The text on the screen."""
         lines = self.screen._compositor.render_strips(self.app.size)
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in lines)
 
@@ -117,41 +116,41 @@ class Scene:
         await self.pilot.press(*keys)
 
     async def shows(self, text: str) -> None:
-        """Wait until something is on the screen."""
+        """Wait until the screen shows a text."""
         await until(lambda: text in self.text, lambda: f"{text!r} is not shown:\n{self.text}")
 
     async def tells(self, text: str) -> None:
-        """Wait until something is told in passing."""
+        """Wait for a notification."""
         await until(lambda: text in self.told, lambda: f"{text!r} is not told: {self.told}\n{self.text}")
 
     async def comes_back(self) -> None:
-        """Wait until what was asked or shown above the fork is gone."""
+        """Wait until the watch screen is on top."""
         await self.comes_to(WatchScreen)
 
     async def sees(self, is_so: Callable[[ForkSnapshot], bool]) -> None:
-        """Wait until something is so of the fork as it was seen last."""
+        """Wait until a condition holds for the last snapshot of the fork."""
         await until(
             lambda: self.watch.snapshot is not None and is_so(self.watch.snapshot), lambda: f"{self.watch.snapshot}"
         )
 
     async def comes_to(self, kind: type[Screen[Any]]) -> None:
-        """Wait until another screen is up."""
+        """Wait until a screen of this kind is on top."""
         await until(lambda: isinstance(self.screen, kind), lambda: f"{self.screen} is up")
         await self.pilot.pause()
 
 
 async def until(is_so: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if is_so():
             return
-        await asyncio.sleep(0.03)  # to look at the screen is to draw it, which is not for nothing
+        await asyncio.sleep(0.03)  # the condition may draw the screen, which is slow
     raise AssertionError(why())
 
 
 def play(app: App[Any], script: Callable[[Scene], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
-    """Play a script on an app."""
+    """Run a script on an app."""
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
@@ -162,7 +161,7 @@ def play(app: App[Any], script: Callable[[Scene], Awaitable[None]], size: tuple[
 
 
 def watching(fork: ScriptedFork, script: Callable[[Scene], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
-    """Play a script on a fork that is watched, once its attempts are there."""
+    """Run a script on the watch screen of a fork, once it shows the attempts."""
 
     async def begin(scene: Scene) -> None:
         await until(lambda: isinstance(scene.screen, WatchScreen) and scene.watch.table.row_count > 0)

@@ -1,4 +1,4 @@
-"""A real terminal: tmux, to which keys are sent, and of which the screen is read."""
+"""A real terminal: tmux, which receives keys and returns the screen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Terminal:
         self.tmux("send-keys", "-t", pane, *keys)
 
     def shows(self, pane: str, *texts: str) -> str:
-        """Wait until all of some texts are on the screen."""
+        """Wait until the screen shows all texts."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             screen = self.screen(pane)
@@ -44,16 +44,16 @@ class Terminal:
         raise AssertionError(f"{texts} not shown in {pane}:\n{self.screen(pane)}")
 
     def write(self, pane: str, text: str) -> None:
-        """Write a line, whatever is in it."""
+        """Type a line literally."""
         self.tmux("send-keys", "-t", pane, "-l", text)
         self.press(pane, "Enter")
 
     def hides(self, pane: str, text: str) -> None:
-        """Wait until something is no longer on the screen."""
+        """Wait until a text has left the screen."""
         self.until(lambda: text not in self.screen(pane), f"{text} is still shown")
 
     def until(self, is_so: Callable[[], bool], why: str = "") -> None:
-        """Wait until something is so."""
+        """Wait until a condition is true."""
         deadline = time.monotonic() + PATIENCE
         while not is_so():
             assert time.monotonic() < deadline, why

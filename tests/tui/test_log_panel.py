@@ -1,4 +1,4 @@
-"""What attempts print, made harmless piece by piece."""
+"""The output of attempts, cleaned of control sequences piece by piece."""
 
 from __future__ import annotations
 

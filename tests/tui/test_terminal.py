@@ -1,4 +1,4 @@
-"""The panels in a real terminal: an exploration in one pane, somebody who watches and decides it in the other."""
+"""The panels in a real terminal: an exploration runs in one pane, and is watched and resolved in the other."""
 
 from __future__ import annotations
 

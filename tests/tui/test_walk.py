@@ -1,4 +1,4 @@
-"""A conversation as a tree on the screen: walked, gone to, named, compared, combined."""
+"""A conversation as a tree on the screen: moved through, labelled, compared, combined."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pyte
         assert scene.watch.table.row_count == 50
         fork.rows[20] = Row(replace(first, id="k3f9ab.21", files=9), 0, has_won=False)
         await until(lambda: bool(drawn))
-        looks = fork.reads
-        await until(lambda: fork.reads > looks + 2)
+        looks = fork.looks
+        await until(lambda: fork.looks > looks + 2)
         assert drawn == [("k3f9ab.21", "files")]
         fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
         await scene.shows("1234567  24/24")  # the columns beside it have moved
@@ -295,7 +295,7 @@ def test_combine(fork: NotedFork) -> None:
         await scene.shows("▪  ● running    3")
         await scene.press("c")
         await scene.comes_to(QuestionScreen)
-        assert "Merge what k3f9ab.1, k3f9ab.3 changed" in scene.text
+        assert "Merge k3f9ab.1, k3f9ab.3, test the result" in scene.text
         await scene.press("y")
         await scene.tells("Committed as 3")
         assert fork.noted == [("combine", ("k3f9ab.1", "k3f9ab.3"), False)]
@@ -359,7 +359,7 @@ def test_abort(fork: NotedFork) -> None:
             fork.noted = []
             await scene.press(key)
             await scene.comes_to(QuestionScreen)
-            assert "Abort the whole fork" in scene.text
+            assert "Abort the fork and drop" in scene.text
             await scene.press("y")
             await scene.tells("Aborted")
             await until(lambda: fork.noted == [("abort",)] and not scene.watch.activity)
@@ -373,7 +373,7 @@ def test_one_attempt_is_ended(fork: NotedFork) -> None:
         await scene.tells("k3f9ab.1 has already ended: succeeded.")
         await scene.press("down", "x")
         await scene.comes_to(QuestionScreen)
-        assert "End k3f9ab.2, with all that it started?" in scene.text
+        assert "Abort k3f9ab.2 and everything it started?" in scene.text
         await scene.press("escape")
         await scene.comes_back()
         await scene.press("x")

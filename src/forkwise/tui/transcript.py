@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from textual.containers import VerticalScroll
+from textual.widget import MountError
 from textual.widgets import Static
 
 from forkwise.tui.tool_call import CallText, format_call, format_result
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Transcript", "TranscriptEntry", "build_entry", "strip_markdown"]
 
 _MOUNTED = 24  # entries that are mounted at first; twice as many are mounted at most while the end is in view
-_LONGEST_PARAGRAPH = 4000  # characters
+_LONGEST_PARAGRAPH = 2000  # characters
 _PREVIEWED = 30
+_REST = 4  # pause after a drawing, as a multiple of its duration
 _APART = ("user", "text", "tool")  # kinds with an empty line before them
 _PREFIX = {"user": "> ", "tool": "tool: ", "result": "  ", "note": "· ", "error": "✗ "}
 _MARKUP = re.compile(r"\*\*|`+(?:\w+$)?|^#{1,6} ", re.MULTILINE)
@@ -196,8 +198,8 @@ class Transcript(VerticalScroll):
     def flush(self) -> None:
         """Draw the entries that were added since, unless a drawing is under way or the last one was just now.
 
-        Between two drawings there is twice the time that the last one took, so that keys are answered however much
-        there is to lay out.
+        After a drawing there is a pause of several times its duration, so that keys are answered however much there is
+        to lay out.
         """
         if self._is_stale and not self._is_drawing and self.is_attached and monotonic() >= self._next_drawing:
             self._is_drawing = True
@@ -208,7 +210,12 @@ class Transcript(VerticalScroll):
         self._is_stale = False
         if self._is_following and len(self._entries) - self._first > 2 * _MOUNTED:
             self._first = len(self._entries) - _MOUNTED
-        await self._update_views()
+        try:
+            await self._update_views()
+        except MountError:
+            if self.is_attached:
+                raise
+            return  # the transcript was removed during the drawing, with its screen or its branch
         self._earlier.display = self._first > 0
         self._earlier.update(f"{self._first} earlier entries: scroll up to show them")
         self.call_after_refresh(self._finish_drawing, started)
@@ -239,7 +246,7 @@ class Transcript(VerticalScroll):
 
     def _finish_drawing(self, started: float) -> None:
         now = monotonic()
-        self._next_drawing = now + 2 * (now - started)
+        self._next_drawing = now + _REST * (now - started)
         self._is_drawing = False
 
     # Scrolling

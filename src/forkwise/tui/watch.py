@@ -197,7 +197,7 @@ class WatchScreen(DecisionScreen):
         Binding("d,enter", "diff", "diff", key_display="d", priority=True),
         Binding("w", "winner", "winner", show=False),
         Binding("o", "open", "open"),
-        Binding("x", "abort_attempt", "stop"),
+        Binding("x", "abort_attempt", "end"),
         Binding("a,escape", "abort", "abort", key_display="a"),
         Binding("u", "undo", "undo"),
         Binding("f", "forks", "fork"),

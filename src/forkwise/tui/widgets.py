@@ -102,7 +102,7 @@ _LONGEST = 2000  # characters shown of a line
 class OutputLog(Log):
     """A log of raw terminal output. It follows its end until the user scrolls up, and again at the end."""
 
-    DEFAULT_CSS = "OutputLog { overflow: auto auto; }"
+    DEFAULT_CSS = "OutputLog { overflow-x: auto; }"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(max_lines=_LINES, auto_scroll=True, **options)

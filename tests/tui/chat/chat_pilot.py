@@ -1,4 +1,4 @@
-"""Chats played without a terminal: a session on a script, the keys that a person presses, and what is seen."""
+"""Chats without a terminal: a session with a scripted model, keys to press, and ways to wait for the screen."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PATIENCE = 60.0
 
 
 async def until(is_so: Callable[[], object], why: Callable[[], str] = lambda: "") -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline, why()
-        await asyncio.sleep(0.03)  # to look at the screen is to draw it
+        await asyncio.sleep(0.03)  # the condition may draw the screen, which is slow
 
 
 class ChatScene(Scene):
-    """A chat while it is played."""
+    """A chat under test."""
 
     @property
     def chat(self) -> ChatScreen:
@@ -40,13 +40,13 @@ class ChatScene(Scene):
         return self.app.chat
 
     async def write(self, text: str) -> None:
-        """Write something and send it, where one writes."""
+        """Type a line into the prompt and send it."""
         await self.comes_to(ChatScreen)
         self.chat.prompt.text = text
         await self.press("enter")
 
     def burst(self, *keys: str) -> None:
-        """Press keys all at once, as they come over a slow line."""
+        """Press keys all at once, as they arrive over a slow connection."""
         for key in keys:
             self.app.post_message(Key(key, key if len(key) == 1 else None))
 
@@ -56,7 +56,7 @@ class ChatScene(Scene):
         )
 
     async def hides(self, text: str) -> None:
-        """Wait until something is no longer on the screen."""
+        """Wait until a text has left the screen."""
         await until(lambda: text not in self.text, lambda: f"still shown: {text}\n{self.text}")
 
     async def tells(self, text: str) -> None:
@@ -87,7 +87,7 @@ def chatting(
     size: tuple[int, int] = (80, 24),
     **options: Any,
 ) -> ChatApp:
-    """Play a script on a chat, which is ended in the end, and nothing of which runs then; gives its app."""
+    """Run a script on a chat, end the chat, check that nothing keeps running, and return the app."""
     room = project.parent / "script"
     room.mkdir(exist_ok=True)
     model = write_script(room, rules)

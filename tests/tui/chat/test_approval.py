@@ -1,4 +1,4 @@
-"""Tool calls that a person decides on, wherever they were made and wherever the person looks."""
+"""Tool calls that wait for approval, in every tab and while another screen is on top."""
 
 from __future__ import annotations
 

@@ -254,7 +254,8 @@ def test_a_fork_of_the_agents_own(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         await scene.write("split up")
         await scene.branches()
-        await scene.shows("[✓ x] [✓ y]", "> split up", "Look at them.", "> task x", "x is ready.", "y is ready.")
+        await scene.shows("[✓ x] [✓ y]", "Look at them.", "> task x", "x is ready.", "y is ready.")
+        assert "> split up" in scene.chat.stage.talk.text
         await scene.write("/fork")
         await scene.tells("agent already forked — resolve it first")
         await scene.write("/merge y")

@@ -1,4 +1,4 @@
-"""A fork of a chat decided hunk by hunk: versions lined up, taken and left, previewed with their tests, then merged."""
+"""A fork of a chat resolved hunk by hunk: accepted, rejected, previewed with its tests, then merged."""
 
 from __future__ import annotations
 

@@ -65,12 +65,12 @@ def test_how_a_fork_is_merged() -> None:
         assert isinstance(app, Asking)
         app.ask()
         await until(lambda: "+0 of b" in scene.text, lambda: scene.text)
-        assert " 2 b  ✓ done ← the judge's  b said a [b]word[/b]" in scene.text
+        assert " 2 b  ✓ done ← judge's choice  b said a [b]word[/b]" in scene.text
         assert "it is [bold]better" in scene.text
         await scene.press("pagedown")
         await until(lambda: "+0 of b" not in scene.text and "+20 of b" in scene.text, lambda: scene.text)
         await scene.press("pageup", "down")
-        await until(lambda: "[c] changed nothing" in scene.text, lambda: scene.text)
+        await until(lambda: "[c] changed no file" in scene.text, lambda: scene.text)
         await scene.press("q")
 
     picker = lambda: MergePicker(ROWS, read, open_outside, preferred="b", why="it is [bold]better")  # noqa: E731
@@ -89,7 +89,7 @@ def test_what_a_judge_said_is_accepted_or_not() -> None:
         app.ask()
         await until(lambda: "keep b · confidence 0.91" in scene.text)
         assert "It [red]is[/red] shorter." in scene.text
-        assert "but: no tests" in scene.text
+        assert "caveat: no tests" in scene.text
         await scene.pilot.click("#cancel")
         await until(lambda: len(app.answers) == 6)
         assert app.answers[-1] is None

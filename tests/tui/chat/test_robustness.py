@@ -1,4 +1,4 @@
-"""What a chat in a terminal stands: texts that mean something to a terminal, one without room, much at once."""
+"""Robustness of a chat: text with control characters, tiny terminals, very long input and many keys at once."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_keys_that_come_all_at_once_are_done_in_their_order(project: Path) -> No
             scene.app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(lambda: scene.chat.prompt.text == "left", lambda: scene.text)
         assert scene.chat.prompt.sent_texts == ["hello", "/undo"]
-        await until(lambda: f"> hello\n\n{SHOWN}" in scene.chat.stage.talk.text, lambda: scene.chat.stage.talk.text)
+        await until(lambda: f"> hello\n\n{EVIL}" in scene.chat.stage.talk.text, lambda: scene.chat.stage.talk.text)
 
     chatting(project, script, RULES)
 

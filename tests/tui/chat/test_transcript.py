@@ -1,4 +1,4 @@
-"""A conversation in a terminal: said, streamed, stopped, looked back on, and left."""
+"""A conversation in a terminal: streamed, stopped, continued from a checkpoint, and left."""
 
 from __future__ import annotations
 

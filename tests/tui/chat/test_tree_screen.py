@@ -1,4 +1,4 @@
-"""The whole conversation of a chat as a tree: walked, gone on from elsewhere, compared, combined, undone, overruled."""
+"""The conversation of a chat as a tree: moved through, continued elsewhere, compared, combined, undone, overridden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a chat on their own: what is written, what is said, and the tabs, without a session."""
+"""The parts of a chat without a session: the prompt, the transcript and the tabs."""
 
 from __future__ import annotations
 
