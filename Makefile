@@ -47,7 +47,7 @@ demo: $(CORE)  ## try four fixes side by side, commit the one that passes the te
 	@echo "Running the demo"
 	@$(BIN)/python -m tools.demo
 
-test: system $(DEV)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
+test: system $(DEV) $(DOCS)  ## run the tests, the same way every time (PYTEST_ARGS='-k name' for some)
 	@$(BIN)/python scripts/run-tests $(PYTEST_ARGS)
 
 test-integration: system $(INTEGRATION)/.installed  ## run the tests that need large components, such as the local model

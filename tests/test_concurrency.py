@@ -214,3 +214,21 @@ def test_a_running_loop_of_the_callers_is_not_used() -> None:
         return run_sync(_thread_name())
 
     assert asyncio.run(main()) == "forkwise loop"
+
+
+def test_a_coroutine_that_runs_alone_leaves_no_task_behind() -> None:
+    ended = threading.Event()
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.create_task(linger())
+        await asyncio.sleep(0)
+        return task
+
+    assert run_sync(main(), alone=True).cancelled()
+    assert ended.is_set()

@@ -204,18 +204,25 @@ def is_loop_running() -> bool:
     return _running_loop() is not None
 
 
-def run_sync(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+def run_sync(
+    coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None, *, alone: bool = False
+) -> T:
     """Run a coroutine on an event loop in another thread, wait for it, and return its result.
 
     The loop is ``loop``, else one that all callers share: clients of model providers keep connections, and a
-    connection belongs to one loop. The coroutine has this thread's context variables. If this thread is interrupted
-    while it waits, the coroutine is cancelled, and the interrupt is raised once its cleanup is done.
+    connection belongs to one loop. With ``alone`` it is a new loop, closed afterwards with the tasks that are left on
+    it: for a coroutine that runs the user's own async code. The coroutine has this thread's context variables. If this
+    thread is interrupted while it waits, the coroutine is cancelled, and the interrupt is raised once its cleanup is
+    done.
 
     >>> async def three() -> int:
     ...     return 3
     >>> run_sync(three())
     3
     """
+    if alone:
+        with _temporary_loop() as own:
+            return _run_on(own, coroutine)
     if loop is None:
         nested = _nested.get()
         loop = nested if nested is not None and not nested.is_closed() else _shared_loop()

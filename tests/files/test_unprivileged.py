@@ -87,7 +87,7 @@ import os, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from forkwise import CommitError, Workspace
-workspace = Workspace({workspace!r})
+workspace = Workspace({workspace!r}, view="copy")  # fuse-overlayfs cannot delete a file of another user
 
 def commit(*written):
     branch = workspace.branch("one", on_error="abort")

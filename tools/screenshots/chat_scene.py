@@ -144,7 +144,7 @@ class _Scenes:
         await self._write("/merge hash")
         await wait_for(self.pilot, lambda: "Merged: kept branch hash" in chat.stage.talk.text)
         await self._write("/tree")
-        from forkwise.tui.chat.tree_screen import TreeScreen  # noqa: PLC0415 (imports the agent libraries)
+        from forkwise.tui.chat.tree_screen import TreeScreen
 
         def is_shown() -> bool:
             screen = self.app.screen

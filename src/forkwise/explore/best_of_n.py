@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies, find_best
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["BestOfN"]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Command, Task
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Cascaded"]
 

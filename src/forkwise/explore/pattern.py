@@ -14,19 +14,21 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 from forkwise.concurrency import run_in_thread, run_sync, try_call
 from forkwise.errors import ForkwiseWarning
 from forkwise.files.branch import Branch
-from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
 from forkwise.fork.candidate import Candidate, Command, Task, describe_error
 from forkwise.fork.evaluation import Evaluate, evaluator
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
-from forkwise.testing.report import TestReport
+
+if TYPE_CHECKING:
+    from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "Observer",
@@ -291,7 +293,7 @@ class Pattern(ABC):
 
     def __call__(self, workspace: WorkspaceLike, *, resume: str | None = None) -> SpeculationOutcome:
         """Run the pattern and block until it is over."""
-        return run_sync(self.run(workspace, resume=resume))
+        return run_sync(self.run(workspace, resume=resume), alone=True)
 
     async def run(
         self, workspace: WorkspaceLike, *, resume: str | None = None, observer: Observer | None = None

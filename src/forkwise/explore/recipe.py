@@ -10,24 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.explore.beam_search import BeamSearch
 from forkwise.explore.best_of_n import BestOfN
 from forkwise.explore.cascaded import Cascaded
-from forkwise.explore.pattern import Options, Pattern
 from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import TreeOfThoughts
-from forkwise.files.branch import Parent
-from forkwise.files.store.changes import OnConflict
-from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
 from forkwise.fork.runner import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.run import arun_in_branch
+
+if TYPE_CHECKING:
+    from forkwise.explore.pattern import Options, Pattern
+    from forkwise.files.branch import Parent
+    from forkwise.files.store.changes import OnConflict
+    from forkwise.files.workspace import Workspace
 
 __all__ = [
     "Allowance",

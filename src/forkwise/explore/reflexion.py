@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.concurrency import run_in_thread, try_call
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Command, Task, describe_error
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Reflexion"]
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import ForkResolvedError, LedgerError
 from forkwise.explore.pattern import Observer, SpeculationOutcome, SpeculationResult
 from forkwise.explore.recipe import Recipe
-from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import Tests
 from forkwise.fork.resolve import commit_resolved
 from forkwise.fork.stored_fork import StoredFork
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
+
+if TYPE_CHECKING:
+    from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord, ForkRecord
 
 __all__ = ["find_tests", "resume"]
 

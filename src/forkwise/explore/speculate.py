@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import Command, Task
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.candidate import Command, Task
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Speculate"]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.concurrency import run_in_thread, try_call
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
-from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import describe_error, describe_value
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Judge", "Tournament"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt, find_best
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import Command, Task
-from forkwise.fork.evaluation import Evaluate
+
+if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.candidate import Command, Task
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["TreeOfThoughts"]
 

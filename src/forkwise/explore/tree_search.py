@@ -6,13 +6,15 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
-from forkwise.fork.attempt import Attempt
-from forkwise.fork.candidate import Command, Task
-from forkwise.fork.evaluation import Evaluate
 from forkwise.fork.fork import default_parallel
+
+if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.candidate import Command, Task
+    from forkwise.fork.evaluation import Evaluate
 
 __all__ = [
     "Mcts",

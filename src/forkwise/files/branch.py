@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, MountError
 from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.store.changes import Commit, Delta, OnConflict
 from forkwise.files.store.journal import sync_filesystem
-from forkwise.files.store.pool import BranchPool, PooledHome
 from forkwise.files.store.record import RolledBack
 from forkwise.files.store.scan import Scan, scan_layer
 from forkwise.files.store.state import Lock, StateDir, locked
 from forkwise.files.store.transaction import recover
 from forkwise.files.store.trash import deferred, discard
-from forkwise.files.store.view import View
 from forkwise.linux.process_id import ProcessId, boot_id
 
 if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
+    from forkwise.files.store.changes import Commit, Delta, OnConflict
+    from forkwise.files.store.pool import BranchPool, PooledHome
+    from forkwise.files.store.view import View
     from forkwise.files.workspace import Workspace
     from forkwise.sandbox.process import Finished
 

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchStaleError, ConflictError, ForkwiseWarning
-from forkwise.files.branch import Branch, Parent
 from forkwise.files.commit import check_trust
 from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.path_merge import Clash, MergedPath, Metadata, Version, merge_path
@@ -21,10 +21,13 @@ from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.overlayfs import mark_origins
-from forkwise.files.store.scan import Scan
 from forkwise.files.store.state import Lock, locked
 from forkwise.files.versions import Versions
 from forkwise.linux.trees import NOT_THERE, copy_entry, join, open_directory, open_root, remove_tree
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch, Parent
+    from forkwise.files.store.scan import Scan
 
 __all__ = [
     "Combination",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.store.changes import Commit, Conflict, OnConflict
 from forkwise.files.store.commit_plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
 from forkwise.files.store.overlayfs import (
     drop_mark_files,
@@ -25,7 +24,6 @@ from forkwise.files.store.overlayfs import (
 )
 from forkwise.files.store.pool import pool_paused
 from forkwise.files.store.record import RECORD_DIRECTORY, Record
-from forkwise.files.store.scan import Entry, Scan
 from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard
@@ -34,6 +32,8 @@ from forkwise.linux.syscalls import filesystem_magic
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.files.store.changes import Commit, Conflict, OnConflict
+    from forkwise.files.store.scan import Entry, Scan
 
 __all__ = ["KEPT", "check_trust", "commit_branch"]
 

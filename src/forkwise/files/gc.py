@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkwise.files.branch import Branch, Parent
 from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import locked
@@ -18,6 +17,7 @@ from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 if TYPE_CHECKING:
+    from forkwise.files.branch import Branch, Parent
     from forkwise.files.workspace import Workspace
 
 __all__ = ["Collected", "collect"]

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError
-from forkwise.files.branch import Parent
 from forkwise.files.file_tree import FileTree
-from forkwise.files.store.journal import JournalStep, Run
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import StateDir, locked
 from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
 
 if TYPE_CHECKING:
+    from forkwise.files.branch import Parent
+    from forkwise.files.store.journal import JournalStep, Run
     from forkwise.files.workspace import Workspace
 
 __all__ = [

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
-from forkwise.files.branch import Parent
 from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas
 from forkwise.files.store.overlayfs import Lower, mark_origins, unmark_origins
-from forkwise.files.store.record import Record
-from forkwise.files.store.scan import Entry, Scan, Touched
 from forkwise.files.store.state import Lock, locked
 from forkwise.files.store.trash import discard
 from forkwise.files.undo import Restored, records_of
@@ -29,7 +26,9 @@ from forkwise.linux.trees import copy_entry, join, open_directory, open_root, re
 from forkwise.text.merge3 import is_text, merge
 
 if TYPE_CHECKING:
-    from forkwise.files.branch import Branch
+    from forkwise.files.branch import Branch, Parent
+    from forkwise.files.store.record import Record
+    from forkwise.files.store.scan import Entry, Scan, Touched
 
 __all__ = [
     "Rebase",

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError
-from forkwise.files.branch import Branch, Parent
 from forkwise.files.combine import scan_sibling, siblings
 from forkwise.files.file_tree import FileTree
 from forkwise.files.store.state import locked
@@ -17,6 +17,9 @@ from forkwise.files.versions import Versions, file_diffs
 from forkwise.linux.trees import open_directory, open_root
 from forkwise.text.diff import FileDiff, FileVersion, is_text
 from forkwise.text.merge3 import Alignment, Hunk, align
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch, Parent
 
 __all__ = ["AlignedPath", "Choice", "align_branches", "select"]
 

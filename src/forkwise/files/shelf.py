@@ -13,15 +13,18 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchNotFoundError, MountError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import locked
 from forkwise.files.store.trash import discard, wait_until_empty
-from forkwise.files.store.view import View
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.linux.trees import EarlierCopy, Identity, copy_layer, open_root
+
+if TYPE_CHECKING:
+    from forkwise.files.store.view import View
 
 __all__ = [
     "ShelvedBranch",

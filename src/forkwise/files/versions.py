@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from heapq import merge
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError
-from forkwise.files.branch import Branch
 from forkwise.files.store.overlayfs import Lower
-from forkwise.files.store.scan import Entry, Scan
 from forkwise.files.store.state import locked
 from forkwise.linux.trees import open_directory, open_root
 from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.store.scan import Entry, Scan
 
 __all__ = [
     "Versions",

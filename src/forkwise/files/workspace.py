@@ -15,12 +15,12 @@ from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.changes import Commit
 from forkwise.files.store.pool import BranchPool
 from forkwise.files.store.state import StateDir, is_ordinary, locate, locked
-from forkwise.files.store.view import View
 from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
 
 if TYPE_CHECKING:
     from forkwise.files.gc import Collected
+    from forkwise.files.store.view import View
 
 __all__ = ["Workspace"]
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pydantic_ai.workspaces import (
@@ -41,8 +41,10 @@ from forkwise.files.file_tree import FileTree
 from forkwise.files.workspace import Workspace
 from forkwise.fork.resolve import land
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.process import Finished
 from forkwise.sandbox.run import arun_in_branch, run_in_branch
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.process import Finished
 
 __all__ = [
     "PROVIDER",

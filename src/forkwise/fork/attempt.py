@@ -21,13 +21,13 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from forkwise.errors import ForkResolvedError
-from forkwise.files.branch import Branch
 from forkwise.fork.candidate import Candidate, error_as_data
-from forkwise.ledger.records import AttemptRecord, AttemptState
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
     from forkwise.fork.fork import Fork
+    from forkwise.ledger.records import AttemptRecord, AttemptState
 
 __all__ = [
     "Attempt",

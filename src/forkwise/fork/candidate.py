@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
-from forkwise.fork.runner import Function, RunEnd
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
+
+if TYPE_CHECKING:
+    from forkwise.fork.runner import Function, RunEnd
 
 __all__ = [
     "Candidate",

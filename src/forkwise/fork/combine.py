@@ -11,23 +11,26 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import ForkResolvedError, LedgerError
-from forkwise.files.branch import Branch
 from forkwise.files.combine import Combination, combine
-from forkwise.files.path_merge import Clash
 from forkwise.files.selection import AlignedPath, Choice, align_branches, select
-from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
 from forkwise.files.workspace import Workspace
-from forkwise.fork.evaluation import Tests
 from forkwise.fork.resolve import Landed, conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
-from forkwise.testing.report import TestReport
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.path_merge import Clash
+    from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
+    from forkwise.fork.evaluation import Tests
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "Combined",

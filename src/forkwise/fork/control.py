@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError, LedgerError
-from forkwise.files.branch import Branch
 from forkwise.files.gc import Collected, collect
 from forkwise.files.workspace import Workspace
 from forkwise.fork.evaluation import is_scratch
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, reconcile
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import ForkRecord
 from forkwise.ledger.sqlite import open_ledger
 
 if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
     from forkwise.fork.fork import Fork
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import ForkRecord
 
 __all__ = [
     "CleanupReport",

@@ -17,11 +17,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
-from forkwise.files.branch import Branch, Parent
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.candidate import describe_value, to_bool, to_score
 from forkwise.sandbox.confinement import Confinement
@@ -29,6 +28,9 @@ from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.command import TestCommand, find_test_command, for_command
 from forkwise.testing.parse import read_report
 from forkwise.testing.report import TestReport, combine
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch, Parent
 
 __all__ = [
     "Evaluate",

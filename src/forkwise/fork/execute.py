@@ -7,16 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
-from forkwise.fork.evaluation import Evaluation
 from forkwise.fork.runner import Job
 from forkwise.ledger.logs import AttemptLog
+
+if TYPE_CHECKING:
+    from forkwise.fork.evaluation import Evaluation
 
 __all__ = ["execute"]
 

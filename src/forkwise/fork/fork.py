@@ -12,7 +12,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import (
@@ -25,21 +25,23 @@ from forkwise.errors import (
 )
 from forkwise.files.branch import Branch
 from forkwise.files.mounted import MountedWorkspace
-from forkwise.files.shelf import ShelvedBranch
 from forkwise.files.store import trash
-from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
-from forkwise.fork.evaluation import Evaluator
 from forkwise.fork.execute import execute
 from forkwise.fork.resolve import Landed, commit_winner, land, shelve_losers
 from forkwise.fork.runner import InProcessRunner, Runner
-from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import remove_log
-from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
+
+if TYPE_CHECKING:
+    from forkwise.files.shelf import ShelvedBranch
+    from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
+    from forkwise.fork.evaluation import Evaluator
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord, ForkRecord
 
 __all__ = [
     "Fork",

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import (
     BranchingError,
@@ -24,17 +24,19 @@ from forkwise.errors import (
     ForkwiseWarning,
     LedgerError,
 )
-from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
-from forkwise.fork.attempt import Attempt
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord
 from forkwise.ledger.sqlite import open_ledger
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.fork.attempt import Attempt
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord
 
 __all__ = [
     "Landed",

@@ -15,14 +15,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.concurrency import CallResult, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
-from forkwise.files.branch import Branch
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
 
 __all__ = [
     "Ending",

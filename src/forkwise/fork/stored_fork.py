@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch
-from forkwise.files.store.changes import Commit
 from forkwise.files.undo import history
-from forkwise.files.workspace import Workspace
-from forkwise.ledger.ledger import Ledger
-from forkwise.ledger.records import AttemptRecord, ForkRecord
 from forkwise.ledger.sqlite import open_ledger
+
+if TYPE_CHECKING:
+    from forkwise.files.store.changes import Commit
+    from forkwise.files.workspace import Workspace
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import AttemptRecord, ForkRecord
 
 __all__ = [
     "PATIENCE",

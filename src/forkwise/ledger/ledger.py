@@ -14,20 +14,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.logs import remove_log
-from forkwise.ledger.records import (
-    AttemptRecord,
-    ConversationRecord,
-    Event,
-    ForkRecord,
-    ForkState,
-    MessageRow,
-    Summary,
-)
 from forkwise.linux.process_id import ProcessId
+
+if TYPE_CHECKING:
+    from forkwise.ledger.records import (
+        AttemptRecord,
+        ConversationRecord,
+        Event,
+        ForkRecord,
+        ForkState,
+        MessageRow,
+        Summary,
+    )
 
 __all__ = ["Conversations", "Ledger", "new_id"]
 

@@ -15,10 +15,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import LedgerError
-from forkwise.files.workspace import Workspace
 from forkwise.ledger.ledger import Conversations, Ledger
 from forkwise.ledger.records import (
     AttemptRecord,
@@ -31,6 +30,9 @@ from forkwise.ledger.records import (
     Summary,
 )
 from forkwise.linux import fds
+
+if TYPE_CHECKING:
+    from forkwise.files.workspace import Workspace
 
 __all__ = [
     "SCRIPTS",

@@ -30,15 +30,15 @@ from forkwise.conversation.adopt import Adoption, adopted, drop_empty_response
 from forkwise.conversation.conversation import IN_PROGRESS, Conversation
 from forkwise.conversation.node import Node, is_answer
 from forkwise.errors import ConversationError
-from forkwise.fork.attempt import Attempt
-from forkwise.live.budget import BudgetTracker
-from forkwise.live.checkpoints import CheckpointStore
-from forkwise.live.values import BranchSpec, BranchState, BranchStatus, PendingApprovalRequest
 
 if TYPE_CHECKING:
+    from forkwise.fork.attempt import Attempt
+    from forkwise.live.budget import BudgetTracker
+    from forkwise.live.checkpoints import CheckpointStore
     from forkwise.live.coordinator import ForkCoordinator
     from forkwise.live.live_fork import LiveFork
     from forkwise.live.resume import OrphanedForks
+    from forkwise.live.values import BranchSpec, BranchState, BranchStatus, PendingApprovalRequest
 
 __all__ = [
     "BranchRuntime",

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.usage import RunUsage
 
 from forkwise.concurrency import run_in_thread
 from forkwise.fork.evaluation import Tests
-from forkwise.live.branch_runtime import BranchRuntime
 from forkwise.live.diff.build import build_diff_report
-from forkwise.live.diff.diff_report import BranchDiffReport
 from forkwise.live.judging.confidence import (
     MERGE_SIGNALS,
     Calibration,
@@ -34,10 +32,14 @@ from forkwise.live.judging.confidence import (
 from forkwise.live.judging.judge import Judge, JudgeAgent, ask_judge, name_of
 from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, detect_judge_models, vote
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
-from forkwise.live.live_fork import LiveFork
 from forkwise.live.merge import is_mergeable
-from forkwise.live.values import MergeStrategy
-from forkwise.testing.report import TestReport
+
+if TYPE_CHECKING:
+    from forkwise.live.branch_runtime import BranchRuntime
+    from forkwise.live.diff.diff_report import BranchDiffReport
+    from forkwise.live.live_fork import LiveFork
+    from forkwise.live.values import MergeStrategy
+    from forkwise.testing.report import TestReport
 
 __all__ = ["Decision", "JudgeSettings", "Verdicts", "decide", "find_goal", "judge_fork", "run_tests"]
 

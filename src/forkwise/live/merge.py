@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
@@ -20,9 +20,11 @@ from forkwise.fork.combine import combine_attempts
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
 from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
-from forkwise.live.live_fork import LiveFork
 from forkwise.live.values import FlushReport, MergeResult
 from forkwise.text.merge3 import is_text, merge
+
+if TYPE_CHECKING:
+    from forkwise.live.live_fork import LiveFork
 
 __all__ = [
     "check_mergeable",

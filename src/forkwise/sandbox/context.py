@@ -15,19 +15,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.linux import fds
 from forkwise.sandbox.child import Entrance, ForkedChild, FunctionCall, Result, block_signals, read_answer
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail import Jail
 from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.jail import Jail
 
 __all__ = ["BranchContext", "Result"]
 

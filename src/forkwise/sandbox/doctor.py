@@ -14,11 +14,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkwise.files.store.state import locate
-from forkwise.files.store.view import Site, View
 from forkwise.files.views import catalogue
 from forkwise.linux.mountinfo import find_entry, mounts
+
+if TYPE_CHECKING:
+    from forkwise.files.store.view import Site, View
 
 __all__ = [
     "Finding",

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
@@ -21,9 +22,11 @@ from forkwise.linux.landlock import abi, usual_devices
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.seccomp import COMMON_SOCKETS, STANDARD, STRICT, deny
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER
-from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUTS, Jail
 from forkwise.sandbox.mounts import Mount
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.confinement import Confinement
 
 __all__ = [
     "host_path",

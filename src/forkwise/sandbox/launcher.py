@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.sandbox import forkserver
-from forkwise.sandbox.jail import Jail
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.jail import Jail
 
 __all__ = ["ForkserverClient", "start_sandbox"]
 

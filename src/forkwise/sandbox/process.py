@@ -12,13 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.linux import fds
-from forkwise.sandbox.child import ForkedChild
-from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network import Uplink
+
+if TYPE_CHECKING:
+    from forkwise.sandbox.child import ForkedChild
+    from forkwise.sandbox.limits import Supervision
+    from forkwise.sandbox.network import Uplink
 
 __all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
 

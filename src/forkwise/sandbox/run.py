@@ -10,12 +10,10 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import NamespaceError
-from forkwise.files.branch import Branch
-from forkwise.files.workspace import Workspace
 from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
@@ -24,6 +22,10 @@ from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.workspace import Workspace
 
 __all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]
 

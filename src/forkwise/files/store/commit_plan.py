@@ -10,13 +10,16 @@ import os
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.journal import Held, JournalStep, Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
+
+if TYPE_CHECKING:
+    from forkwise.files.store.branch_info import BranchInfo
 
 __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved"]
 

@@ -14,13 +14,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from typing import TYPE_CHECKING
 
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.record import Record
-from forkwise.files.store.state import StateDir
 from forkwise.files.store.trash import run_later
 from forkwise.files.store.view import DetachedMount, View
 from forkwise.linux.trees import open_root, remove_tree
+
+if TYPE_CHECKING:
+    from forkwise.files.store.state import StateDir
 
 __all__ = ["BranchPool", "PooledHome", "pool_paused"]
 

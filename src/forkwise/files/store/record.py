@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
 from forkwise.files.store.journal import Meta, Run, directory_facts
-from forkwise.files.store.overlayfs import Marks
 from forkwise.files.store.state import StateDir, tick
+
+if TYPE_CHECKING:
+    from forkwise.files.store.overlayfs import Marks
 
 __all__ = [
     "RECORD_DIRECTORY",

@@ -12,14 +12,17 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from stat import S_ISDIR, S_ISREG
+from typing import TYPE_CHECKING
 
 from forkwise.files.store.changes import Change, ChangeKind, Delta, entry_type
 from forkwise.files.store.journal import has_same_owner
 from forkwise.files.store.overlayfs import Lower, LowerDirectory, is_mark, is_of_user, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.record import RolledBack
-from forkwise.files.store.view import Base
 from forkwise.linux.syscalls import file_handle
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
+
+if TYPE_CHECKING:
+    from forkwise.files.store.view import Base
 
 __all__ = [
     "Entry",

@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import CommitError, ForkwiseWarning
-from forkwise.files.store.commit_plan import Plan
 from forkwise.files.store.journal import (
     Meta,
     Slots,
@@ -31,6 +30,9 @@ from forkwise.files.store.record import Record, is_rolled_back, keep_rolled_back
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.trees import copy_entry, open_directory, open_root, remove_tree
+
+if TYPE_CHECKING:
+    from forkwise.files.store.commit_plan import Plan
 
 __all__ = ["Transaction", "as_commit_error", "recover"]
 

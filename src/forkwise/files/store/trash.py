@@ -12,9 +12,12 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from forkwise.files.store.state import StateDir
 from forkwise.linux.trees import open_root, remove_tree
+
+if TYPE_CHECKING:
+    from forkwise.files.store.state import StateDir
 
 __all__ = ["deferred", "discard", "empty", "run_later", "wait_until_empty"]
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from forkwise.errors import MountError
-from forkwise.files.store.view import Site, View
+
+if TYPE_CHECKING:
+    from forkwise.files.store.view import Site, View
 
 __all__ = ["catalogue", "choose", "view_named"]
 
