@@ -1,4 +1,4 @@
-"""Chats run on asyncio, on a small project with a state of its own, of which nothing is left afterwards."""
+"""Fixtures of chat tests: asyncio, a small project with its own state directory, and a scripted model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def project(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that is chatted in."""
+    """The directory of the chat."""
     monkeypatch.delenv("FORKWISE_DIFFTOOL", raising=False)
     return workspace.path
 
 
 @pytest.fixture
 def model(workspace: Workspace) -> str:
-    """A model that plays the script of `talking`."""
-    room = workspace.path.parent / "script"
-    room.mkdir()
-    return write_script(room)
+    """A model that plays `SCRIPT` of `scripted_chat`."""
+    directory = workspace.path.parent / "script"
+    directory.mkdir()
+    return write_script(directory)

@@ -1,7 +1,7 @@
-"""Chats that are killed at a certain moment, and what the next one finds and makes of it.
+"""Kill a chat at certain moments, and report how the next chat recovers.
 
-Run as a program of its own, with one thread, so that it can fork chats that have everything loaded already. Prints one
-JSON object for each moment.
+Runs as its own program with one thread, so that it can fork chats that have all modules loaded. Prints two JSON objects
+for each moment: the next chat, and the leftovers.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from tests.explore.kill_at_random import apart, content, done, mounts
 
 MERGE = ("hello", "/fork task", "/merge b")
 
-#: What was being done, and where it was killed: in the first call of a method, or in a later one.
+#: The submitted lines, and the method and number of the call in which the process is killed.
 MOMENTS: dict[str, tuple[tuple[str, ...], type, str, int]] = {
     "in a turn": (("hello", "write it"), StoredChat, "save", 5),
-    "forked, and not noted": (("hello", "/fork task"), Forks, "_begin", 1),
+    "forked, and not noted": (("hello", "/fork task"), Forks, "_register", 1),
     "while branches run": (("hello", "/fork a: task until | b: task", "/merge a"), Forks, "graft", 1),
     "decided, and not committed": (MERGE, Fork, "_commit", 1),
-    "merged, and not noted": (MERGE, Merges, "go_on_as", 1),
-    "an undo begun": ((*MERGE, "/undo"), Merges, "_take_back", 1),
-    "undone, and not noted": ((*MERGE, "/undo"), Merges, "_taken_back", 1),
+    "merged, and not noted": (MERGE, Merges, "continue_as", 1),
+    "an undo begun": ((*MERGE, "/undo"), Merges, "_undo_files", 1),
+    "undone, and not noted": ((*MERGE, "/undo"), Merges, "_record_undo", 1),
     "loaded, and not noted": (("write it", "more of it", "/load"), StoredChat, "graft", 1),
-    "overridden, and not noted": ((*MERGE[:2], "/merge vote", "/override a"), Merges, "go_on_as", 2),
+    "overridden, and not noted": ((*MERGE[:2], "/merge vote", "/override a"), Merges, "continue_as", 2),
 }
 
 
-def dies_in(owner: type, name: str, call: int) -> None:
-    """Have this process killed when a method is called for the nth time."""
+def kill_in(owner: type, name: str, call: int) -> None:
+    """Kill this process when a method is called for the nth time."""
     method = getattr(owner, name)
     calls = 0
 
-    def dying(*args: Any, **options: Any) -> Any:
+    def kill_or_call(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call:
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*args, **options)
 
-    setattr(owner, name, dying)
+    setattr(owner, name, kill_or_call)
 
 
-async def _do(session: Session, line: str) -> None:
+async def _submit(session: Session, line: str) -> None:
     if line == "/load":
         line = f"/load {(await session.checkpoints())[1].id}"
     await session.submit(line)
 
 
 async def chat(project: Path, model: str, lines: tuple[str, ...]) -> None:
-    async with chatting(project, model) as (session, heard):
+    async with chatting(project, model) as (session, log):
         for line in lines:
-            await _do(session, line)
-        raise AssertionError(f"nobody killed this: {[as_json(event) for event in heard]}")
+            await _submit(session, line)
+        raise AssertionError(f"the chat was not killed: {[as_json(event) for event in log]}")
 
 
-async def go_on(project: Path, model: str) -> dict[str, Any]:
-    """What the next chat finds, and whether it can be talked with."""
-    async with chatting(project, model) as (session, heard):
-        told: dict[str, Any] = {
+async def resume(project: Path, model: str) -> dict[str, Any]:
+    """Report what the next chat finds, and whether it answers."""
+    async with chatting(project, model) as (session, log):
+        report: dict[str, Any] = {
             "prompts": [line.text for line in session.said() if line.who == "user"],
             "answer": session.last_answer,
             "fork": [view.label for view in session.branches()],
@@ -83,41 +83,41 @@ async def go_on(project: Path, model: str) -> dict[str, Any]:
         if session.fork is not None:
             await session.submit("/merge b")
         await session.submit("hello again")
-        told["then"] = session.last_answer
-        told["files then"] = {name: text for name, text in content(project).items() if name != "a.txt"}
-        told["events"] = [as_json(event) for event in heard]
-    return told
+        report["then"] = session.last_answer
+        report["files then"] = {name: text for name, text in content(project).items() if name != "a.txt"}
+        report["events"] = [as_json(event) for event in log]
+    return report
 
 
-def tell(work: Callable[[], dict[str, Any]]) -> None:
+def print_report(work: Callable[[], dict[str, Any]]) -> None:
     print(json.dumps(work()), flush=True)
 
 
-def left(project: Path) -> dict[str, Any]:
-    """What is left when dead processes are cleared up."""
+def list_leftovers(project: Path) -> dict[str, Any]:
+    """List the branches and mounts that remain after cleaning up dead processes."""
     workspace = Workspace(project, durable=False)
     clean_up(workspace)
     return {"branches": [branch.branch_path for branch in workspace.branches()], "mounts": mounts(project.parent)}
 
 
 def main() -> None:
-    home = Path(sys.argv[1])
+    root = Path(sys.argv[1])
     for number, (lines, owner, name, call) in enumerate(MOMENTS.values()):
-        room = home / str(number)
-        project = room / "project"
+        directory = root / str(number)
+        project = directory / "project"
         project.mkdir(parents=True)
         (project / "a.txt").write_text("one\n")
-        os.environ["XDG_STATE_HOME"] = str(room / "state")
-        model = write_script(room)
+        os.environ["XDG_STATE_HOME"] = str(directory / "state")
+        model = write_script(directory)
 
-        def killed(project: Path = project, model: str = model, lines: tuple[str, ...] = lines) -> None:
-            dies_in(owner, name, call)  # noqa: B023 - it is called before the next round
+        def chat_until_killed(project: Path = project, model: str = model, lines: tuple[str, ...] = lines) -> None:
+            kill_in(owner, name, call)  # noqa: B023 - called before the next iteration
             asyncio.run(chat(project, model, lines))
 
-        assert done(apart(killed)) == -signal.SIGKILL, lines
-        (room / "a").touch()
-        assert done(apart(lambda: tell(lambda: asyncio.run(go_on(project, model))))) == 0, lines  # noqa: B023
-        assert done(apart(lambda: tell(lambda: left(project)))) == 0, lines  # noqa: B023
+        assert done(apart(chat_until_killed)) == -signal.SIGKILL, lines
+        (directory / "a").touch()
+        assert done(apart(lambda: print_report(lambda: asyncio.run(resume(project, model))))) == 0, lines  # noqa: B023
+        assert done(apart(lambda: print_report(lambda: list_leftovers(project)))) == 0, lines  # noqa: B023
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A chat for tests: a session on a small project with a script, and all that it told."""
+"""A chat for tests: a session with a scripted model, and a log of its events."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forkwise.chat.events import BranchChanged, Event, Failed
+from forkwise.chat.events import BranchChanged, ChatEvent, Failed
 from forkwise.chat.session import Session
 
-__all__ = ["SCRIPT", "Heard", "call", "chatting", "write_script"]
+__all__ = ["SCRIPT", "EventLog", "call", "chatting", "write_script"]
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=ChatEvent)
 PATIENCE = 60.0
 
 
 def call(tool: str, **args: Any) -> dict[str, Any]:
-    """A call in a script."""
+    """Build a tool call of a script."""
     return {"tool": tool, "args": args}
 
 
@@ -31,7 +31,7 @@ def _writes(branch: str) -> dict[str, Any]:
     return {"when": "^task", "branch": branch, "steps": steps}
 
 
-#: Answers, and branches that each write a file.
+#: Answers of the agent, branches that each write a file, and a judge.
 SCRIPT: list[dict[str, Any]] = [
     {"when": "^hello", "say": "Hi there,\nhow are you?"},
     {
@@ -52,57 +52,57 @@ SCRIPT: list[dict[str, Any]] = [
 ]
 
 
-def write_script(place: Path, rules: list[dict[str, Any]] | None = None, **more: Any) -> str:
-    """A script in a file; gives the name of its model."""
-    file = place / "script.json"
+def write_script(directory: Path, rules: list[dict[str, Any]] | None = None, **more: Any) -> str:
+    """Write a script to a file. Return the name of its model."""
+    file = directory / "script.json"
     file.write_text(json.dumps({"reply": SCRIPT if rules is None else rules, **more}))
     return f"script:{file}"
 
 
-class Heard(list[Event]):
-    """All that was told, and a way to wait for more of it."""
+class EventLog(list[ChatEvent]):
+    """A listener that records events, and waits for further ones."""
 
     def __init__(self) -> None:
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: ChatEvent) -> None:
         self.append(event)
-        self._came.set()
+        self._arrived.set()
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of a kind."""
+        """List the events of a kind."""
         return [event for event in self if isinstance(event, kind)]
 
     def last(self, kind: type[E]) -> E:
-        """The last of a kind."""
+        """Return the last event of a kind."""
         return self.of(kind)[-1]
 
-    async def until(self, is_so: Callable[[], object]) -> None:
-        """Wait until something is so, looking whenever something was told."""
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, checking it after every event."""
         async with asyncio.timeout(PATIENCE):
-            while not is_so():
-                self._came.clear()
-                await self._came.wait()
+            while not condition():
+                self._arrived.clear()
+                await self._arrived.wait()
 
     async def branch(self, label: str, state: str, times: int = 1) -> None:
-        """Wait until a branch was in a state so often."""
+        """Wait until a branch was reported ``times`` times in a state."""
 
         def count() -> int:
             return sum(one.branch == label and one.state == state for one in self.of(BranchChanged))
 
         await self.until(lambda: count() >= times)
 
-    def fine(self, but: int = 0) -> None:
-        """Nothing went wrong, but for so many things that were meant to."""
-        assert [event.text for event in self.of(Failed)][but:] == []
+    def check_no_failures(self, expected: int = 0) -> None:
+        """Check that there are no failures after the first ``expected`` ones."""
+        assert [event.text for event in self.of(Failed)][expected:] == []
 
 
 @asynccontextmanager
-async def chatting(project: Path, model: str, **options: Any) -> AsyncIterator[tuple[Session, Heard]]:
-    """A chat, which is ended in the end."""
-    heard = Heard()
-    session = await Session.open(project, model=model, listener=heard, **options)
+async def chatting(project: Path, model: str, **options: Any) -> AsyncIterator[tuple[Session, EventLog]]:
+    """Open a chat, and close it at the end of the block."""
+    log = EventLog()
+    session = await Session.open(project, model=model, listener=log, **options)
     try:
-        yield session, heard
+        yield session, log
     finally:
         await session.close()

@@ -1,4 +1,4 @@
-"""Every command: what it does, what it says, and when it is refused."""
+"""Every slash command: its effect, its output, and when it is refused."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ import forkwise
 from forkwise.chat.events import Copied, Failed, ForkResolved, Judged, Moved, Notice, SettingsChanged, Shown
 from forkwise.chat.interpreter import Interpreter
 from forkwise.chat.settings import load_settings
-from forkwise.chat.slash_commands import COMMANDS, UsageError, help_text, parse
-from tests.chat.scripted_chat import Heard, call, chatting, write_script
+from forkwise.chat.slash_commands import COMMANDS, UsageError, format_help, parse
+from tests.chat.scripted_chat import EventLog, call, chatting, write_script
 from tests.leftovers import processes_about
 
 pytestmark = pytest.mark.anyio
 
 
-def test_lines_are_read_by_the_table() -> None:
+def test_lines_are_parsed_by_the_table() -> None:
     assert parse("   ") is None
     for line in ("/nonsense", ">>", "!", "/undo more", "/quit now"):
         with pytest.raises(UsageError):
             parse(line)
-    said = parse("//etc is a directory")
-    assert said is not None
-    assert (said.kind, said.rest) == ("prompt", "/etc is a directory")
+    line = parse("//etc is a directory")
+    assert line is not None
+    assert (line.kind, line.rest) == ("prompt", "/etc is a directory")
     for command in COMMANDS:
         name = command.name.replace("-", "_").replace(" ", "_")
         assert callable(getattr(Interpreter, f"_do_{name}"))
-        assert command.usage in help_text()
+        assert command.usage in format_help()
     with pytest.raises(UsageError, match="/merge"):
         parse("/mege")
 
 
-async def test_what_is_allowed_while_a_fork_is_open(project: Path, model: str) -> None:
-    """Of the guide's list, and of what decides the fork, all is; the rest is refused with a reason."""
-    async with chatting(project, model) as (session, heard):
+async def test_commands_allowed_while_a_fork_is_open(project: Path, model: str) -> None:
+    """Commands that work on the fork are allowed; the others are refused with a reason."""
+    async with chatting(project, model) as (session, log):
         await session.submit("/fork task")
-        await heard.branch("b", "done")
+        await log.branch("b", "done")
         refused = []
         for command in COMMANDS:
-            before = len(heard.of(Failed))
+            before = len(log.of(Failed))
             if command.name not in ("quit", "merge", "abort", "fork diff"):
                 await session.submit(f"/{command.name} 1" if command.arguments else f"/{command.name}")
-                texts = [event.text for event in heard.of(Failed)[before:]]
+                texts = [event.text for event in log.of(Failed)[before:]]
                 if any("a fork is open" in text for text in texts):
                     refused.append(command.name)
         assert refused == [
             "fork", "fork-branches", "fork-budget", "fork-model", "override", "undo", "load", "go", "combine", "model",
         ]  # fmt: skip
         await session.submit("!cat a.txt")
-        assert heard.last(Shown).text == "one\nexit code: 0"
+        assert log.last(Shown).text == "one\nexit code: 0"
         await session.submit("/abort")
 
 
-async def test_settings_are_written_down(project: Path, model: str) -> None:
+async def test_settings_are_saved(project: Path, model: str) -> None:
     file = project / ".forkwise" / "config.toml"
     file.parent.mkdir()
     file.write_text('# mine\n[other]\nx = 1 # kept\n\n[chat]\nbranches = 3 # three\ntest = "true"\n')
-    async with chatting(project, model) as (session, heard):
-        for line, told in {
+    async with chatting(project, model) as (session, log):
+        for line, text in {
             "/fork-branches": "fork_branch_count = 3",
             "/fork-branches 4": "fork_branch_count = 4",
             "/fork-budget per-branch 0.25": "per-branch budget = $0.25",
@@ -75,13 +75,13 @@ async def test_settings_are_written_down(project: Path, model: str) -> None:
             "/fork-model": "Branch 2 model = local",
         }.items():
             await session.submit(line)
-            assert heard.last(SettingsChanged).text == told
-        heard.fine()
+            assert log.last(SettingsChanged).text == text
+        log.check_no_failures()
         for line in ("/fork-branches 11", "/fork-branches x", "/fork-budget per-branch -1", "/fork-budget nan",
                      "/fork-model 9 local", "/fork-model 1 claude", "/fork-budget a b c"):  # fmt: skip
-            before = len(heard.of(Failed))
+            before = len(log.of(Failed))
             await session.submit(line)
-            assert len(heard.of(Failed)) == before + 1, line
+            assert len(log.of(Failed)) == before + 1, line
         form = session.fork_form("do it")
         assert [(row.label, row.model, row.budget_usd) for row in form.rows] == [
             ("a", None, 0.25), ("b", "local", 0.25), ("c", None, 0.25), ("d", None, 0.25),
@@ -91,7 +91,7 @@ async def test_settings_are_written_down(project: Path, model: str) -> None:
     assert text.startswith("# mine\n[other]\nx = 1 # kept\n")
     assert "branches = 4 # three" in text
     assert load_settings(project) == session.settings
-    async with chatting(project, model) as (session, heard):
+    async with chatting(project, model) as (session, log):
         await session.submit("/fork-budget clear")
         await session.submit("/fork-model clear")
         assert session.fork_form().budget_usd is None
@@ -99,82 +99,82 @@ async def test_settings_are_written_down(project: Path, model: str) -> None:
 
 
 async def test_judges_decide_and_are_overridden(project: Path, model: str) -> None:
-    async with chatting(project, model) as (session, heard):
+    async with chatting(project, model) as (session, log):
         await session.submit("hello")
         await session.submit("/fork task")
         await session.submit("/merge judge")
-        judged = heard.last(Judged)
+        judged = log.last(Judged)
         assert (judged.winner, judged.reasoning) == ("b", "b is shorter")
         assert session.fork is not None
         await session.submit("/merge auto")
-        assert "not sure enough" in heard.last(Notice).text
+        assert "not sure enough" in log.last(Notice).text
         await session.submit("/merge vote")
-        assert (heard.last(ForkResolved).how, heard.last(ForkResolved).winners) == ("vote", ("b",))
+        assert (log.last(ForkResolved).how, log.last(ForkResolved).winners) == ("vote", ("b",))
         assert (project / "lib.txt").read_text() == "from b\n"
         await session.submit("/override a")
-        assert heard.last(ForkResolved).how == "override"
+        assert log.last(ForkResolved).how == "override"
         assert (project / "lib.txt").read_text() == "from a\n"
         assert session.last_answer == "a wrote lib.txt."
-        heard.fine()
+        log.check_no_failures()
         await session.submit("/undo")
-        heard.fine()
+        log.check_no_failures()
         assert not (project / "lib.txt").exists()
         await session.submit("/override b")
-        assert "nothing was decided" in heard.last(Failed).text
+        assert "no verdict to override" in log.last(Failed).text
 
 
-async def test_places_of_the_conversation(project: Path, model: str) -> None:
-    async with chatting(project, model) as (session, heard):
+async def test_nodes_of_the_conversation(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, log):
         await session.submit("hello")
         await session.submit("write it")
         last = session.here.id
         await session.submit("/go 2")
-        assert heard.last(Moved).node == session.here.id == 2
+        assert log.last(Moved).node == session.here.id == 2
         await session.submit("hello again")
         await session.submit("/tree")
-        tree = heard.last(Shown).text
+        tree = log.last(Shown).text
         assert "* " in tree
         assert f"[{last}]" in tree
         await session.submit(f"/compare {last} {session.here.id}")
-        assert "-user: write it" in heard.last(Shown).text
+        assert "-user: write it" in log.last(Shown).text
         await session.submit(f"/combine {last} {session.here.id}")
         assert "Wrote it." in session.last_answer
         assert "Hi there" in session.last_answer
         await session.submit("/copy")
-        assert heard.last(Copied).text == session.last_answer
-        heard.fine()
+        assert log.last(Copied).text == session.last_answer
+        log.check_no_failures()
         for line in ("/go", "/go nowhere", "/go 99", "/compare 1", "/combine llm_guess", "/combine 1"):
-            before = len(heard.of(Failed))
+            before = len(log.of(Failed))
             await session.submit(line)
-            assert len(heard.of(Failed)) == before + 1, line
+            assert len(log.of(Failed)) == before + 1, line
 
 
 async def test_a_checkpoint_is_loaded_with_its_files(project: Path, model: str) -> None:
-    async with chatting(project, model) as (session, heard):
+    async with chatting(project, model) as (session, log):
         await session.submit("write it")
         await session.submit("more of it")
         await session.submit("/load")
-        listed = heard.last(Shown).text.splitlines()
+        listed = log.last(Shown).text.splitlines()
         assert len(listed) == 2
         await session.submit(f"/load {listed[1].split()[0]}")
-        heard.fine()
+        log.check_no_failures()
         assert not (project / "more.txt").exists()
         assert (project / "x.txt").exists()
         assert [line.text for line in session.said() if line.who == "user"] == ["write it"]
         await session.submit("/load nowhere")
-        assert "no checkpoint" in heard.last(Failed).text
+        assert "no checkpoint" in log.last(Failed).text
 
 
-async def test_what_is_asked_about_the_chat(project: Path, model: str) -> None:
-    async with chatting(project, model) as (session, heard):
+async def test_commands_about_the_chat(project: Path, model: str) -> None:
+    async with chatting(project, model) as (session, log):
         await session.submit("/copy")
-        assert "nothing was answered" in heard.last(Failed).text
+        assert "no answer to copy" in log.last(Failed).text
         await session.submit("hello")
         shown = {}
         for name in ("cost", "tokens", "model", "version", "help", "help merge", "branches"):
             await session.submit(f"/{name}")
-            shown[name] = heard.last(Shown).text
-        assert "1 requests" in shown["cost"]
+            shown[name] = log.last(Shown).text
+        assert shown["cost"] == "conversation: cost unknown, 1 request"
         assert " in, " in shown["tokens"]
         assert shown["model"] == model
         assert shown["version"] == forkwise.__version__
@@ -182,7 +182,7 @@ async def test_what_is_asked_about_the_chat(project: Path, model: str) -> None:
         assert shown["help merge"].startswith("/merge")
         assert shown["branches"] == "no fork is open"
         await session.submit("/model nobody:x")
-        assert "nobody" in heard.last(Failed).text
+        assert "nobody" in log.last(Failed).text
         await session.submit("/model test")
         assert session.model_name == "test"
         await session.submit("/quit")
@@ -197,13 +197,13 @@ async def test_versions_are_lined_up_chosen_and_committed(project: Path, monkeyp
         for name, text in texts.items()
     ]
     model = write_script(project.parent, rules)
-    async with chatting(project, model) as (session, heard):
+    async with chatting(project, model) as (session, log):
         await session.submit("/fork task")
-        await heard.branch("a", "done")
-        await heard.branch("b", "done")
+        await log.branch("a", "done")
+        await log.branch("b", "done")
         await session.submit("/nway text")
-        assert "hunk 2 of b: lines 5 to 5 become\n    FIVE" in heard.last(Shown).text
-        await _shows_a_diff(session.submit, heard, project, monkeypatch)
+        assert "hunk 2 of b: lines 5 to 5 become\n    FIVE" in log.last(Shown).text
+        await _check_diff(session.submit, log, project, monkeypatch)
         [lineup] = await session.choices.line_up()
         assert lineup.alignment is not None
         prepared = await session.choices.prepare({"text": frozenset(lineup.alignment.hunks)})
@@ -211,35 +211,35 @@ async def test_versions_are_lined_up_chosen_and_committed(project: Path, monkeyp
         await session.choices.drop(prepared)
         prepared = await session.choices.prepare({"text": frozenset(lineup.alignment.hunks)})
         await session.choices.commit(prepared)
-        heard.fine()
+        log.check_no_failures()
         assert (project / "text").read_text() == "ONE\ntwo\nthree\nfour\nFIVE\n"
-        assert heard.last(ForkResolved).how == "choice"
-        assert heard.last(ForkResolved).winners == ("a", "b")
+        assert log.last(ForkResolved).how == "choice"
+        assert log.last(ForkResolved).winners == ("a", "b")
         assert session.fork is None
         await session.submit("/undo")
-        heard.fine()
+        log.check_no_failures()
         assert (project / "text").read_text().startswith("one\n")
 
 
-async def _shows_a_diff(submit: object, heard: Heard, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In text where there is no tool, and else in that."""
+async def _check_diff(submit: object, log: EventLog, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As text if there is no diff tool, else in the tool."""
     assert callable(submit)
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
     await submit("/fork diff")
-    assert heard.last(Shown).text == "text: a modified, b modified (split)"
+    assert log.last(Shown).text == "text: a modified, b modified (split)"
     await submit("/fork diff text")
-    assert "+ONE" in heard.last(Shown).text
+    assert "+ONE" in log.last(Shown).text
     monkeypatch.undo()
     tool = project.parent / "tool"
     tool.write_text('#!/bin/sh\ncat "$@" > "$0.new" && mv "$0.new" "$0.shown"\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("FORKWISE_DIFFTOOL", f"{tool} {{parent}} {{branches}}")
     await submit("/fork diff text")
-    assert "in a diff tool" in heard.last(Notice).text
+    assert "in a diff tool" in log.last(Notice).text
     async with asyncio.timeout(60):
         while not Path(f"{tool}.shown").exists() or processes_about(str(tool)):
             await asyncio.sleep(0.01)
     assert Path(f"{tool}.shown").read_text().splitlines().count("FIVE") == 1
     await submit("/fork diff nowhere")
-    assert heard.of(Failed).pop().text == "no branch changed nowhere"
-    heard[:] = [event for event in heard if not isinstance(event, Failed)]
+    assert log.of(Failed).pop().text == "no branch changed nowhere"
+    log[:] = [event for event in log if not isinstance(event, Failed)]

@@ -1,4 +1,4 @@
-"""The chat without panels, as a process of its own: lines are read and printed, and nothing is left of it."""
+"""The chat without panels, as its own process: it reads and prints lines, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat(project: Path, *words: str, lines: str = "", code: int = 0) -> subproce
 
 
 class Chat:
-    """A chat that runs, and what it has printed so far."""
+    """A running chat, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[str], printed: Path) -> None:
         self.process = process
@@ -42,9 +42,9 @@ class Chat:
     def printed(self) -> str:
         return self._printed.read_text()
 
-    def until(self, is_so: Callable[[str], object]) -> None:
+    def until(self, condition: Callable[[str], object]) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not is_so(self.printed):
+        while not condition(self.printed):
             assert time.monotonic() < deadline, self.printed
             time.sleep(0.02)
 
@@ -76,7 +76,7 @@ def test_plain_lines_from_a_pipe_in_their_order(project: Path, model: str) -> No
     assert not (project / "lib.txt").exists()
 
 
-def test_the_end_of_input_merges_nothing_and_denies_what_is_asked(project: Path) -> None:
+def test_the_end_of_input_merges_nothing_and_denies_approvals(project: Path) -> None:
     rules = [
         {"when": "^shell", "steps": [{"calls": [call("execute", command="touch ran")]}, {"say": "Then not."}]},
         {"branch": "a", "say": "done"},
@@ -110,10 +110,10 @@ def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> N
         talk.say("/fork a: task until | b: task")
         talk.until(lambda printed: "[b] done" in printed)
         talk.process.send_signal(signal.SIGINT)
-        talk.until(lambda printed: "once more ends" in printed)
+        talk.until(lambda printed: "once more to end" in printed)
         talk.process.send_signal(signal.SIGINT)
         assert talk.process.wait(PATIENCE) == 130
-        assert "is kept undecided (a, b)" in talk.printed
+        assert "is kept open (a, b)" in talk.printed
     with chatting(project, "--plain", "--model", model) as talk:
         talk.until(lambda printed: "left by an earlier chat" in printed)
         talk.say("/abort")
@@ -122,10 +122,10 @@ def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> N
         assert talk.process.wait(PATIENCE) == 143
 
 
-def test_what_cannot_be_opened_is_told_and_nothing_is_waited_for(project: Path, model: str) -> None:
-    assert "which model" in chat(project, "--plain", code=2).stderr
+def test_a_chat_that_cannot_open_reports_why_and_does_not_block(project: Path, model: str) -> None:
+    assert "no model is set; pass --model" in chat(project, "--plain", code=2).stderr
     (project / ".forkwise").mkdir()
     os.mkfifo(project / ".forkwise" / "config.toml")
     failed = json.loads(chat(project, "--json", "--model", model, code=1).stdout)["error"]
     assert failed["type"] == "SettingsError"
-    assert "is no plain file" in failed["message"]
+    assert "is not a regular file" in failed["message"]

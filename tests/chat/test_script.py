@@ -1,4 +1,4 @@
-"""Models that play a file."""
+"""Models that play a script."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ error = "no service"
 """
 
 
-async def test_it_says_what_follows_from_what_was_said(tmp_path: Path) -> None:
+async def test_each_response_depends_on_the_messages_before(tmp_path: Path) -> None:
     file = tmp_path / "played.toml"
     file.write_text(PLAYED)
     agent = Agent(load_script(file))
-    asked = []
+    zones = []
 
     @agent.tool_plain
     def clock(zone: str) -> str:
         """Tell the time."""
-        asked.append(zone)
+        zones.append(zone)
         return "12:00"
 
     first = await agent.run("time, please")
-    assert (first.output, asked) == ("Noon.", ["UTC"])
+    assert (first.output, zones) == ("Noon.", ["UTC"])
     again = await agent.run("time once more", message_history=first.all_messages())
-    assert (again.output, asked) == ("Noon.", ["UTC", "UTC"])
+    assert (again.output, zones) == ("Noon.", ["UTC", "UTC"])
     async with agent.run_stream("whatever") as stream:
         assert [piece async for piece in stream.stream_text(delta=True, debounce_by=None)] == ["Pardon?"]
     with pytest.raises(ModelHTTPError, match="no service"):
@@ -53,19 +53,19 @@ async def test_it_says_what_follows_from_what_was_said(tmp_path: Path) -> None:
     "text",
     ["[[reply", "[[reply]]\nwhen = '('\nsay = 'x'", "[[reply]]\nsays = 'x'", "reply = 1", "[[reply]]\nsteps = []"],
 )
-def test_what_is_no_script_is_told(tmp_path: Path, text: str) -> None:
+def test_an_invalid_script_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.toml"
     file.write_text(text)
     with pytest.raises(ScriptError, match=r"broken\.toml"):
         load_script(file)
 
 
-def test_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match=r"there is no script .*absent\.toml"):
         load_script(tmp_path / "absent.toml")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ScriptError, match="no plain file"):
+    with pytest.raises(ScriptError, match="not a regular file"):
         load_script(tmp_path / "pipe.toml")

@@ -1,4 +1,4 @@
-"""Settings in a file that people, and agents, can write anything into."""
+"""Settings in a file into which users and agents can write anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
         "x = " + "[" * 5000,
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_told(tmp_path: Path, file: Path, text: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:
         load_settings(tmp_path)
@@ -34,14 +34,14 @@ def test_what_makes_no_sense_is_told(tmp_path: Path, file: Path, text: str) -> N
     assert caught.value.path == str(file)
 
 
-def test_what_is_no_plain_file_is_told_at_once(tmp_path: Path, file: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_at_once(tmp_path: Path, file: Path) -> None:
     os.mkfifo(file)
-    for work in (load_settings, lambda where: save_settings(where, Settings())):
-        with pytest.raises(SettingsError, match="no plain file"):
+    for work in (load_settings, lambda directory: save_settings(directory, Settings())):
+        with pytest.raises(SettingsError, match="not a regular file"):
             work(tmp_path)
     file.unlink()
     file.symlink_to("/dev/zero")
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(SettingsError, match="cannot read"):
         load_settings(tmp_path)
     file.unlink()
     file.mkdir()
@@ -56,7 +56,7 @@ def test_what_is_no_plain_file_is_told_at_once(tmp_path: Path, file: Path) -> No
         load_settings(tmp_path)
 
 
-def test_what_others_wrote_stays(tmp_path: Path, file: Path) -> None:
+def test_the_rest_of_the_file_stays(tmp_path: Path, file: Path) -> None:
     written = Settings(branches=3, fork_budget=1.5, models={2: "local"}, judge="test", ask=("execute",))
     save_settings(tmp_path, written)
     assert load_settings(tmp_path) == written

@@ -1,4 +1,8 @@
-"""Opening a chat without keeping anybody waiting: what an agent needs is loaded in a thread of its own."""
+"""A chat session without a screen: an agent in a workspace, with its conversation and its forks.
+
+`open_session` is the entrance. It imports the agent libraries in a thread, so that the event loop is not blocked and a
+user interface can draw its first frame.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkwise.chat.events import Listener
 from forkwise.concurrency import run_in_thread
 
 if TYPE_CHECKING:
+    from forkwise.chat.events import Listener
     from forkwise.chat.session import Session
 
 __all__ = [
@@ -27,7 +31,7 @@ async def open_session(
     ask: Sequence[str] = (),
     listener: Listener | None = None,
 ) -> Session:
-    """`Session.open`, with all that it imports loaded while the event loop goes on."""
+    """Open a session as `Session.open` does, importing what it needs in a thread."""
     await run_in_thread(import_module, "forkwise.chat.session")
     from forkwise.chat.session import Session
 

@@ -1,4 +1,8 @@
-"""Feed: who listens to a chat, and how they are told what happens."""
+"""The events of a chat as values, and the feed that delivers them to listeners.
+
+An event's class name and fields are its JSON form (`as_json`). This module stays light: the first frame of a chat loads
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ __all__ = [
     "ApprovalAsked",
     "BranchChanged",
     "BranchText",
+    "ChatEvent",
     "Copied",
     "CostChanged",
     "Ended",
-    "Event",
     "Failed",
     "Feed",
     "ForkAdopted",
@@ -43,15 +47,15 @@ __all__ = [
 ]
 
 
-_LONGEST = 2000
+_MAX_ERROR_CHARS = 2000
 
 
 def error_text(error: BaseException) -> str:
-    """What went wrong.
+    """Format an error as one line, with its remedy if it has one.
 
-    >>> told(ValueError("no such thing"))
+    >>> error_text(ValueError("no such thing"))
     'no such thing'
-    >>> told(KeyError("x"))
+    >>> error_text(KeyError("x"))
     "KeyError: 'x'"
     """
     text = " ".join(str(error).split())
@@ -60,17 +64,17 @@ def error_text(error: BaseException) -> str:
     remedy = getattr(error, "remedy", "")
     if remedy and remedy not in text:
         text = f"{text.rstrip('.')}; {remedy}"
-    return text[:_LONGEST]
+    return text[:_MAX_ERROR_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something happened."""
+class ChatEvent:
+    """The base of all events of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(Event):
-    """The chat can be talked to. ``messages`` is how many there are on the way to where one is."""
+class Ready(ChatEvent):
+    """The chat takes input. ``messages`` is the number of messages up to the current node."""
 
     conversation: str
     workspace: str
@@ -80,47 +84,47 @@ class Ready(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Event):
-    """The chat is over; no event follows."""
+class Ended(ChatEvent):
+    """The chat ended; no event follows."""
 
 
-# Talking
+# Turns
 
 
 @dataclass(frozen=True, slots=True)
-class TurnBegan(Event):
-    """Something was said to the agent, or to a branch that was done."""
+class TurnBegan(ChatEvent):
+    """A turn of the agent began, or a further turn of a branch."""
 
     prompt: str
     branch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta(Event):
-    """The next piece of what the agent says."""
+class TextDelta(ChatEvent):
+    """The next piece of the agent's answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class BranchText(Event):
-    """The next piece of what a branch says."""
+class BranchText(ChatEvent):
+    """The next piece of a branch's answer."""
 
     branch: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtDelta(Event):
-    """The next piece of what the agent, or a branch, thinks aloud."""
+class ThoughtDelta(ChatEvent):
+    """The next piece of the reasoning of the agent, or of a branch."""
 
     text: str
     branch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCalled(Event):
-    """A tool is called; ``arguments`` is JSON."""
+class ToolCalled(ChatEvent):
+    """The model called a tool; ``arguments`` is JSON."""
 
     call: str
     tool: str
@@ -129,8 +133,8 @@ class ToolCalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolReturned(Event):
-    """A tool gave its result, or failed."""
+class ToolReturned(ChatEvent):
+    """A tool returned its result, or failed."""
 
     call: str
     tool: str
@@ -140,8 +144,8 @@ class ToolReturned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded(Event):
-    """The agent has answered, was interrupted, or failed. ``node`` is where the conversation is now."""
+class TurnEnded(ChatEvent):
+    """The agent answered, was interrupted, or failed. ``node`` is the conversation's current node."""
 
     state: Literal["done", "interrupted", "failed"]
     text: str
@@ -150,8 +154,8 @@ class TurnEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CostChanged(Event):
-    """What all of the conversation has taken so far; ``usd`` is None where no price is known."""
+class CostChanged(ChatEvent):
+    """The cost of the whole conversation so far; ``usd`` is None if no price is known."""
 
     requests: int
     input_tokens: int
@@ -163,8 +167,8 @@ class CostChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkOpened(Event):
-    """Branches began to run."""
+class ForkOpened(ChatEvent):
+    """A fork was opened, and its branches run."""
 
     fork: str
     branches: tuple[str, ...]
@@ -172,8 +176,8 @@ class ForkOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkAdopted(Event):
-    """A fork is to be decided here: the agent left it open when its turn ended, or another process did."""
+class ForkAdopted(ChatEvent):
+    """The user has to resolve a fork that the agent's turn, or an earlier chat, left open."""
 
     fork: str
     branches: tuple[str, ...]
@@ -181,8 +185,8 @@ class ForkAdopted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BranchChanged(Event):
-    """Where a branch stands now."""
+class BranchChanged(ChatEvent):
+    """The state of a branch changed."""
 
     fork: str
     branch: str
@@ -193,8 +197,11 @@ class BranchChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Event):
-    """What judges said. Nothing is merged by that; ``is_sure`` says that it may be without asking anybody."""
+class Judged(ChatEvent):
+    """The verdict of the judges. Nothing is merged yet.
+
+    ``is_sure``: the judges are confident enough to merge without asking the user.
+    """
 
     fork: str
     winner: str | None
@@ -205,9 +212,11 @@ class Judged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkResolved(Event):
-    """A fork is decided. ``how`` is ``pick``, ``combine``, ``auto``, ``vote``, ``choice``, ``override`` or
-    ``abort``."""
+class ForkResolved(ChatEvent):
+    """A fork was resolved.
+
+    ``how`` is ``pick``, ``combine``, ``auto``, ``vote``, ``choice``, ``override`` or ``abort``.
+    """
 
     fork: str
     how: str
@@ -221,28 +230,28 @@ class ForkResolved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkLeft(Event):
-    """The chat ends with a fork undecided: it is kept, and the next chat goes on with it."""
+class ForkLeft(ChatEvent):
+    """The chat ended with an open fork, which the next chat resumes."""
 
     fork: str
     branches: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MergeUndone(Event):
-    """A merge was taken back, its files and what was said; ``node`` is where the conversation is now."""
+class MergeUndone(ChatEvent):
+    """A merge was undone, its files and its messages; ``node`` is the conversation's current node."""
 
     fork: str
     commit: str | None
     node: int
 
 
-# Asking and telling
+# Approvals, settings, output
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalAsked(Event):
-    """A tool is not called until somebody approves or denies it by this id."""
+class ApprovalAsked(ChatEvent):
+    """A tool call waits until the user approves or denies it by this id."""
 
     id: str
     tool: str
@@ -251,59 +260,59 @@ class ApprovalAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalAnswered(Event):
-    """A question is answered, or nobody wants to know any more (``is_approved`` None)."""
+class ApprovalAnswered(ChatEvent):
+    """An approval was answered, or is no longer needed (``is_approved`` None)."""
 
     id: str
     is_approved: bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Moved(Event):
-    """The conversation goes on from another place."""
+class Moved(ChatEvent):
+    """The conversation continues from another node."""
 
     node: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsChanged(Event):
-    """A setting was changed, and written down."""
+class SettingsChanged(ChatEvent):
+    """A setting was changed and saved, or shown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Shown(Event):
-    """What a command found, as text."""
+class Shown(ChatEvent):
+    """The output of a command, as text."""
 
     title: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Copied(Event):
-    """A text is to be put where it can be pasted from."""
+class Copied(ChatEvent):
+    """A text that the user interface should copy to the clipboard."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Event):
-    """Something the reader should know."""
+class Notice(ChatEvent):
+    """A message for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Event):
-    """What was asked for did not happen, and why."""
+class Failed(ChatEvent):
+    """A command or prompt failed; ``text`` says why."""
 
     text: str
 
 
-def as_json(event: Event) -> dict[str, Any]:
-    """An event as JSON holds it.
+def as_json(event: ChatEvent) -> dict[str, Any]:
+    """Convert an event to a JSON object.
 
     >>> as_json(BranchText("a", "hello"))
     {'event': 'branch_text', 'branch': 'a', 'text': 'hello'}
@@ -312,66 +321,65 @@ def as_json(event: Event) -> dict[str, Any]:
     return {"event": name, **asdict(event)}
 
 
-#: Is told of each event, on the event loop, one after the other. It must not block.
-Listener = Callable[[Event], None]
+#: A function called with each event, on the event loop, in order. It must not block.
+Listener = Callable[[ChatEvent], None]
 
 
 class Feed:
-    """Any number of listeners. One that fails does not keep the others, or the chat, from going on.
+    """Delivers events to any number of listeners. A listener that fails stops neither the others nor the chat.
 
-    >>> from forkwise.chat.events import Notice
-    >>> feed, heard = Feed(), []
-    >>> stop = feed.listen(heard.append)
-    >>> feed.tell(Notice("hello")); stop(); feed.tell(Notice("nobody hears this"))
-    >>> heard
+    >>> feed, events = Feed(), []
+    >>> unsubscribe = feed.subscribe(events.append)
+    >>> feed.publish(Notice("hello")); unsubscribe(); feed.publish(Notice("not delivered"))
+    >>> events
     [Notice(text='hello')]
     """
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
-        self._held: list[Event] | None = None
+        self._buffer: list[ChatEvent] | None = None
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have somebody told of all that happens from now on; gives what ends that."""
+        """Subscribe to events. Return a function that unsubscribes."""
         self._listeners.append(listener)
 
-        def stop() -> None:
+        def unsubscribe() -> None:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
-        return stop
+        return unsubscribe
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Unsubscribe all listeners."""
         self._listeners.clear()
 
     @contextmanager
     def buffered(self) -> Iterator[None]:
-        """Keep what is told until the block is over, or has told what comes first."""
-        self._held = []
+        """Hold events back until the block ends or calls `publish_first`."""
+        self._buffer = []
         try:
             yield
         finally:
-            self._let_out()
+            self._flush()
 
-    def tell_first(self, event: Event) -> None:
-        """Tell everybody, and then what was held until now."""
-        self._let_out(event)
+    def publish_first(self, event: ChatEvent) -> None:
+        """Publish an event, then all events that were held back."""
+        self._flush(event)
 
-    def _let_out(self, *first: Event) -> None:
-        held, self._held = self._held or [], None
-        for event in (*first, *held):
+    def _flush(self, *first: ChatEvent) -> None:
+        buffer, self._buffer = self._buffer or [], None
+        for event in (*first, *buffer):
             self.publish(event)
 
-    def publish(self, event: Event) -> None:
-        """Tell everybody."""
-        if self._held is not None:
-            self._held.append(event)
+    def publish(self, event: ChatEvent) -> None:
+        """Call every listener with an event."""
+        if self._buffer is not None:
+            self._buffer.append(event)
             return
         for listener in tuple(self._listeners):
             try:
                 listener(event)
-            except Exception as error:  # noqa: BLE001 - a face that fails to show something is no reason to stop
+            except Exception as error:  # noqa: BLE001 - a user interface that fails to draw must not stop the chat
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": f"a listener failed on {event!r}", "exception": error}
                 )

@@ -1,30 +1,37 @@
-"""Forks: the open fork of a chat: made by the person or by the agent, followed, spoken to, ended, left for later."""
+"""The open fork of a chat, opened by the user or by the agent: watch it, prompt its branches, abort or leave it.
+
+`forkwise.chat.merges` merges it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from forkwise.chat.events import BranchChanged, ForkAdopted, ForkLeft, ForkOpened, ForkResolved, Notice, TurnBegan
-from forkwise.chat.services import ChatServices
-from forkwise.chat.settings import ForkForm
 from forkwise.chat.storage import FORK, OVER
-from forkwise.conversation.node import Node
-from forkwise.live.branch_runtime import BranchRuntime
-from forkwise.live.coordinator import ForkCoordinator
-from forkwise.live.values import BranchCost, BranchSpec, MergeResult, MergeStrategy
+from forkwise.live.values import BranchSpec, MergeStrategy
 
-__all__ = ["BranchView", "Forks", "resolved"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forkwise.chat.services import ChatServices
+    from forkwise.chat.settings import ForkForm
+    from forkwise.conversation.node import Node
+    from forkwise.live.branch_runtime import BranchRuntime
+    from forkwise.live.coordinator import ForkCoordinator
+    from forkwise.live.values import BranchCost, MergeResult
+
+__all__ = ["BranchView", "Forks", "build_resolved_event"]
 
 By = Literal["user", "agent"]
 
 
 @dataclass(frozen=True, slots=True)
 class BranchView:
-    """Where a branch stands, as a face shows it."""
+    """The state of a branch, as a user interface shows it."""
 
     id: str
     label: str
@@ -42,218 +49,227 @@ class BranchView:
 
 
 class Forks:
-    """The fork that is open, if one is: ``coordinator`` is then what runs it, ``by`` who made it. ``decided`` ran the
-    last one, whose other branches may be there still, for somebody who decides otherwise."""
+    """The open fork of a chat, if there is one. ``opener`` is the user or the agent.
 
-    def __init__(self, desk: ChatServices) -> None:
-        self._desk = desk
-        self._known: ForkCoordinator | None = None
-        self.decided: ForkCoordinator | None = None
-        self._following: dict[asyncio.Task[object], asyncio.Task[None]] = {}
-        self._told: dict[str, BranchChanged] = {}
-        self.by: By = "user"
+    ``last_resolved`` is the coordinator of the last fork; it still has the other branches, so that the user can
+    override the judges.
+    """
 
-    # What there is
+    def __init__(self, services: ChatServices) -> None:
+        self._services = services
+        self._coordinator: ForkCoordinator | None = None  # resolved or not
+        self.last_resolved: ForkCoordinator | None = None
+        self._watchers: dict[asyncio.Task[object], asyncio.Task[None]] = {}
+        self._last_changes: dict[str, BranchChanged] = {}
+        self.opener: By = "user"
+
+    # State
 
     @property
     def coordinator(self) -> ForkCoordinator | None:
-        """What runs the open fork; None where none is open."""
-        return None if self._known is None or self._known.is_resolved else self._known
+        """The coordinator of the open fork; None if no fork is open."""
+        return None if self._coordinator is None or self._coordinator.is_resolved else self._coordinator
 
     @property
     def is_open(self) -> bool:
-        """Whether a fork is to be decided."""
+        """Whether a fork is open."""
         return self.coordinator is not None
 
     @property
     def current(self) -> ForkCoordinator:
-        """The same; RuntimeError where no fork is open."""
+        """The coordinator of the open fork. Raises RuntimeError if no fork is open."""
         if self.coordinator is None:
-            raise RuntimeError("no fork is open: /fork makes one")
+            raise RuntimeError("no fork is open: /fork opens one")
         return self.coordinator
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the branches are called."""
-        return tuple(r.spec.label for r in self._known.branches.values()) if self._known is not None else ()
+        """The labels of the branches."""
+        return tuple(r.spec.label for r in self._coordinator.branches.values()) if self._coordinator is not None else ()
 
     @property
     def labels_by_id(self) -> dict[str, str]:
-        """The same by their ids, also when the fork was just decided."""
-        return {} if self._known is None else {name: r.spec.label for name, r in self._known.branches.items()}
+        """The labels by branch id, also if the fork was just resolved."""
+        return (
+            {} if self._coordinator is None else {name: r.spec.label for name, r in self._coordinator.branches.items()}
+        )
 
     @property
     def overruled(self) -> tuple[str, ...]:
-        """What branches are called that lost the fork that was decided last, while that can be decided otherwise."""
-        decided = self.decided
-        result = None if decided is None else decided.merge_result
-        if decided is None or result is None:
+        """The labels of the losers of the last fork, while it can be overridden."""
+        coordinator = self.last_resolved
+        result = None if coordinator is None else coordinator.merge_result
+        if coordinator is None or result is None:
             return ()
-        return tuple(decided.branches[name].spec.label for name in result.discarded_branches)
+        return tuple(coordinator.branches[name].spec.label for name in result.discarded_branches)
 
     def find(self, label: str) -> BranchRuntime:
-        """A branch of the open fork by its label or its id; ValueError where there is none."""
+        """Find a branch of the open fork by its label or id. Raises ValueError if there is none."""
         for runtime in self.current.branches.values():
             if label in (runtime.spec.label, runtime.id):
                 return runtime
         raise ValueError(f"there is no branch {label!r}; there are {', '.join(self.labels)}")
 
-    def views(self) -> list[BranchView]:
-        """Where the branches stand."""
+    def list_views(self) -> list[BranchView]:
+        """List the states of the branches."""
         coordinator = self.coordinator
         if coordinator is None:
             return []
         costs = coordinator.fork_cost().per_branch
-        return [_view(runtime, costs[name]) for name, runtime in coordinator.branches.items()]
+        return [_build_view(runtime, costs[name]) for name, runtime in coordinator.branches.items()]
 
-    # Making one
+    # Opening
 
     async def open(self, form: ForkForm) -> str:
-        """Split the conversation where it is; gives the fork's id."""
-        desk, here = self._desk, self._desk.kept.here
-        await self.let_go()
-        coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
-        coordinator.model, coordinator.usage_limits = desk.model, desk.limits
-        strategy = MergeStrategy(judge_model=desk.settings.judge or desk.model_name)
+        """Fork the conversation at its current node. Return the fork's id."""
+        services, here = self._services, self._services.chat.here
+        await self.close_resolved()
+        coordinator = self._build_coordinator()
+        strategy = MergeStrategy(judge_model=services.settings.judge or services.model_name)
         for row in form.rows:
             if row.model is not None:
-                desk.models.open(row.model)  # says now what a branch would say
+                services.models.open(row.model)  # raises here, before any branch starts
         specs = [
             BranchSpec(row.label, row.steer, row.model, row.budget_usd, row.instructions or None) for row in form.rows
         ]
-        history = desk.kept.conversation.path(here)
-        with desk.feed.buffered():  # a branch may speak before all of them are there
+        history = services.chat.conversation.path(here)
+        with services.feed.buffered():  # a branch may publish text before ForkOpened is published
             handle = await coordinator.fork(
                 specs, parent_history=history, strategy=strategy, aggregate_budget_usd=form.budget_usd
             )
-            desk.deps.fork_coordinator = coordinator
-            self._begin(coordinator, here, "user")
-            desk.feed.tell_first(ForkOpened(handle.fork_id, self.labels, "user"))
-        self._follow_all()
+            services.deps.fork_coordinator = coordinator
+            self._register(coordinator, here, "user")
+            services.feed.publish_first(ForkOpened(handle.fork_id, self.labels, "user"))
+        self._watch_all()
         return handle.fork_id
 
-    def _begin(self, coordinator: ForkCoordinator, at: Node, by: By) -> None:
-        self._known, self.by = coordinator, by
-        self._desk.kept.mark(FORK, coordinator.fork_id or "", at)
-        self._desk.kept.save()
+    def _build_coordinator(self) -> ForkCoordinator:
+        services = self._services
+        coordinator = services.fork_capability.coordinator_for(services.agent, services.deps)
+        coordinator.model, coordinator.usage_limits = services.model, services.usage_limits
+        return coordinator
 
-    def agent_forked(self, at: Node) -> None:
-        """The agent has forked itself, at a node: its branches are shown from now on."""
-        coordinator = self._desk.forking.coordinator
+    def _register(self, coordinator: ForkCoordinator, node: Node, opener: By) -> None:
+        self._coordinator, self.opener = coordinator, opener
+        self._services.chat.mark(FORK, coordinator.fork_id or "", node)
+        self._services.chat.save()
+
+    def register_agent_fork(self, node: Node) -> None:
+        """Register a fork that the agent opened at ``node``, and watch its branches."""
+        coordinator = self._services.fork_capability.coordinator
         if coordinator is None or coordinator.is_resolved or coordinator is self.coordinator:
             return
-        self._begin(coordinator, at, "agent")
-        self._desk.feed.publish(ForkOpened(coordinator.fork_id or "", self.labels, "agent"))
-        self._follow_all()
+        self._register(coordinator, node, "agent")
+        self._services.feed.publish(ForkOpened(coordinator.fork_id or "", self.labels, "agent"))
+        self._watch_all()
 
-    def agent_decided(self) -> str | None:
-        """The agent may have decided its fork itself; gives the fork where it has merged."""
-        known = self._known
-        if known is None or not known.is_resolved or self.by != "agent":
+    def record_agent_resolution(self) -> str | None:
+        """Record the resolution of a fork by the agent itself. Return the fork's id if the agent merged it."""
+        coordinator = self._coordinator
+        if coordinator is None or not coordinator.is_resolved or self.opener != "agent":
             return None
         self.graft_all()
-        result = known.merge_result
-        self.forget()
+        result, labels = coordinator.merge_result, self.labels_by_id
+        self.release_resolved()
         if result is None:
-            self.over(known.fork_id or "", "abort", "agent")
+            self._record_abort(coordinator.fork_id or "", "agent")
             return None
-        labels = {name: runtime.spec.label for name, runtime in known.branches.items()}
-        self._desk.feed.publish(resolved(result, labels, "combine" if result.combined_branches else "pick", "agent"))
+        how = "combine" if result.combined_branches else "pick"
+        self._services.feed.publish(build_resolved_event(result, labels, how, "agent"))
         return result.fork_id
 
-    def turn_ended(self) -> None:
-        """A turn of the agent is over: a fork that it left open is to be decided here."""
-        if self.is_open and self.by == "agent":
-            self._desk.feed.publish(ForkAdopted(self.current.fork_id or "", self.labels, "agent"))
-        elif self._known is not None and self.by == "agent":
-            self.agent_decided()
+    def adopt_agent_fork(self) -> None:
+        """After a turn of the agent: hand a fork that the agent left open to the user."""
+        if self.is_open and self.opener == "agent":
+            self._services.feed.publish(ForkAdopted(self.current.fork_id or "", self.labels, "agent"))
+        else:
+            self.record_agent_resolution()
 
     async def resume(self, fork: str) -> None:
-        """Go on with a fork that a process left. One that was decided is carried out: see ``merge_result``."""
-        desk = self._desk
-        coordinator = desk.forking.coordinator_for(desk.agent, desk.deps)
-        coordinator.model, coordinator.usage_limits = desk.model, desk.limits
-        with desk.feed.buffered():
+        """Resume a fork that another process left. If it was resolved but not committed, commit it."""
+        services = self._services
+        coordinator = self._build_coordinator()
+        with services.feed.buffered():
             await coordinator.resume(fork)
             if coordinator.merge_result is not None:
-                self._known = None
+                self._coordinator = None
                 return
-            desk.deps.fork_coordinator = coordinator
-            self._known, self.by = coordinator, "user"
-            desk.feed.tell_first(ForkAdopted(coordinator.fork_id or fork, self.labels, "resumed"))
-        self._follow_all()
+            services.deps.fork_coordinator = coordinator
+            self._coordinator, self.opener = coordinator, "user"
+            services.feed.publish_first(ForkAdopted(coordinator.fork_id or fork, self.labels, "resumed"))
+        self._watch_all()
 
-    # Following it
+    # Watching
 
-    def _follow_all(self) -> None:
+    def _watch_all(self) -> None:
         for runtime in self.current.branches.values():
-            self.follow(runtime)
+            self._watch(runtime)
 
-    def follow(self, runtime: BranchRuntime) -> None:
-        """Tell where a branch stands, now and when its turn is over."""
+    def _watch(self, runtime: BranchRuntime) -> None:
+        """Publish the state of a branch, now and when its turn ends."""
         task = runtime.task
-        self._tell(runtime)
-        if task not in self._following:
-            self._following[task] = asyncio.create_task(self._wait(runtime, task))
+        self._publish_state(runtime)
+        if task not in self._watchers:
+            self._watchers[task] = asyncio.create_task(self._wait_for_turn(runtime, task))
 
-    async def _wait(self, runtime: BranchRuntime, task: asyncio.Task[object]) -> None:
+    async def _wait_for_turn(self, runtime: BranchRuntime, task: asyncio.Task[object]) -> None:
         await asyncio.wait([task])
-        self._following.pop(task, None)
-        if runtime.coordinator is not self._known or runtime.coordinator.fork_id is None:
+        self._watchers.pop(task, None)
+        if runtime.coordinator is not self._coordinator or runtime.coordinator.fork_id is None:
             return
         self.graft(runtime)
-        self._desk.kept.save()
-        self._tell(runtime)
-        self._desk.feed.publish(self._desk.costs.now())
-        left = "\n".join(runtime.steering)
-        if left and runtime.status.state == "done" and self.is_open:
-            runtime.steering.clear()  # it was told too late: it is told now
-            await self._go_on(runtime, left)
+        self._services.chat.save()
+        self._publish_state(runtime)
+        self._services.feed.publish(self._services.costs.update())
+        unread = "\n".join(runtime.steering)
+        if unread and runtime.status.state == "done" and self.is_open:
+            runtime.steering.clear()  # sent after the branch's last request: it starts a new turn
+            await self._start_turn(runtime, unread)
 
-    def _tell(self, runtime: BranchRuntime) -> None:
+    def _publish_state(self, runtime: BranchRuntime) -> None:
         status, fork, label = runtime.status, runtime.coordinator.fork_id or "", runtime.spec.label
-        stands = BranchChanged(fork, label, runtime.id, status.state, status.current_turn, status.error)
-        if self._told.get(runtime.id) != stands:
-            self._told[runtime.id] = stands
-            self._desk.feed.publish(stands)
+        event = BranchChanged(fork, label, runtime.id, status.state, status.current_turn, status.error)
+        if self._last_changes.get(runtime.id) != event:
+            self._last_changes[runtime.id] = event
+            self._services.feed.publish(event)
 
-    async def followed(self) -> None:
-        """Wait until all that is over was told."""
-        ending = [watch for task, watch in self._following.items() if task.done()]
-        if ending:
-            await asyncio.wait(ending)
+    async def wait_for_watchers(self) -> None:
+        """Wait until the end of every finished turn is published."""
+        watchers = [watcher for task, watcher in self._watchers.items() if task.done()]
+        if watchers:
+            await asyncio.wait(watchers)
 
     def graft(self, runtime: BranchRuntime) -> None:
-        """Put what a branch said into the conversation, behind the place where it was forked."""
-        kept, fork = self._desk.kept, runtime.coordinator.fork_id or ""
-        at = kept.marked(FORK, fork)
-        if at is not None:
-            own = runtime.thread.history()[runtime.thread.start.depth :]
-            kept.conversation.label(f"{fork}/{runtime.spec.label}", kept.graft(own, at))
+        """Add the messages of a branch to the conversation, below the node where it was forked."""
+        chat, fork = self._services.chat, runtime.coordinator.fork_id or ""
+        parent = chat.find_mark(FORK, fork)
+        if parent is not None:
+            messages = runtime.thread.history()[runtime.thread.start.depth :]
+            chat.conversation.label(f"{fork}/{runtime.spec.label}", chat.graft(messages, parent))
 
     def graft_all(self) -> None:
-        """Put what all branches said into the conversation."""
-        for runtime in self._known.branches.values() if self._known is not None else ():
+        """Add the messages of all branches to the conversation."""
+        for runtime in self._coordinator.branches.values() if self._coordinator is not None else ():
             self.graft(runtime)
 
-    # Speaking to it
+    # Prompting
 
-    async def say(self, label: str, message: str) -> None:
-        """Tell a branch something: one that runs hears it with its next request, one that is done begins a new turn."""
+    async def prompt(self, label: str, message: str) -> None:
+        """Prompt a branch: with its next request if it runs, else in a new turn."""
         runtime = self.find(label)
         if runtime.is_running:
             self.current.steer_branch(runtime.id, message)
-            self._desk.feed.publish(Notice(f"told {runtime.spec.label}: it hears that with its next request"))
+            self._services.feed.publish(Notice(f"{runtime.spec.label} gets the message with its next request"))
             return
-        await self._go_on(runtime, message)
+        await self._start_turn(runtime, message)
 
-    async def _go_on(self, runtime: BranchRuntime, message: str) -> None:
+    async def _start_turn(self, runtime: BranchRuntime, message: str) -> None:
         await self.current.run_on_branch(runtime.id, message)
-        self._desk.feed.publish(TurnBegan(message, runtime.spec.label))
-        self.follow(runtime)
+        self._services.feed.publish(TurnBegan(message, runtime.spec.label))
+        self._watch(runtime)
 
-    def addressed(self, text: str) -> tuple[str, str]:
-        """Whom ``>>`` is for, and what they are told; ValueError where that is no branch."""
+    def parse_address(self, text: str) -> tuple[str, str]:
+        """Split the text after ``>>`` into label and message. Raises ValueError if no branch has the label."""
         for label in sorted(self.labels, key=len, reverse=True):
             rest = text.removeprefix(label)
             if rest != text and (not rest or rest[0] in " :"):
@@ -262,55 +278,54 @@ class Forks:
         raise ValueError(f"there is no branch {name!r}; there are {', '.join(self.labels) or 'none'}")
 
     async def terminate(self, label: str) -> None:
-        """End one branch; it can still be merged with what it did."""
+        """Terminate a branch; its changes can still be merged."""
         await self.current.terminate_branch(self.find(label).id)
-        await self.followed()
+        await self.wait_for_watchers()
 
-    # Its end
+    # Ending
 
     async def abort(self) -> None:
         """Drop the fork with all its branches."""
         fork = self.current.fork_id or ""
         await self.current.abort_fork()
-        await self.followed()
+        await self.wait_for_watchers()
         self.graft_all()
-        self.over(fork, "abort", "user")
-        self._known = None
+        self._record_abort(fork, "user")
+        self._coordinator = None
 
-    def over(self, fork: str, how: str, by: By) -> None:
-        """Note that a fork came to nothing."""
-        kept = self._desk.kept
-        kept.mark(OVER, fork, kept.marked(FORK, fork) or kept.here)
-        kept.save()
-        self._desk.feed.publish(ForkResolved(fork, how, by=by))
+    def _record_abort(self, fork: str, by: By) -> None:
+        chat = self._services.chat
+        chat.mark(OVER, fork, chat.find_mark(FORK, fork) or chat.here)
+        chat.save()
+        self._services.feed.publish(ForkResolved(fork, "abort", by=by))
 
     async def leave(self) -> None:
-        """Keep the open fork for the next chat, and let nothing of it run."""
-        await self.let_go()
+        """Stop the branches of the open fork, and keep it for the next chat."""
+        await self.close_resolved()
         coordinator = self.coordinator
         if coordinator is None:
             return
         labels = self.labels
-        self._known = None
+        self._coordinator = None
         handle = await coordinator.leave()
         with suppress(ValueError):
-            await asyncio.wait(list(self._following.values()))
+            await asyncio.wait(list(self._watchers.values()))
         if handle is not None:
-            self._desk.feed.publish(ForkLeft(handle.fork_id, labels))
+            self._services.feed.publish(ForkLeft(handle.fork_id, labels))
 
-    def forget(self) -> None:
-        """The fork is decided."""
-        self.decided, self._known = self._known, None
+    def release_resolved(self) -> None:
+        """Release the fork that was just resolved; its losers stay until `close_resolved`."""
+        self.last_resolved, self._coordinator = self._coordinator, None
 
-    async def let_go(self) -> None:
-        """Nobody decides otherwise any more."""
-        if self.decided is not None:
-            decided, self.decided = self.decided, None
-            await decided.aclose()
+    async def close_resolved(self) -> None:
+        """Drop the losers of the last fork, which cannot be overridden any more."""
+        if self.last_resolved is not None:
+            coordinator, self.last_resolved = self.last_resolved, None
+            await coordinator.aclose()
 
 
-def resolved(result: MergeResult, labels: Mapping[str, str], how: str, by: By = "user") -> ForkResolved:
-    """What is told of a merge; ``labels`` are those of the branches by their ids."""
+def build_resolved_event(result: MergeResult, labels: Mapping[str, str], how: str, by: By = "user") -> ForkResolved:
+    """Build the event of a merge; ``labels`` are the branches' labels by id."""
     names = result.combined_branches or [result.winner_branch_id]
     return ForkResolved(
         fork=result.fork_id,
@@ -325,7 +340,7 @@ def resolved(result: MergeResult, labels: Mapping[str, str], how: str, by: By = 
     )
 
 
-def _view(runtime: BranchRuntime, cost: BranchCost) -> BranchView:
+def _build_view(runtime: BranchRuntime, cost: BranchCost) -> BranchView:
     status, spec = runtime.status, runtime.spec
     return BranchView(
         id=runtime.id,

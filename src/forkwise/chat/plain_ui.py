@@ -1,4 +1,4 @@
-"""The face without panels: reads lines until there are no more, and prints what happens."""
+"""The chat without panels: reads lines until the input ends, and prints events as plain text or JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from forkwise.chat import open_session
 from forkwise.chat.events import (
@@ -19,10 +19,10 @@ from forkwise.chat.events import (
     ApprovalAsked,
     BranchChanged,
     BranchText,
+    ChatEvent,
     Copied,
     CostChanged,
     Ended,
-    Event,
     Failed,
     ForkAdopted,
     ForkLeft,
@@ -44,8 +44,11 @@ from forkwise.chat.events import (
     TurnEnded,
     as_json,
 )
-from forkwise.chat.interpreter import When
-from forkwise.chat.session import Session
+from forkwise.text.clean import truncate_line
+
+if TYPE_CHECKING:
+    from forkwise.chat.interpreter import When
+    from forkwise.chat.session import Session
 
 __all__ = [
     "JsonLines",
@@ -54,24 +57,24 @@ __all__ = [
 ]
 
 
-_CUT = 200
+_MAX_CHARS = 200  # of a prompt, argument or result, on one line
 
-#: Prints one line.
+#: A function that prints one line.
 Printer = Callable[[str], None]
 
 
 class JsonLines:
-    """Each event as a JSON object on a line."""
+    """A listener that prints each event as a JSON object on a line."""
 
     def __init__(self, print_line: Printer) -> None:
         self._print = print_line
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: ChatEvent) -> None:
         self._print(json.dumps(as_json(event)))
 
 
 class PlainLines:
-    """Each event as lines for people. What is said piece by piece is printed line by line.
+    """A listener that prints each event as text. Streamed text is printed line by line.
 
     >>> printed = []
     >>> show = PlainLines(printed.append)
@@ -83,49 +86,51 @@ class PlainLines:
 
     def __init__(self, print_line: Printer) -> None:
         self._print = print_line
-        self._begun: dict[str | None, str] = {}
+        self._unfinished: dict[str | None, str] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: ChatEvent) -> None:
         match event:
             case TextDelta(text):
-                self._piece(None, text)
+                self._add_text(None, text)
             case BranchText(branch, text):
-                self._piece(branch, text)
+                self._add_text(branch, text)
             case ThoughtDelta() | CostChanged():
                 pass
             case _:
                 self._flush(getattr(event, "branch", None))
-                for line in _told(event):
+                for line in _format_event(event):
                     self._print(line)
 
-    def _piece(self, whose: str | None, text: str) -> None:
-        *whole, rest = (self._begun.get(whose, "") + text).split("\n")
-        for line in whole:
-            self._print(_prefixed(whose, line))
-        self._begun[whose] = rest
+    def _add_text(self, branch: str | None, text: str) -> None:
+        *lines, rest = (self._unfinished.get(branch, "") + text).split("\n")
+        for line in lines:
+            self._print(_prefix(branch, line))
+        self._unfinished[branch] = rest
 
-    def _flush(self, whose: str | None) -> None:
-        """Print what was begun; where it is about no branch, of everybody."""
-        for name in list(self._begun) if whose is None else [whose]:
-            if rest := self._begun.pop(name, ""):
-                self._print(_prefixed(name, rest))
-
-
-def _prefixed(whose: str | None, line: str) -> str:
-    return line if whose is None else f"{whose}: {line}"
+    def _flush(self, branch: str | None) -> None:
+        """Print the unfinished line of a branch; for None, those of the conversation and all branches."""
+        for name in list(self._unfinished) if branch is None else [branch]:
+            if rest := self._unfinished.pop(name, ""):
+                self._print(_prefix(name, rest))
 
 
-def _told(event: Event) -> list[str]:
+def _prefix(branch: str | None, line: str) -> str:
+    return line if branch is None else f"{branch}: {line}"
+
+
+def _format_event(event: ChatEvent) -> list[str]:
     match event:
         case Ready():
-            how = "new conversation" if event.is_new else f"conversation with {event.messages} messages"
-            return [f"[{how} {event.conversation} in {event.workspace}, {event.model}; /help lists what can be typed]"]
+            kind = "new conversation" if event.is_new else f"conversation with {event.messages} messages"
+            return [f"[{kind} {event.conversation} in {event.workspace}, {event.model}; /help lists the commands]"]
         case TurnBegan(prompt, str(branch)):
-            return [f"[{branch} is told: {_cut(prompt)}]"]
+            return [f"[prompt for {branch}: {truncate_line(prompt, _MAX_CHARS)}]"]
         case ToolCalled(_, tool, arguments, branch):
-            return [_prefixed(branch, f"[calls {tool} {_cut(arguments)}]")]
+            return [_prefix(branch, f"[calls {tool} {truncate_line(arguments, _MAX_CHARS)}]")]
         case ToolReturned(_, tool, result, is_error, branch):
-            return [_prefixed(branch, f"[{tool} {'failed' if is_error else 'gave'}: {_cut(result)}]")]
+            return [
+                _prefix(branch, f"[{tool} {'failed' if is_error else 'returned'}: {truncate_line(result, _MAX_CHARS)}]")
+            ]
         case TurnEnded(state, _, node, error):
             return [f"[done, at {node}]" if state == "done" else f"[{state}, at {node}{f': {error}' if error else ''}]"]
         case ForkOpened(fork, branches, by):
@@ -137,19 +142,21 @@ def _told(event: Event) -> list[str]:
             return [f"[{branch}] {state}{f': {error}' if error else ''}"]
         case Judged():
             sure = "sure enough" if event.is_sure else "not sure enough"
-            return [f"[judged: {event.winner or 'nobody'}, {event.confidence:.2f}, {sure}: {_cut(event.reasoning)}]"]
+            reasoning = truncate_line(event.reasoning, _MAX_CHARS)
+            return [f"[judged: {event.winner or 'no branch'}, {event.confidence:.2f}, {sure}: {reasoning}]"]
         case ForkResolved():
-            return _resolved(event)
+            return _format_resolved(event)
         case ForkLeft(fork, branches):
-            return [f"[fork {fork} is kept undecided ({', '.join(branches)}): the next chat goes on with it]"]
+            return [f"[fork {fork} is kept open ({', '.join(branches)}): the next chat resumes it]"]
         case MergeUndone(fork, commit, node):
-            files = "no files were changed by it" if commit is None else f"commit {commit} was undone"
+            files = "it changed no files" if commit is None else f"commit {commit} was undone"
             return [f"[the merge of fork {fork} is undone: {files}; at {node}]"]
         case ApprovalAsked(name, tool, arguments, branch):
-            whose = "" if branch is None else f" in {branch}"
-            return [f"[may {tool} be called{whose}? {_cut(arguments)}: /approve {name} or /deny {name}]"]
+            scope = "" if branch is None else f" in {branch}"
+            call = f"{tool}{scope}: {truncate_line(arguments, _MAX_CHARS)}"
+            return [f"[approval needed for {call}; /approve {name} or /deny {name}]"]
         case ApprovalAnswered(name, is_approved):
-            answer = {True: "approved", False: "denied", None: "no longer asked"}[is_approved]
+            answer = {True: "approved", False: "denied", None: "no longer needed"}[is_approved]
             return [f"[{name}: {answer}]"]
         case Moved(node, why):
             return [f"[{why}: at {node}]"]
@@ -166,18 +173,14 @@ def _told(event: Event) -> list[str]:
     return []
 
 
-def _resolved(event: ForkResolved) -> list[str]:
+def _format_resolved(event: ForkResolved) -> list[str]:
     if event.how == "abort":
         return [f"[fork {event.fork} is dropped, nothing was changed]"]
-    files = len(event.paths) + len(event.deleted)
-    lines = [f"[Merged: kept branch {' and '.join(event.winners)} ({event.how}), {files} files of fork {event.fork}]"]
-    lines += [f"[kept as it is here, because somebody changed it meanwhile: {path}]" for path in event.conflicts]
+    count = len(event.paths) + len(event.deleted)
+    files = "1 file" if count == 1 else f"{count} files"
+    lines = [f"[Merged: kept branch {' and '.join(event.winners)} ({event.how}), {files} of fork {event.fork}]"]
+    lines += [f"[not merged, because it was changed in the workspace meanwhile: {path}]" for path in event.conflicts]
     return [*lines, *(f"[error: {error}]" for error in event.errors)]
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _CUT else f"{line[: _CUT - 1]}…"
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -193,94 +196,94 @@ async def chat_in_lines(
     ask: Sequence[str],
     source: TextIO = sys.stdin,
 ) -> signal.Signals | None:
-    """Chat until the lines end, or somebody does; gives the signal that ended it, if one did."""
-    face = _Face(show, "soon" if source.isatty() else "in_order")
+    """Chat until the input, the user or a signal ends it. Return the signal, if it was one."""
+    ui = _PlainUI(show, "soon" if source.isatty() else "in_order")
     session = await open_session(
-        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=face.heard
+        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=ui.on_event
     )
-    with _handling(lambda number: face.signalled(session, number)):
+    with _signal_handlers(lambda number: ui.on_signal(session, number)):
         try:
-            await face.read(session, source)
+            await ui.read(session, source)
         finally:
             await session.close()
-    if face.is_unheard:
+    if ui.is_output_closed:
         raise BrokenPipeError
-    return face.ended_by
+    return ui.end_signal
 
 
-class _Face:
+class _PlainUI:
     def __init__(self, show: Listener, when: When) -> None:
         self._show = show
-        self._over = asyncio.Event()
+        self._end = asyncio.Event()
         self._is_warned = False
         self._when: When = when
-        self.ended_by: signal.Signals | None = None
-        self.is_unheard = False
+        self.end_signal: signal.Signals | None = None
+        self.is_output_closed = False
 
     async def read(self, session: Session, source: TextIO) -> None:
-        """Do what the lines ask for. Those that cannot be done now wait until they can."""
-        lines = _lines_of(source)
-        over = asyncio.create_task(self._over.wait())
-        doing: set[asyncio.Task[None]] = set()
+        """Run the lines of ``source`` until it, or the chat, ends."""
+        lines = _read_lines(source)
+        end = asyncio.create_task(self._end.wait())
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            while not over.done():
-                following = asyncio.create_task(lines.get())
-                await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    following.cancel()
-                elif (line := following.result()) is not None:
+            while not end.done():
+                next_line = asyncio.create_task(lines.get())
+                await asyncio.wait({next_line, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not next_line.done():
+                    next_line.cancel()
+                elif (line := next_line.result()) is not None:
                     self._is_warned = False
                     task = asyncio.create_task(session.submit(line, self._when))
-                    doing.add(task)
-                    task.add_done_callback(doing.discard)
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
                 else:
                     session.nobody_answers()
-                    await self._finished(doing)
+                    await self._wait_for(tasks)
                     return
         finally:
-            over.cancel()
+            end.cancel()
             session.interrupt()
-            for task in list(doing):
+            for task in list(tasks):
                 task.cancel()
-            await asyncio.gather(*doing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _finished(self, doing: set[asyncio.Task[None]]) -> None:
-        """Wait until all is done, or somebody ends the chat."""
-        over = asyncio.ensure_future(self._over.wait())
-        while doing and not over.done():
-            await asyncio.wait({*doing, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
+    async def _wait_for(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait until all tasks are done, or the chat ends."""
+        end = asyncio.ensure_future(self._end.wait())
+        while tasks and not end.done():
+            await asyncio.wait({*tasks, end}, return_when=asyncio.FIRST_COMPLETED)
+        end.cancel()
 
-    def heard(self, event: Event) -> None:
-        """Show what happens. It may end the chat; and where nobody reads on, that ends it too."""
+    def on_event(self, event: ChatEvent) -> None:
+        """Print an event. A closed output ends the chat."""
         try:
-            if not self.is_unheard:
+            if not self.is_output_closed:
                 self._show(event)
         except BrokenPipeError:
-            self.is_unheard = True
-        if isinstance(event, Ended) or self.is_unheard:
-            self._over.set()
+            self.is_output_closed = True
+        if isinstance(event, Ended) or self.is_output_closed:
+            self._end.set()
 
-    def signalled(self, session: Session, number: signal.Signals) -> None:
-        """The first Ctrl-C ends the turn under way, the second the chat; any other signal the chat at once."""
+    def on_signal(self, session: Session, number: signal.Signals) -> None:
+        """Interrupt the turn on the first Ctrl-C; end the chat on the second, and on any other signal."""
         if number is signal.SIGINT and not self._is_warned:
             self._is_warned = True
             if not session.interrupt():
-                self.heard(Notice("Ctrl-C once more ends the chat"))
+                self.on_event(Notice("press Ctrl-C once more to end the chat"))
             return
-        self.ended_by = number
-        self._over.set()
+        self.end_signal = number
+        self._end.set()
 
 
-def _lines_of(source: TextIO) -> asyncio.Queue[str | None]:
-    """The lines of a file as they come, then None. Read in a thread that nobody waits for."""
+def _read_lines(source: TextIO) -> asyncio.Queue[str | None]:
+    """Queue the lines of ``source``, then None. A daemon thread reads them: a blocked read cannot be cancelled."""
     if isinstance(source, io.TextIOWrapper):
         source.reconfigure(errors="replace")
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     def read() -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody wants more
+        with suppress(RuntimeError):  # the event loop is closed
             with suppress(OSError, ValueError):
                 for line in source:
                     loop.call_soon_threadsafe(queue.put_nowait, line)
@@ -290,18 +293,14 @@ def _lines_of(source: TextIO) -> asyncio.Queue[str | None]:
     return queue
 
 
-class _handling:  # noqa: N801 - it is used as a function is
-    """Have signals told to somebody within a block."""
-
-    def __init__(self, told: Callable[[signal.Signals], None]) -> None:
-        self._told = told
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._told, number)
-
-    def __exit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
+@contextmanager
+def _signal_handlers(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Handle signals within the block on the event loop."""
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

@@ -1,119 +1,134 @@
-"""Telling: what a session knows, as plain text: for a face without panels, and for whoever reads a log."""
+"""The state of a session as plain text, for the output of slash commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from forkwise.chat.events import CostChanged
-from forkwise.chat.forks import BranchView
-from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.node import Node
-from forkwise.conversation.walker import transcript, ways
-from forkwise.files.selection import AlignedPath
-from forkwise.live.checkpoints import Checkpoint
-from forkwise.live.diff.diff_report import BranchDiffReport
+from forkwise.conversation.walker import find_next_stops, format_transcript
+from forkwise.text.clean import truncate_line
 
-__all__ = ["branches", "checkpoints", "cost", "differences", "lined_up", "tokens", "touched", "tree"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
-_SHOWN = 70
+    from forkwise.chat.events import CostChanged
+    from forkwise.chat.forks import BranchView
+    from forkwise.conversation.conversation import Conversation
+    from forkwise.conversation.node import Node
+    from forkwise.files.selection import AlignedPath
+    from forkwise.live.checkpoints import Checkpoint
+    from forkwise.live.diff.diff_report import BranchDiffReport
+
+__all__ = [
+    "format_alignment",
+    "format_branches",
+    "format_changed_paths",
+    "format_checkpoints",
+    "format_cost",
+    "format_diffs",
+    "format_tokens",
+    "format_tree",
+]
+
+_MAX_CHARS = 70  # of a message, on one line
 
 
-def branches(views: Sequence[BranchView]) -> str:
-    """Where branches stand, one on a line."""
-    return "\n".join(_branch(view) for view in views) or "no fork is open"
+def format_branches(views: Sequence[BranchView]) -> str:
+    """Format the states of branches, one per line."""
+    return "\n".join(_format_branch(view) for view in views) or "no fork is open"
 
 
-def _branch(view: BranchView) -> str:
-    asks = ", waits for an answer" if view.is_waiting else ""
-    why = f": {view.error}" if view.error else ""
-    spent = f"{_dollars(view.usd)}, {view.tokens} tokens"
-    return f"{view.label}: {view.state}{why}{asks}, {spent}. {_cut(view.preview or '')}".rstrip()
+def _format_branch(view: BranchView) -> str:
+    approval = ", waits for approval" if view.is_waiting else ""
+    error = f": {view.error}" if view.error else ""
+    cost = f"{_format_dollars(view.usd)}, {view.tokens} tokens"
+    return (
+        f"{view.label}: {view.state}{error}{approval}, {cost}. {truncate_line(view.preview or '', _MAX_CHARS)}".rstrip()
+    )
 
 
-def touched(report: BranchDiffReport) -> str:
-    """The files that branches changed, each with who did."""
+def format_changed_paths(report: BranchDiffReport) -> str:
+    """Format the changed files, each with the branches that changed it."""
     lines = []
     for path in report.paths:
-        who = [f"{c.branch_label} {c.operation}" for c in path.branches.values() if c.operation != "untouched"]
-        lines.append(f"{path.path}: {', '.join(who)} ({path.agreement})")
+        changes = [f"{c.branch_label} {c.operation}" for c in path.branches.values() if c.operation != "untouched"]
+        lines.append(f"{path.path}: {', '.join(changes)} ({path.agreement})")
     return "\n".join(lines) or "no branch changed a file"
 
 
-def differences(report: BranchDiffReport) -> str:
-    """What each branch made of the files of a report."""
+def format_diffs(report: BranchDiffReport) -> str:
+    """Format the diff of every file of a report, branch by branch."""
     pieces = []
     for path in report.paths:
         for change in path.branches.values():
-            what = change.unified_diff_vs_parent if change.operation != "untouched" else "left as it is"
-            pieces.append(f"{change.branch_label}: {path.path}, {change.operation}\n{what}".rstrip("\n"))
-    return "\n".join(pieces) or "no branch changed that"
+            diff = change.unified_diff_vs_parent if change.operation != "untouched" else "not changed"
+            pieces.append(f"{change.branch_label}: {path.path}, {change.operation}\n{diff}".rstrip("\n"))
+    return "\n".join(pieces) or "no branch changed it"
 
 
-def lined_up(lineups: Sequence[AlignedPath], labels: Mapping[str, str]) -> str:
-    """The hunks of files, each with the branches that made it."""
+def format_alignment(paths: Sequence[AlignedPath], labels: Mapping[str, str]) -> str:
+    """Format the hunks of files, each with its branches."""
     lines = []
-    for lineup in lineups:
-        who = ", ".join(labels.get(name, name) for name in lineup.versions)
-        lines.append(f"{lineup.path}: changed by {who}")
-        if lineup.alignment is None:
-            lines.append("  it has no lines to choose from")
+    for path in paths:
+        names = ", ".join(labels.get(name, name) for name in path.versions)
+        lines.append(f"{path.path}: changed by {names}")
+        if path.alignment is None:
+            lines.append("  no hunks: choose a whole version")
             continue
-        for number, hunk in enumerate(lineup.alignment.hunks, 1):
+        for number, hunk in enumerate(path.alignment.hunks, 1):
             names = ", ".join(labels.get(name, name) for name in hunk.versions)
             lines.append(f"  hunk {number} of {names}: lines {hunk.start + 1} to {hunk.stop} become")
             lines += [f"    {line.decode(errors='replace').rstrip()}" for line in hunk.lines] or ["    nothing"]
     return "\n".join(lines)
 
 
-def checkpoints(found: Sequence[Checkpoint]) -> str:
-    """What can be gone back to, one on a line, the newest last."""
+def format_checkpoints(checkpoints: Sequence[Checkpoint]) -> str:
+    """Format checkpoints, one per line."""
     lines = [
         f"{one.id} {one.label}, {one.created_at.astimezone():%Y-%m-%d %H:%M:%S}, {one.message_count} messages"
-        for one in found
+        for one in checkpoints
     ]
-    return "\n".join(lines) or "there are no checkpoints yet"
+    return "\n".join(lines) or "there is no checkpoint yet"
 
 
-def cost(all_of_it: CostChanged, views: Sequence[BranchView]) -> str:
-    """What it has cost, with what the branches of the open fork have."""
-    lines = [f"conversation: {_dollars(all_of_it.usd)}, {all_of_it.requests} requests"]
+def format_cost(total: CostChanged, views: Sequence[BranchView]) -> str:
+    """Format the cost of the conversation, and of the branches of the open fork."""
+    lines = [f"conversation: {_format_dollars(total.usd)}, {_format_requests(total.requests)}"]
     for view in views:
-        cap = "" if view.budget_usd is None else f" of ${view.budget_usd:.2f}"
-        lines.append(f"{view.label}: {_dollars(view.usd)}{cap}, {view.requests} requests")
+        budget = "" if view.budget_usd is None else f" of ${view.budget_usd:.2f}"
+        lines.append(f"{view.label}: {_format_dollars(view.usd)}{budget}, {_format_requests(view.requests)}")
     return "\n".join(lines)
 
 
-def tokens(all_of_it: CostChanged, views: Sequence[BranchView]) -> str:
-    """How many tokens it has taken."""
-    lines = [f"conversation: {all_of_it.input_tokens} in, {all_of_it.output_tokens} out"]
+def format_tokens(total: CostChanged, views: Sequence[BranchView]) -> str:
+    """Format the tokens used by the conversation, and by the branches of the open fork."""
+    lines = [f"conversation: {total.input_tokens} in, {total.output_tokens} out"]
     return "\n".join([*lines, *(f"{view.label}: {view.tokens}" for view in views)])
 
 
-def tree(conversation: Conversation) -> str:
-    """All answers, each below the one it follows; ``*`` is where one is."""
-    names: dict[int, list[str]] = {}
+def format_tree(conversation: Conversation) -> str:
+    """Format all answers as a tree; ``*`` marks the current node."""
+    labels: dict[int, list[str]] = {}
     for label, node in conversation.labels.items():
-        names.setdefault(node.id, []).append(label)
-    return "\n".join(_tree(conversation, names))
+        labels.setdefault(node.id, []).append(label)
+    return "\n".join(_format_nodes(conversation, labels))
 
 
-def _tree(conversation: Conversation, names: Mapping[int, Sequence[str]]) -> Iterator[str]:
+def _format_nodes(conversation: Conversation, labels: Mapping[int, Sequence[str]]) -> Iterator[str]:
     pending: list[tuple[Node, int]] = [(conversation.root, 0)]
     while pending:
         node, depth = pending.pop()
-        below = ways(node)
-        deeper = depth + (len(below) > 1)
-        pending += [(one, deeper) for one in reversed(below)]
+        stops = find_next_stops(node)
+        next_depth = depth + (len(stops) > 1)
+        pending += [(stop, next_depth) for stop in reversed(stops)]
         mark = "*" if node is conversation.here else " "
-        labels = f" ({', '.join(names[node.id])})" if node.id in names else ""
-        text = "the beginning" if node.parent is None else _cut(transcript(node, node.parent))
-        yield f"{mark} {'  ' * depth}[{node.id}]{labels} {text}"
+        names = f" ({', '.join(labels[node.id])})" if node.id in labels else ""
+        text = "start" if node.parent is None else truncate_line(format_transcript(node, node.parent), _MAX_CHARS)
+        yield f"{mark} {'  ' * depth}[{node.id}]{names} {text}"
 
 
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+def _format_requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
 
 
-def _dollars(usd: float | None) -> str:
-    return "no known price" if usd is None else f"${usd:.4f}"
+def _format_dollars(usd: float | None) -> str:
+    return "cost unknown" if usd is None else f"${usd:.4f}"

@@ -1,6 +1,6 @@
-"""ScriptModel: a model that plays what a file says, streamed word by word: for trying out, for tests, for pictures.
+"""A model that plays a script from a TOML or JSON file, streamed word by word: for demos, tests and screenshots.
 
-What it says next follows from what was said before alone, so that a conversation can be gone on with anywhere.
+Each response depends only on the messages before it, so a conversation can be continued from any node.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from forkwise.live.branch_runtime import current_branch
 
 __all__ = ["ScriptError", "ScriptModel", "load_script"]
 
-_PACE = 0.02  # seconds between two looks at whether a file is there
-_LARGEST = 1_000_000
+_POLL_INTERVAL_S = 0.02  # how often to check whether the file of ``until`` exists
+_MAX_BYTES = 1_000_000
 
 
 class ScriptError(BranchingError):
-    """A file holds no script; ``path`` is the file."""
+    """A file holds no valid script; ``path`` is the file."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
 
 
-class Call(BaseModel):
-    """A tool that is called."""
+class ScriptCall(BaseModel):
+    """A tool call."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,15 +44,17 @@ class Call(BaseModel):
     args: dict[str, Any] = Field(default_factory=dict)
 
 
-class Step(BaseModel):
-    """One response: words, calls, or both. ``verdict`` is for who is asked to judge: ``winner_branch_id`` may be a
-    label. ``wait`` is in seconds; ``until`` is a file, beside the script, that has to be there first. ``error`` is what
-    the provider fails with."""
+class ScriptStep(BaseModel):
+    """One response: text, tool calls, or both.
+
+    ``verdict`` answers a judge's prompt; its ``winner_branch_id`` may be a label. ``wait`` is in seconds; ``until`` is
+    a file next to the script that must exist first. ``error`` makes the request fail with that message.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     say: str = ""
-    calls: list[Call] = Field(default_factory=list)
+    calls: list[ScriptCall] = Field(default_factory=list)
     verdict: dict[str, Any] | None = None
     wait: float = Field(default=0.0, ge=0)
     until: str | None = None
@@ -60,34 +62,37 @@ class Step(BaseModel):
 
 
 class Rule(BaseModel):
-    """What is said to a prompt. ``when`` is a regular expression that is found in it, ``branch`` the label of the
-    branch in which it is said; without them it is said to anything, anywhere."""
+    """The responses to a prompt.
+
+    ``when`` is a regular expression searched in the prompt, ``branch`` the label of the branch that was prompted. A
+    rule without them matches every prompt.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     when: str | None = None
     branch: str | None = None
     judge: bool = False
-    steps: list[Step] = Field(min_length=1)
+    steps: list[ScriptStep] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, told: Any) -> Any:
-        """A rule of one step may be written without a list of them."""
-        if not isinstance(told, dict) or "steps" in told:
-            return told
-        own = {name: value for name, value in told.items() if name in Step.model_fields}
-        return {**{name: value for name, value in told.items() if name not in own}, "steps": [own]}
+    def _wrap_single_step(cls, data: Any) -> Any:
+        """Wrap the fields of a rule with one step, which needs no list, into a list."""
+        if not isinstance(data, dict) or "steps" in data:
+            return data
+        step = {name: value for name, value in data.items() if name in ScriptStep.model_fields}
+        return {**{name: value for name, value in data.items() if name not in step}, "steps": [step]}
 
     @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def _check_pattern(self) -> Self:
         if self.when is not None:
             re.compile(self.when)
         return self
 
 
 class Script(BaseModel):
-    """All rules, the first that fits counts; ``pace`` is in seconds for each word."""
+    """A list of rules, of which the first that matches is used. ``pace`` is the time per word in seconds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -97,82 +102,82 @@ class Script(BaseModel):
 
 
 class ScriptModel(FunctionModel):
-    """Plays a script. ``place`` is where files are that it waits for."""
+    """A model that plays a script. ``directory`` holds the files named by ``until``."""
 
-    def __init__(self, script: Script, place: Path, name: str = "script") -> None:
+    def __init__(self, script: Script, directory: Path, name: str = "script") -> None:
         self.script = script
-        self.place = place
+        self.directory = directory
         super().__init__(self._answer, stream_function=self._stream, model_name=name)
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        step = await self._next(messages, info)
-        return ModelResponse(parts=list(_parts(step, info)))
+        step = await self._wait_for_step(messages, info)
+        return ModelResponse(parts=list(_build_parts(step, info)))
 
     async def _stream(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-        step = await self._next(messages, info)
+        step = await self._wait_for_step(messages, info)
         for word in re.findall(r"\s*\S+\s*$|\s*\S+", step.say):
             await asyncio.sleep(self.script.pace)
             yield word
-        for number, part in enumerate(_parts(step, info)):
+        for number, part in enumerate(_build_parts(step, info)):
             if isinstance(part, ToolCallPart):
-                called = DeltaToolCall(part.tool_name, json.dumps(part.args), tool_call_id=part.tool_call_id)
-                yield {number + 1: called}
+                delta = DeltaToolCall(part.tool_name, json.dumps(part.args), tool_call_id=part.tool_call_id)
+                yield {number + 1: delta}
 
-    async def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Step:
-        prompt, spoken = _asked(messages)
-        step = self._step(prompt, spoken, is_judge=bool(info.output_tools))
+    async def _wait_for_step(self, messages: list[ModelMessage], info: AgentInfo) -> ScriptStep:
+        prompt, response_count = _find_prompt(messages)
+        step = self._find_step(prompt, response_count, is_judge=bool(info.output_tools))
         await asyncio.sleep(step.wait)
-        while step.until is not None and not (self.place / step.until).exists():
-            await asyncio.sleep(_PACE)
+        while step.until is not None and not (self.directory / step.until).exists():
+            await asyncio.sleep(_POLL_INTERVAL_S)
         if step.error is not None:
             raise ModelHTTPError(500, self.model_name, step.error)
         return step
 
-    def _step(self, prompt: str, spoken: int, *, is_judge: bool) -> Step:
+    def _find_step(self, prompt: str, response_count: int, *, is_judge: bool) -> ScriptStep:
         branch = current_branch()
         label = None if branch is None else branch.spec.label
         for rule in self.script.reply:
-            fits = (rule.branch is None or rule.branch == label) and (
+            is_match = (rule.branch is None or rule.branch == label) and (
                 rule.when is None or re.search(rule.when, prompt) is not None
             )
-            if fits and rule.judge == is_judge:
-                return rule.steps[spoken] if spoken < len(rule.steps) else Step(say="Done.")
-        return Step(say=self.script.otherwise)
+            if is_match and rule.judge == is_judge:
+                return rule.steps[response_count] if response_count < len(rule.steps) else ScriptStep(say="Done.")
+        return ScriptStep(say=self.script.otherwise)
 
 
 def load_script(path: Path) -> ScriptModel:
-    """The script in a TOML or JSON file; ScriptError where it holds none."""
+    """Load a script from a TOML or JSON file. Raises ScriptError if it is invalid."""
     try:
         if not path.exists():
             raise ScriptError(f"there is no script {path}", path=str(path))
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            raise ScriptError(f"{path} is no plain file of at most {_LARGEST} bytes", path=str(path))
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            raise ScriptError(f"{path} is not a regular file of at most {_MAX_BYTES} bytes", path=str(path))
         text = path.read_text(encoding="utf-8")
-        told = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        return ScriptModel(Script.model_validate(told), path.parent, path.stem)
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return ScriptModel(Script.model_validate(data), path.parent, path.stem)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ScriptError(f"{path}: {where}: {first['msg']}", path=str(path)) from error
+        field = ".".join(map(str, first["loc"]))
+        raise ScriptError(f"{path}: {field}: {first['msg']}", path=str(path)) from error
     except (OSError, ValueError, RecursionError, re.error) as error:
-        raise ScriptError(f"{path} holds no script: {error}", path=str(path)) from error
+        raise ScriptError(f"{path} holds no valid script: {error}", path=str(path)) from error
 
 
-def _asked(messages: list[ModelMessage]) -> tuple[str, int]:
-    """What was said last to the model, and how often it has spoken since."""
-    spoken = 0
+def _find_prompt(messages: list[ModelMessage]) -> tuple[str, int]:
+    """Find the last prompt. Return it and the number of responses since."""
+    response_count = 0
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
-            spoken += 1
+            response_count += 1
             continue
         assert isinstance(message, ModelRequest)
         prompts = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
         if prompts:
-            return str(prompts[-1]), spoken
-    return "", spoken
+            return str(prompts[-1]), response_count
+    return "", response_count
 
 
-def _parts(step: Step, info: AgentInfo) -> Iterator[TextPart | ToolCallPart]:
+def _build_parts(step: ScriptStep, info: AgentInfo) -> Iterator[TextPart | ToolCallPart]:
     if step.say:
         yield TextPart(step.say)
     for call in step.calls:

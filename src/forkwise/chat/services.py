@@ -1,7 +1,11 @@
-"""Desk: all that the parts of a chat work with: the workspace, the conversation, the agent and its models."""
+"""The services that the parts of a chat share: workspace, conversation, agent, models, costs and settings.
+
+`open_services` opens all of them for a directory. `forkwise.chat.session` runs a chat on them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -15,10 +19,10 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model
 from pydantic_ai.usage import UsageLimits
 
-from forkwise.chat.events import CostChanged, Feed
+from forkwise.chat.events import CostChanged, Feed, SettingsChanged
 from forkwise.chat.hooks import Approvals, ChatHooks
 from forkwise.chat.script import load_script
-from forkwise.chat.settings import MOST_BRANCHES, Settings, load_settings
+from forkwise.chat.settings import MOST_BRANCHES, Settings, load_settings, save_settings
 from forkwise.chat.storage import StoredChat
 from forkwise.conversation.conversation import Conversation
 from forkwise.errors import BranchingError
@@ -28,37 +32,37 @@ from forkwise.live.capability import LiveForkCapability
 from forkwise.live.checkpoints import FileCheckpointStore
 from forkwise.live.deep_agent import create_deep_agent
 from forkwise.live.deps import DeepAgentDeps
-from forkwise.modules.models import model_named
+from forkwise.modules.models import build_model
 
 __all__ = [
     "ChatModelError",
     "ChatModels",
     "ChatServices",
     "Costs",
-    "is_own",
+    "is_chat_model",
     "open_services",
 ]
 
 
 class Costs:
-    """Adds up as a conversation grows: each message is looked at once."""
+    """The cost of a conversation, summed up incrementally: each message is read once."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._seen = 0
-        self._sum = CostChanged(0, 0, 0)
+        self._node_count = 0
+        self._total = CostChanged(0, 0, 0)
 
-    def now(self) -> CostChanged:
-        """What it has taken so far. Dollars are those that are known; None where none are."""
-        for node in islice(self._conversation, self._seen, None):
-            self._seen += 1
+    def update(self) -> CostChanged:
+        """Add the new messages and return the total. Messages without a known price add no dollars."""
+        for node in islice(self._conversation, self._node_count, None):
+            self._node_count += 1
             if isinstance(node.message, ModelResponse):
                 self._add(node.message)
-        return self._sum
+        return self._total
 
     def _add(self, message: ModelResponse) -> None:
-        before, usage, price = self._sum, message.usage, _price(message)
-        self._sum = CostChanged(
+        before, usage, price = self._total, message.usage, _find_price(message)
+        self._total = CostChanged(
             before.requests + 1,
             before.input_tokens + usage.input_tokens,
             before.output_tokens + usage.output_tokens,
@@ -66,7 +70,7 @@ class Costs:
         )
 
 
-def _price(message: ModelResponse) -> Decimal | None:
+def _find_price(message: ModelResponse) -> Decimal | None:
     if message.model_name is None:
         return None
     with suppress(LookupError, AssertionError, ValueError):
@@ -78,7 +82,7 @@ _SCRIPT = "script:"
 
 
 class ChatModelError(BranchingError):
-    """A model cannot be had; ``model`` is what it was asked for by, ``remedy`` what would help."""
+    """A model is not available; ``model`` is the requested name, ``remedy`` what to do."""
 
     def __init__(self, message: str, *, model: str = "", remedy: str = "") -> None:
         super().__init__(message)
@@ -87,79 +91,84 @@ class ChatModelError(BranchingError):
 
 
 class ChatModels:
-    """The models of one chat, each opened when it is first asked for. Files of scripts are sought in ``place``."""
+    """The models of one chat, each opened on first use. Paths of scripts are relative to ``script_directory``."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._known: dict[str, Model] = {}
+    def __init__(self, script_directory: Path) -> None:
+        self._script_directory = script_directory
+        self._models: dict[str, Model] = {}
 
     def open(self, name: str) -> Model:
-        """A model; ChatModelError where there is none of that name, or its key is missing."""
-        if name not in self._known:
-            self._known[name] = self._made(name)
-        return self._known[name]
+        """Open a model. Raises ChatModelError if there is none of that name, or its key is missing."""
+        if name not in self._models:
+            self._models[name] = self._build(name)
+        return self._models[name]
 
     async def aclose(self) -> None:
-        """Let go of what models hold: connections, and the server of the local one."""
-        for model in self._known.values():
-            async with model:  # which is closed at the end of the last such block
+        """Close the models' connections, and the server of the local model."""
+        for model in self._models.values():
+            async with model:  # pydantic-ai closes a model when the last such block ends
                 pass
-        self._known.clear()
+        self._models.clear()
 
-    def _made(self, name: str) -> Model:
+    def _build(self, name: str) -> Model:
         if name.startswith(_SCRIPT):
-            return load_script(self._place / name.removeprefix(_SCRIPT))
+            return load_script(self._script_directory / name.removeprefix(_SCRIPT))
         try:
-            return model_named(name)
+            return build_model(name)
         except UserError as error:
-            message = str(error).splitlines()[0].partition(". ")[0]  # what follows is for who writes programs
-            remedy = "set its key in the environment, or name another with --model: provider:name, or local"
+            message = str(error).splitlines()[0].partition(". ")[0]  # the rest is advice for programmers
+            remedy = "set its key in the environment, or name another model with --model: provider:name, or local"
             raise ChatModelError(f"{name}: {message}", model=name, remedy=remedy) from error
         except ImportError as error:
-            raise ChatModelError(f"{name}: {error}", model=name, remedy="install what its provider needs") from error
+            raise ChatModelError(
+                f"{name}: {error}", model=name, remedy="install the package of its provider"
+            ) from error
         except ValueError as error:
-            remedy = "say provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
+            remedy = "use provider:name (such as anthropic:claude-sonnet-4-6), local, or script:FILE"
             raise ChatModelError(f"{name}: {error}", model=name, remedy=remedy) from error
 
 
-def is_own(name: str) -> bool:
-    """Whether it is one that only a chat knows by that name, and no provider."""
+def is_chat_model(name: str) -> bool:
+    """Whether only a chat can open the model of that name: the local model, or a script."""
     return name == "local" or name.startswith(_SCRIPT)
 
 
-_MOST_CHECKPOINTS = 50
+_MAX_CHECKPOINTS = 50
 _TOOLLESS = "You are a helpful assistant. Answer briefly."
 
 
 @dataclass(eq=False)
 class ChatServices:
-    """What a chat has. ``model_name`` is which model answers; ``settings`` what the next fork is made with. How many
-    requests a turn makes is not limited: a person looks on, and can end it."""
+    """The services of one chat.
+
+    ``model_name`` is the model that answers. The number of requests per turn is not limited: a user is watching, and
+    can interrupt the turn.
+    """
 
     workspace: Workspace
-    kept: StoredChat
+    chat: StoredChat
     feed: Feed
     models: ChatModels
     settings: Settings
     model_name: str
-    limits: UsageLimits = field(default_factory=lambda: UsageLimits(request_limit=None))
+    usage_limits: UsageLimits = field(default_factory=lambda: UsageLimits(request_limit=None))
     approvals: Approvals = field(init=False)
     costs: Costs = field(init=False)
-    showing: ChatHooks = field(init=False)
-    forking: LiveForkCapability = field(init=False)
+    hooks: ChatHooks = field(init=False)
+    fork_capability: LiveForkCapability = field(init=False)
     deps: DeepAgentDeps = field(init=False)
     agent: Agent[DeepAgentDeps, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.approvals = Approvals(self.feed)
-        self.costs = Costs(self.kept.conversation)
-        self.showing = ChatHooks(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
-        store = FileCheckpointStore(self.workspace.state / "chats" / f"{self.kept.id}.checkpoints")
-        self.forking = LiveForkCapability(
+        self.costs = Costs(self.chat.conversation)
+        self.hooks = ChatHooks(self.feed, self.approvals, self.models.open, frozenset(self.settings.ask))
+        store = FileCheckpointStore(self.workspace.state / "chats" / f"{self.chat.id}.checkpoints")
+        self.fork_capability = LiveForkCapability(
             max_branches=MOST_BRANCHES, workspace=self.workspace, test_command=self.settings.test
         )
         self.deps = DeepAgentDeps(LocalBackend(self.workspace), checkpoint_store=store)
-        self.use_model(self.model_name)
+        self.agent = self._build_agent(self.model)
 
     @property
     def model(self) -> Model:
@@ -167,28 +176,46 @@ class ChatServices:
         return self.models.open(self.model_name)
 
     def use_model(self, name: str) -> None:
-        """Have another model answer from now on; raises where there is none of that name."""
-        model = self.models.open(name)
-        if model.profile.get("supports_tools", True):
-            self.agent = create_deep_agent(
-                model,
-                forking=self.forking,
-                include_checkpoints=True,
-                checkpoint_frequency="every_turn",
-                max_checkpoints=_MOST_CHECKPOINTS,
-                capabilities=[self.showing],
-            )
-        else:
-            self.agent = Agent(
-                model, deps_type=DeepAgentDeps, instructions=_TOOLLESS, capabilities=[self.forking, self.showing]
-            )
+        """Answer with another model from now on. Raises ChatModelError if it is not available."""
+        self.agent = self._build_agent(self.models.open(name))
         self.model_name = name
+        self.feed.publish(SettingsChanged(f"model = {name}"))
+
+    def change_settings(self, text: str, changes: Mapping[str, object]) -> None:
+        """Change and save settings, and publish ``text``. Raises ValueError if a value is invalid."""
+        if changes:
+            changed = replace(self.settings, **changes)  # type: ignore[arg-type]
+            save_settings(self.workspace.path, changed)
+            self.settings = changed
+        self.feed.publish(SettingsChanged(text))
+
+    async def run_shell(self, command: str) -> str:
+        """Run a shell command in the workspace, confined like the agent's. Return its output and exit code."""
+        result = await self.deps.backend.async_execute(command, None)
+        return f"{result.output.rstrip()}\nexit code: {result.exit_code}".lstrip()
+
+    def _build_agent(self, model: Model) -> Agent[DeepAgentDeps, Any]:
+        if not model.profile.get("supports_tools", True):
+            return Agent(
+                model,
+                deps_type=DeepAgentDeps,
+                instructions=_TOOLLESS,
+                capabilities=[self.fork_capability, self.hooks],
+            )
+        return create_deep_agent(
+            model,
+            forking=self.fork_capability,
+            include_checkpoints=True,
+            checkpoint_frequency="every_turn",
+            max_checkpoints=_MAX_CHECKPOINTS,
+            capabilities=[self.hooks],
+        )
 
 
 def open_services(
     directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
 ) -> ChatServices:
-    """All that a chat in a directory needs; raises ChatModelError, SettingsError, ConversationError."""
+    """Open the services of a chat in a directory. Raises ChatModelError, SettingsError, ConversationError."""
     workspace = Workspace(directory)
     settings = load_settings(workspace.path)
     if ask:
@@ -196,14 +223,14 @@ def open_services(
     name = model or settings.model
     if name is None:
         raise ChatModelError(
-            "which model is to answer?",
-            remedy="say --model provider:name (such as anthropic:claude-sonnet-4-6), or --model local",
+            "no model is set",
+            remedy="pass --model provider:name (such as anthropic:claude-sonnet-4-6), or --model local",
         )
     models = ChatModels(Path.cwd())
     models.open(name)
-    kept = StoredChat.open(workspace, conversation, is_new=is_new)
+    chat = StoredChat.open(workspace, conversation, is_new=is_new)
     try:
-        return ChatServices(workspace, kept, feed, models, settings, name)
+        return ChatServices(workspace, chat, feed, models, settings, name)
     except BaseException:
-        kept.close()
+        chat.close()
         raise

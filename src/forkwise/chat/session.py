@@ -1,20 +1,17 @@
-"""Session: a chat as a program has it: an agent in a workspace, its conversation, its forks, and all that can be asked
-for. A face listens to its events, calls its methods, and decides nothing.
+"""A chat session: an agent in a workspace, its conversation, its forks, and every command as a method.
 
-It loads an agent's libraries; who wants a first frame before that asks `opening.open_session` for one.
+A user interface subscribes to its events and calls its methods. Opening a session first recovers what an earlier chat
+left unfinished. Importing this module loads the agent libraries: `forkwise.chat.open_session` does so in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic_ai.messages import (
-    ModelMessage,
     ModelRequest,
     RetryPromptPart,
     TextPart,
@@ -23,166 +20,67 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from forkwise.chat.events import (
-    ApprovalAsked,
-    CostChanged,
-    Ended,
-    Failed,
-    Feed,
-    Listener,
-    Notice,
-    Ready,
-    SettingsChanged,
-    TurnEnded,
-    error_text,
-)
-from forkwise.chat.forks import BranchView, Forks
-from forkwise.chat.interpreter import BLOCKED, Interpreter, When
+from forkwise.chat.events import Ended, Failed, Feed, Notice, Ready, error_text
+from forkwise.chat.forks import Forks
+from forkwise.chat.interpreter import FORK_IS_OPEN, Interpreter
 from forkwise.chat.merges import Choices, Merges
-from forkwise.chat.services import ChatServices, open_services
-from forkwise.chat.settings import BranchRow, ForkForm, Settings, blank_form, save_settings
-from forkwise.chat.storage import FORK, LOADING, MERGED, OVER, UNDOING, StoredChat
+from forkwise.chat.services import open_services
+from forkwise.chat.settings import build_form
+from forkwise.chat.storage import FORK, LOADING, MERGED, OVER, UNDOING
 from forkwise.chat.turns import Navigation, Turns
 from forkwise.concurrency import run_in_thread
-from forkwise.conversation.conversation import Conversation
-from forkwise.conversation.node import Node
 from forkwise.conversation.store import StoredConversation
 from forkwise.errors import BranchingError, ForkNotFoundError, LedgerError
-from forkwise.files.workspace import Workspace
-from forkwise.fork.combine import Prepared
-from forkwise.ledger.records import ForkRecord
-from forkwise.live.checkpoints import Checkpoint
 from forkwise.live.fork_plan import ForkPlan
-from forkwise.live.judging.verdict import ResolveOutcome
 from forkwise.live.resume import list_unfinished
-from forkwise.live.values import MergeResult
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pydantic_ai.messages import ModelMessage
+
+    from forkwise.chat.events import ApprovalAsked, CostChanged, Listener, TurnEnded
+    from forkwise.chat.forks import BranchView
+    from forkwise.chat.interpreter import When
+    from forkwise.chat.services import ChatServices
+    from forkwise.chat.settings import ForkForm, Settings
+    from forkwise.chat.storage import StoredChat
+    from forkwise.conversation.conversation import Conversation
+    from forkwise.conversation.node import Node
+    from forkwise.files.workspace import Workspace
+    from forkwise.fork.combine import Prepared
+    from forkwise.ledger.records import ForkRecord
+    from forkwise.live.checkpoints import Checkpoint
+    from forkwise.live.judging.verdict import ResolveOutcome
+    from forkwise.live.values import MergeResult
 
 __all__ = [
-    "BranchRow",
-    "BranchView",
-    "ForkForm",
-    "Said",
     "Session",
-    "recover",
-    "said",
+    "TranscriptEntry",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Something that was said, or done. ``name`` is the tool's, where it is one's."""
-
-    who: Literal["user", "agent", "call", "result"]
-    text: str
-    name: str = ""
-
-
-def said(messages: Iterable[ModelMessage]) -> list[Said]:
-    """What messages say, for people."""
-    found = []
-    for message in messages:
-        for part in message.parts:
-            match part:
-                case UserPromptPart(content=str(text)):
-                    found.append(Said("user", text))
-                case UserPromptPart(content=several):
-                    found.append(Said("user", " ".join(one for one in several if isinstance(one, str))))
-                case TextPart(content=text) if text:
-                    found.append(Said("agent", text))
-                case ToolCallPart():
-                    found.append(Said("call", part.args_as_json_str(), part.tool_name))
-                case ToolReturnPart():
-                    found.append(Said("result", part.model_response_str(), part.tool_name))
-                case RetryPromptPart() if isinstance(message, ModelRequest):
-                    found.append(Said("result", part.model_response(), part.tool_name or ""))
-    return found
-
-
-async def recover(desk: ChatServices, forks: Forks, merges: Merges, moves: Navigation) -> None:
-    """Finish what was begun, take over what is open, and tell of it."""
-    kept = desk.kept
-    for label in list(kept.conversation.labels):
-        if label.startswith(LOADING):
-            await moves.finish_load(label.removeprefix(LOADING))
-        elif label.startswith(UNDOING):
-            await merges.finish_undo(label.removeprefix(UNDOING))
-    if not kept.is_new:
-        _claim(kept)
-    for fork in list(kept.forks()):
-        if kept.marked(MERGED, fork) is None and kept.marked(OVER, fork) is None:
-            try:
-                await _settle(desk, forks, merges, fork)
-            except (BranchingError, RuntimeError, OSError) as error:
-                desk.feed.publish(Failed(f"fork {fork} cannot be gone on with: {error_text(error)}"))
-
-
-async def _settle(desk: ChatServices, forks: Forks, merges: Merges, fork: str) -> None:
-    """See what became of a fork of which the conversation does not know it."""
-    kept = desk.kept
-    try:
-        record = kept.ledger.fork(fork)
-    except ForkNotFoundError:
-        kept.mark(OVER, fork, kept.here)
-        kept.save()
-        return
-    if record.stored == "resolved" and record.commit is not None:
-        if merges.find_lost(fork):
-            desk.feed.publish(
-                Notice(f"fork {fork} was merged when the chat was cut short; the conversation goes on there")
-            )
-            return
-    elif record.id in {one.id for one in list_unfinished(kept.ledger)} and not forks.is_open:
-        await forks.resume(record.id)
-        if kept.ledger.fork(fork).is_over and merges.find_lost(fork):
-            desk.feed.publish(Notice(f"fork {fork} was decided when the chat was cut short; it is merged now"))
-        return
-    elif not record.is_over:
-        desk.feed.publish(Notice(f"fork {fork} of this conversation is {record.state}, and is left as it is"))
-        return
-    kept.mark(OVER, fork, kept.marked(FORK, fork) or kept.here)
-    kept.save()
-
-
-def _claim(kept: StoredChat) -> None:
-    """Find a fork that was made here by a process that was killed before it could write that down."""
-    known = {
-        label.removeprefix(FORK)
-        for record in kept.ledger.conversations.all()
-        for label in record.labels
-        if label.startswith(FORK)
-    }
-    own = [message.parts for message in kept.conversation.path()]
-    for record in list_unfinished(kept.ledger) if own else ():
-        if record.id not in known and _parent_parts(kept, record) == own:
-            kept.mark(FORK, record.id, kept.here)
-            kept.save()
-
-
-def _parent_parts(kept: StoredChat, record: ForkRecord) -> list[object] | None:
-    """What was said before a fork; None where that was not written down."""
-    try:
-        plan = ForkPlan.from_json(record.spec, record.id)
-        talk = StoredConversation.load(kept.ledger.conversations, plan.conversation).conversation
-    except LedgerError:
-        return None
-    return [message.parts for message in talk.path()]
+_ALREADY_FORKED = {
+    "agent": "agent already forked — resolve it first: /merge or /abort",
+    "user": "a fork is open already — resolve it first: /merge or /abort",
+}
 
 
 class Session:
-    """A chat. ``async with await Session.open(directory, model="local") as session: …``"""
+    """A chat: ``async with await Session.open(directory, model="local") as session: …``."""
 
-    def __init__(self, desk: ChatServices) -> None:
-        self.desk = desk
-        self._turns = Turns(desk)
-        self._forks = Forks(desk)
-        self._merges = Merges(desk, self._forks)
-        self._moves = Navigation(desk)
-        self.choices = Choices(desk, self._forks, self._merges)
-        self._interpreter = Interpreter(self)
-        self._alone = asyncio.Lock()
-        self._holder: asyncio.Task[Any] | None = None
+    def __init__(self, services: ChatServices) -> None:
+        self.services = services
+        self._turns = Turns(services)
+        self._forks = Forks(services)
+        self._merges = Merges(services, self._forks)
+        self._navigation = Navigation(services)
+        self.choices = Choices(services, self._forks, self._merges)
+        self._interpreter = Interpreter(self, services, self._forks, self._navigation, self.choices)
+        self._lock = asyncio.Lock()
+        self._lock_owner: asyncio.Task[Any] | None = None
         self._is_closed = False
-        desk.showing.returned = self._tool_returned
+        services.hooks.on_tool_returned = self._on_tool_returned
 
     @classmethod
     async def open(
@@ -195,33 +93,31 @@ class Session:
         ask: Sequence[str] = (),
         listener: Listener | None = None,
     ) -> Session:
-        """Open a chat in a directory: the conversation of that name, or the last one, or a new one. What an earlier
-        chat left undone is done first, and told to the listener.
+        """Open a chat in a directory, with the named conversation, the last one, or a new one.
 
-        Raises ChatModelError, SettingsError, ConversationError.
+        What an earlier chat left unfinished is finished first, and published to the listener. Raises ChatModelError,
+        SettingsError, ConversationError.
         """
         feed = Feed()
         if listener is not None:
             feed.subscribe(listener)
-        desk = await run_in_thread(open_services, directory, model, conversation, is_new, tuple(ask), feed)
+        services = await run_in_thread(open_services, directory, model, conversation, is_new, tuple(ask), feed)
         try:
-            session = cls(desk)
-            if desk.kept.was_held:
-                feed.publish(Notice("another chat has the last conversation of this workspace: this is a new one"))
+            session = cls(services)
+            if services.chat.is_last_locked:
+                feed.publish(Notice("another chat uses the last conversation of this workspace: this is a new one"))
             await session._start()
         except BaseException:
-            desk.kept.close()
+            services.chat.close()
             raise
         return session
 
     async def _start(self) -> None:
-        kept = self.desk.kept
-        kept.save()
-        here = kept.here
-        self.desk.feed.publish(
-            Ready(kept.id, str(self.desk.workspace.path), self.desk.model_name, kept.is_new, here.depth)
-        )
-        await recover(self.desk, self._forks, self._merges, self._moves)
+        chat = self.services.chat
+        chat.save()
+        workspace, model_name = str(self.services.workspace.path), self.services.model_name
+        self.services.feed.publish(Ready(chat.id, workspace, model_name, chat.is_new, chat.here.depth))
+        await _recover(self.services, self._forks, self._merges, self._navigation)
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,208 +126,213 @@ class Session:
         await self.close()
 
     async def close(self) -> None:
-        """End the chat: a turn under way is interrupted, an open fork is kept for the next one; nothing runs on."""
+        """End the chat: interrupt a running turn, and keep an open fork for the next chat. Nothing keeps running."""
         if self._is_closed:
             return
         self._is_closed = True
-        if not self._turns.interrupt() and self._holder is not None and self._holder is not asyncio.current_task():
-            self._holder.cancel()
-        async with self._alone:
+        owner = self._lock_owner
+        if not self._turns.interrupt() and owner is not None and owner is not asyncio.current_task():
+            owner.cancel()
+        async with self._lock:
             await self._forks.leave()
-        self.desk.kept.save()
-        await self.desk.models.aclose()
-        self.desk.feed.publish(Ended())
-        self.desk.feed.close()
-        self.desk.kept.close()
+        self.services.chat.save()
+        await self.services.models.aclose()
+        self.services.feed.publish(Ended())
+        self.services.feed.close()
+        self.services.chat.close()
 
     @asynccontextmanager
-    async def _alone_here(self) -> AsyncIterator[None]:
-        """Where one thing is done at a time. Who still waits for that when the chat ends does nothing any more."""
-        async with self._alone:
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """Exclude other work within the block. Raises RuntimeError if the chat ended while waiting for the lock."""
+        async with self._lock:
             if self._is_closed:
-                raise RuntimeError("the chat is over")
-            self._holder = asyncio.current_task()
+                raise RuntimeError("the chat has ended")
+            self._lock_owner = asyncio.current_task()
             try:
                 yield
             finally:
-                self._holder = None
+                self._lock_owner = None
+
+    def _require_no_fork(self) -> None:
+        if self._forks.is_open:
+            raise RuntimeError(FORK_IS_OPEN)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Have somebody told of all that happens from now on; gives what ends that."""
-        return self.desk.feed.subscribe(listener)
+        """Subscribe to events. Return a function that unsubscribes."""
+        return self.services.feed.subscribe(listener)
 
-    # What there is
+    # State
 
     @property
     def id(self) -> str:
-        """The name of the conversation."""
-        return self.desk.kept.id
+        """The id of the conversation."""
+        return self.services.chat.id
 
     @property
     def model_name(self) -> str:
-        """Which model answers."""
-        return self.desk.model_name
+        """The model that answers."""
+        return self.services.model_name
 
     @property
     def workspace(self) -> Workspace:
-        """Where the agent works."""
-        return self.desk.workspace
+        """The workspace of the agent."""
+        return self.services.workspace
 
     @property
     def conversation(self) -> Conversation:
-        """All that was said; to be read."""
-        return self.desk.kept.conversation
+        """The conversation; read only."""
+        return self.services.chat.conversation
 
     @property
     def here(self) -> Node:
-        """Where the conversation goes on."""
-        return self.desk.kept.here
+        """The current node of the conversation."""
+        return self.services.chat.here
 
     @property
     def settings(self) -> Settings:
-        """What the next fork is made with."""
-        return self.desk.settings
+        """The settings of the chat."""
+        return self.services.settings
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn of the agent is under way."""
-        return self._turns.is_under_way
+        """Whether a turn of the agent is running."""
+        return self._turns.is_running
 
     @property
     def is_closed(self) -> bool:
-        """Whether the chat is over."""
+        """Whether the chat has ended."""
         return self._is_closed
 
     @property
     def fork(self) -> str | None:
-        """The id of the open fork, if one is."""
+        """The id of the open fork, if there is one."""
         coordinator = self._forks.coordinator
         return None if coordinator is None else coordinator.fork_id
 
     @property
     def last_merge(self) -> str | None:
-        """The id of the fork that was merged last, if that can be taken back."""
-        return self._merges.last
+        """The id of the last merged fork, if its merge can be undone."""
+        return self._merges.last_fork
 
     @property
     def overruled(self) -> tuple[str, ...]:
-        """The branches that judges did not choose, where one of them may still be taken."""
+        """The branches that `override` can keep instead of the judges' choice."""
         return self._forks.overruled
 
     @property
     def last_answer(self) -> str:
-        """What the agent said last, in words."""
-        return self.desk.kept.last_answer
+        """The text of the agent's last answer."""
+        return self.services.chat.last_answer
 
     @property
     def approvals(self) -> list[ApprovalAsked]:
-        """The tool calls that wait for a person's word."""
-        return self.desk.approvals.pending
+        """The tool calls that wait for approval."""
+        return self.services.approvals.pending
 
     @property
     def cost(self) -> CostChanged:
-        """What all of it has taken."""
-        return self.desk.costs.now()
+        """The cost of the conversation so far."""
+        return self.services.costs.update()
 
     def branches(self) -> list[BranchView]:
-        """Where the branches of the open fork stand."""
-        return self._forks.views()
+        """List the states of the open fork's branches."""
+        return self._forks.list_views()
 
-    def said(self, branch: str | None = None) -> list[Said]:
-        """What was said up to here, or in a branch of the open fork since it was forked."""
+    def said(self, branch: str | None = None) -> list[TranscriptEntry]:
+        """List the transcript up to the current node, or of a branch of the open fork since it was forked."""
         if branch is None:
-            return said(self.conversation.path())
-        return said(self._forks.find(branch).thread.own_messages())
+            return _build_transcript(self.conversation.path())
+        return _build_transcript(self._forks.find(branch).thread.own_messages())
 
-    # Talking
+    # Prompts
 
     async def submit(self, line: str, when: When = "now") -> None:
-        """Do what a line asks for, and wait until it is done. What goes wrong is told as an event.
+        """Run a line as the user typed it, and wait until it is done. An error is published as an event.
 
-        What cannot be done before the agent is done is refused ``now``, and waited for with ``soon``. ``in_order`` has
-        all lines wait for those before, but for answers to what is asked, and for what is said to branches.
+        A line that has to wait for the agent is refused with ``now`` and waits with ``soon``. With ``in_order`` every
+        line waits for the lines before it, except approvals and prompts for branches.
         """
         await self._interpreter.submit(line, when)
 
     async def prompt(self, text: str) -> TurnEnded:
-        """Say something to the agent, and wait for the end of its answer. RuntimeError while a fork is open."""
-        async with self._alone_here():
-            if self._forks.is_open:
-                raise RuntimeError(BLOCKED)
+        """Prompt the agent and wait for the end of its turn. Raises RuntimeError while a fork is open."""
+        async with self._exclusive():
+            self._require_no_fork()
             try:
                 return await self._turns.prompt(text)
             finally:
-                self._forks.turn_ended()
+                self._forks.adopt_agent_fork()
 
     def interrupt(self) -> bool:
-        """End the turn of the agent under way; whether there was one."""
+        """Interrupt the running turn of the agent. Return whether there was one."""
         return self._turns.interrupt()
 
     async def say(self, branch: str, message: str) -> None:
-        """Tell a branch something, while it runs or when it is done."""
-        await self._forks.say(branch, message)
+        """Prompt a branch: with its next request if it runs, else in a new turn."""
+        await self._forks.prompt(branch, message)
 
     def addressed(self, text: str) -> tuple[str, str]:
-        """Whom the text behind ``>>`` is for, and what they are told; ValueError where that is no branch."""
-        return self._forks.addressed(text)
+        """Split the text after ``>>`` into label and message. Raises ValueError if no branch has the label."""
+        return self._forks.parse_address(text)
 
     async def shell(self, command: str) -> str:
-        """Run a shell command in the workspace, confined as the agent's are; gives what it printed."""
-        done = await self.desk.deps.backend.async_execute(command, None)
-        return f"{done.output.rstrip()}\nexit code: {done.exit_code}".lstrip()
+        """Run a shell command in the workspace, confined like the agent's. Return its output and exit code."""
+        return await self.services.run_shell(command)
 
     def approve(self, id_: str | None = None) -> None:
-        """Let a tool be called; LookupError where no such call waits."""
-        self.desk.approvals.answer(id_, True)
+        """Approve a tool call. Raises LookupError if no such call waits."""
+        self.services.approvals.answer(id_, True)
 
     def deny(self, id_: str | None = None) -> None:
-        """Do not let a tool be called; LookupError where no such call waits."""
-        self.desk.approvals.answer(id_, False)
+        """Deny a tool call. Raises LookupError if no such call waits."""
+        self.services.approvals.answer(id_, False)
 
     def nobody_answers(self) -> None:
-        """From now on nobody can be asked: it is denied, but in branches that nobody waits for."""
-        self.desk.approvals.nobody_answers()
+        """Deny approvals from now on, because no user can answer; those of branches only while a merge waits."""
+        self.services.approvals.detach_user()
 
-    def _tool_returned(self, tool: str) -> None:
+    def _on_tool_returned(self, tool: str) -> None:
         if tool == "fork_run":
-            self._forks.agent_forked(self._turns.node)
+            self._forks.register_agent_fork(self._turns.node)
         elif tool == "merge_or_select":
-            merged = self._forks.agent_decided()
-            if merged is not None:
-                self._turns.merged(merged)
+            fork = self._forks.record_agent_resolution()
+            if fork is not None:
+                self._turns.record_merge(fork)
 
     # Forks
 
     def fork_form(self, task: str = "") -> ForkForm:
-        """What a picker begins with: as many rows as the settings say."""
-        return blank_form(self.settings, task)
+        """Build a form for `open_fork` from the settings."""
+        return build_form(self.settings, task)
 
     async def open_fork(self, form: ForkForm) -> str:
-        """Split the conversation into branches, which begin to run; gives the fork's id. RuntimeError where one is open
-        already, ValueError where the form makes no sense."""
-        async with self._alone_here():
+        """Fork the conversation into branches and run them. Return the fork's id.
+
+        Raises RuntimeError if a fork is open, ValueError if the form is invalid.
+        """
+        async with self._exclusive():
             if self._forks.is_open:
-                raise RuntimeError(ALREADY[self._forks.by])
+                raise RuntimeError(_ALREADY_FORKED[self._forks.opener])
             return await self._forks.open(form)
 
     async def judge(self) -> ResolveOutcome:
-        """Ask a judge which branch is the best; nothing is merged by that."""
-        with self.desk.approvals.awaiting():
+        """Ask a judge for the best branch. Nothing is merged."""
+        with self.services.approvals.deny_unattended():
             return await self._merges.judge()
 
     async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
-        """Decide the fork: for a label, ``combine:a,b``, ``auto`` or ``vote``; None where judges are not sure."""
-        async with self._alone_here():
-            with self.desk.approvals.awaiting():
+        """Merge a label, ``combine:a,b``, ``auto`` or ``vote``. Return None if the judges are not confident enough."""
+        async with self._exclusive():
+            with self.services.approvals.deny_unattended():
                 return await self._merges.merge(choice, prefer)
 
     async def choose(self, prepared: Prepared) -> None:
-        """Decide the fork for what was chosen of it, see `choices`."""
-        async with self._alone:
+        """Resolve the fork with a branch that `choices` prepared."""
+        async with self._lock:
             await self.choices.commit(prepared)
 
     async def terminate(self, branch: str) -> None:
-        """End one branch; it can still be merged with what it did."""
+        """Terminate a branch; its changes can still be merged."""
         await self._forks.terminate(branch)
 
     async def abort(self) -> None:
@@ -439,72 +340,157 @@ class Session:
         await self._forks.abort()
 
     async def override(self, branch: str) -> MergeResult:
-        """After ``auto`` or ``vote``: take another branch instead, its files and what it said."""
-        async with self._alone_here():
-            self._no_fork()
+        """After ``auto`` or ``vote``: keep another branch instead, its files and its messages."""
+        async with self._exclusive():
+            self._require_no_fork()
             return await self._merges.override(branch)
 
     async def undo(self) -> str:
-        """Take the last merge back, its files and what was said; gives the fork."""
-        async with self._alone_here():
-            self._no_fork()
+        """Undo the last merge, its files and its messages. Return the fork."""
+        async with self._exclusive():
+            self._require_no_fork()
             return await self._merges.undo()
 
-    # Places
+    # Navigation
 
     def go(self, name: str) -> Node:
-        """Go on from another place, by the number of a message or a label."""
-        self._no_fork()
-        return self._moves.go(name)
+        """Continue from another node, by its number or label."""
+        self._require_no_fork()
+        return self._navigation.go(name)
 
     def label(self, name: str, node: Node) -> None:
-        """Give a place a name, by which it can be gone to; ConversationError for one that means something else."""
-        self._moves.label(name, node)
+        """Label a node. Raises ConversationError if the name is not usable."""
+        self._navigation.label(name, node)
 
     def compare(self, first: str, second: str) -> str:
-        """How what was said up to two places differs."""
-        return self._moves.compare(first, second)
+        """Compare the conversation up to two nodes. Return a unified diff."""
+        return self._navigation.compare(first, second)
 
     async def combine(self, names: Sequence[str] = (), how: str = "concatenate") -> Node:
-        """Make one answer of several, and go on from there."""
-        async with self._alone_here():
-            self._no_fork()
-            return await self._moves.combine(names, how)  # type: ignore[arg-type]
+        """Combine several answers into one, and continue from there."""
+        async with self._exclusive():
+            self._require_no_fork()
+            return await self._navigation.combine(names, how)  # type: ignore[arg-type]
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """What can be gone back to, the oldest first."""
-        return await self._moves.checkpoints()
+        """List the checkpoints, the oldest first."""
+        return await self._navigation.list_checkpoints()
 
     async def load(self, name: str) -> Checkpoint:
         """Go back to a checkpoint, with its files."""
-        async with self._alone_here():
-            self._no_fork()
-            await self._forks.let_go()
-            loaded = await self._moves.load(name)
-            self._merges.forget_undone()
-            return loaded
-
-    def _no_fork(self) -> None:
-        if self._forks.is_open:
-            raise RuntimeError(BLOCKED)
+        async with self._exclusive():
+            self._require_no_fork()
+            await self._forks.close_resolved()
+            checkpoint = await self._navigation.load(name)
+            self._merges.unmark_undone()
+            return checkpoint
 
     # Settings
 
     def use_model(self, name: str) -> None:
-        """Have another model answer; ChatModelError where it cannot be had."""
-        self.desk.use_model(name)
-        self.desk.feed.publish(SettingsChanged(f"model = {name}"))
+        """Answer with another model from now on. Raises ChatModelError if it is not available."""
+        self.services.use_model(name)
 
-    def change(self, told: str, changes: Mapping[str, object]) -> None:
-        """Change settings and write them down; ValueError where they make no sense."""
-        if changes:
-            changed = replace(self.settings, **changes)  # type: ignore[arg-type]
-            save_settings(self.workspace.path, changed)
-            self.desk.settings = changed
-        self.desk.feed.publish(SettingsChanged(told))
+    def change(self, text: str, changes: Mapping[str, object]) -> None:
+        """Change and save settings, and publish ``text``. Raises ValueError if a value is invalid."""
+        self.services.change_settings(text, changes)
 
 
-ALREADY = {
-    "agent": "agent already forked — resolve it first: /merge or /abort",
-    "user": "a fork is open already — resolve it first: /merge or /abort",
-}
+@dataclass(frozen=True, slots=True)
+class TranscriptEntry:
+    """A prompt, an answer, a tool call or its result. ``name`` is the tool's."""
+
+    who: Literal["user", "agent", "call", "result"]
+    text: str
+    name: str = ""
+
+
+def _build_transcript(messages: Iterable[ModelMessage]) -> list[TranscriptEntry]:
+    entries = []
+    for message in messages:
+        for part in message.parts:
+            match part:
+                case UserPromptPart(content=str(text)):
+                    entries.append(TranscriptEntry("user", text))
+                case UserPromptPart(content=items):
+                    text = " ".join(item for item in items if isinstance(item, str))
+                    entries.append(TranscriptEntry("user", text))
+                case TextPart(content=text) if text:
+                    entries.append(TranscriptEntry("agent", text))
+                case ToolCallPart():
+                    entries.append(TranscriptEntry("call", part.args_as_json_str(), part.tool_name))
+                case ToolReturnPart():
+                    entries.append(TranscriptEntry("result", part.model_response_str(), part.tool_name))
+                case RetryPromptPart() if isinstance(message, ModelRequest):
+                    entries.append(TranscriptEntry("result", part.model_response(), part.tool_name or ""))
+    return entries
+
+
+async def _recover(services: ChatServices, forks: Forks, merges: Merges, navigation: Navigation) -> None:
+    """Finish interrupted work of an earlier chat, and resume its open fork."""
+    chat = services.chat
+    for label in list(chat.conversation.labels):
+        if label.startswith(LOADING):
+            await navigation.finish_load(label.removeprefix(LOADING))
+        elif label.startswith(UNDOING):
+            await merges.finish_undo(label.removeprefix(UNDOING))
+    if not chat.is_new:
+        _claim_unmarked_forks(chat)
+    for fork in list(chat.fork_ids()):
+        if chat.find_mark(MERGED, fork) is None and chat.find_mark(OVER, fork) is None:
+            try:
+                await _recover_fork(services, forks, merges, fork)
+            except (BranchingError, RuntimeError, OSError) as error:
+                services.feed.publish(Failed(f"cannot resume fork {fork}: {error_text(error)}"))
+
+
+async def _recover_fork(services: ChatServices, forks: Forks, merges: Merges, fork: str) -> None:
+    """Bring the conversation up to date with a fork that it has no outcome of."""
+    chat = services.chat
+    try:
+        record = chat.ledger.fork(fork)
+    except ForkNotFoundError:
+        chat.mark(OVER, fork, chat.here)
+        chat.save()
+        return
+    if record.stored == "resolved" and record.commit is not None:
+        if merges.recover_merge(fork):
+            text = f"fork {fork} was merged when the last chat was interrupted; the conversation continues from there"
+            services.feed.publish(Notice(text))
+            return
+    elif record.id in {one.id for one in list_unfinished(chat.ledger)} and not forks.is_open:
+        await forks.resume(record.id)
+        if chat.ledger.fork(fork).is_over and merges.recover_merge(fork):
+            text = f"fork {fork} was resolved when the last chat was interrupted; it is merged now"
+            services.feed.publish(Notice(text))
+        return
+    elif not record.is_over:
+        services.feed.publish(Notice(f"fork {fork} of this conversation is {record.state}, and is left as it is"))
+        return
+    chat.mark(OVER, fork, chat.find_mark(FORK, fork) or chat.here)
+    chat.save()
+
+
+def _claim_unmarked_forks(chat: StoredChat) -> None:
+    """Mark a fork of this conversation that a process opened just before it was killed."""
+    known = {
+        label.removeprefix(FORK)
+        for record in chat.ledger.conversations.all()
+        for label in record.labels
+        if label.startswith(FORK)
+    }
+    own_parts = [message.parts for message in chat.conversation.path()]
+    for record in list_unfinished(chat.ledger) if own_parts else ():
+        if record.id not in known and _load_parent_parts(chat, record) == own_parts:
+            chat.mark(FORK, record.id, chat.here)
+            chat.save()
+
+
+def _load_parent_parts(chat: StoredChat, record: ForkRecord) -> list[object] | None:
+    """Load the parts of the messages before a fork; None if they were not stored."""
+    try:
+        plan = ForkPlan.from_json(record.spec, record.id)
+        conversation = StoredConversation.load(chat.ledger.conversations, plan.conversation).conversation
+    except LedgerError:
+        return None
+    return [message.parts for message in conversation.path()]

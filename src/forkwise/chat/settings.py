@@ -1,4 +1,7 @@
-"""ForkForm: what a fork is asked for, row by row, as a picker shows it and as one line says it."""
+"""The settings of a chat, stored in a workspace's TOML file, and the form of the next fork that they fill in.
+
+This module stays light: the first frame of a chat loads it.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ __all__ = [
     "ForkForm",
     "Settings",
     "SettingsError",
-    "blank_form",
-    "form_of",
+    "build_form",
     "load_settings",
+    "parse_form",
     "save_settings",
     "settings_path",
 ]
 
 
-#: The most branches that a fork has.
+#: The maximum number of branches of a fork.
 MOST_BRANCHES = 10
 
-_LARGEST = 1_000_000  # bytes; nobody writes more by hand
+_MAX_BYTES = 1_000_000  # far more than a file written by hand
 _TABLE = "chat"
 
 
 class SettingsError(BranchingError):
-    """The settings cannot be read or written; ``path`` is the file."""
+    """The settings cannot be read or written; ``path`` is their file."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
@@ -46,11 +49,10 @@ class SettingsError(BranchingError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the next fork is made with, unless it is told otherwise.
+    """The settings of a chat, most of them defaults of its next fork.
 
-    ``models`` are those of single branches, by their numbers from 1. ``judge`` is the model that judges, the chat's own
-    where it is None; ``test`` the command that says how good a branch is. ``ask`` are tools that are called only when
-    somebody approves.
+    ``models`` are the models of single branches, numbered from 1. ``judge`` is the judge's model, by default the
+    chat's. ``test`` is the command that tests a branch, or ``auto``. ``ask`` are the tools that need approval.
     """
 
     branches: int = 2
@@ -68,18 +70,18 @@ class Settings:
         for name in ("branch_budget", "fork_budget"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is a number of dollars above 0, not {value}")
+                raise ValueError(f"{name} must be an amount of dollars above 0, not {value}")
         if wrong := [number for number in self.models if not 1 <= number <= MOST_BRANCHES]:
             raise ValueError(f"branches are numbered from 1 to {MOST_BRANCHES}, not {wrong[0]}")
 
 
 def settings_path(workspace: Path) -> Path:
-    """Where the settings of a workspace are."""
+    """Return the settings file of a workspace."""
     return workspace / ".forkwise" / "config.toml"
 
 
 def load_settings(workspace: Path) -> Settings:
-    """The settings of a workspace; SettingsError where there is a file that holds none."""
+    """Load the settings of a workspace. Raises SettingsError if the file is invalid."""
     path = settings_path(workspace)
     text = _read(path)
     if text is None:
@@ -87,14 +89,14 @@ def load_settings(workspace: Path) -> Settings:
     try:
         table = tomllib.loads(text).get(_TABLE, {})
         if not isinstance(table, dict):
-            raise ValueError(f"[{_TABLE}] is no table")
-        return _settings(table)
+            raise ValueError(f"[{_TABLE}] is not a table")
+        return _parse_table(table)
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {error}", path=str(path)) from error
 
 
 def save_settings(workspace: Path, settings: Settings) -> None:
-    """Write settings down; comments in the file, and what else is in it, stay as they are."""
+    """Save settings; the rest of the file, with its comments, stays as it is."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -103,7 +105,7 @@ def save_settings(workspace: Path, settings: Settings) -> None:
     try:
         document = tomlkit.parse(text)
         table = document.setdefault(_TABLE, tomlkit.table())
-        for name, value in _table(settings).items():
+        for name, value in _build_table(settings).items():
             if value is None:
                 table.pop(name, None)
             elif table.get(name) != value:
@@ -114,60 +116,60 @@ def save_settings(workspace: Path, settings: Settings) -> None:
     _write(path, written)
 
 
-def _settings(table: Mapping[str, Any]) -> Settings:
-    found = Settings()
+def _parse_table(table: Mapping[str, Any]) -> Settings:
+    settings = Settings()
     for name, value in table.items():
-        reader = _READERS.get(name)
-        if reader is None:
-            raise ValueError(f"[{_TABLE}] knows {', '.join(_READERS)}; not {name!r}")
-        found = replace(found, **{name: reader(name, value)})
-    return found
+        parse = _PARSERS.get(name)
+        if parse is None:
+            raise ValueError(f"[{_TABLE}] has no setting {name!r}; there are {', '.join(_PARSERS)}")
+        settings = replace(settings, **{name: parse(name, value)})
+    return settings
 
 
-def _count(name: str, value: Any) -> int:
+def _parse_count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
     return value
 
 
-def _dollars(name: str, value: Any) -> float:
+def _parse_dollars(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} is a number of dollars, not {value!r}")
+        raise ValueError(f"{name} must be an amount of dollars, not {value!r}")
     return float(value)
 
 
-def _text(name: str, value: Any) -> str:
+def _parse_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} is text, not {value!r}")
+        raise ValueError(f"{name} must be non-empty text, not {value!r}")
     return value
 
 
-def _names(name: str, value: Any) -> tuple[str, ...]:
+def _parse_names(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"{name} is a list of names, not {value!r}")
-    return tuple(_text(name, one) for one in value)
+        raise ValueError(f"{name} must be a list of names, not {value!r}")
+    return tuple(_parse_text(name, item) for item in value)
 
 
-def _models(name: str, value: Any) -> dict[int, str]:
+def _parse_models(name: str, value: Any) -> dict[int, str]:
     if not isinstance(value, dict) or not all(str(key).isdecimal() for key in value):
-        raise ValueError(f"{name} is a table of models by the numbers of branches, not {value!r}")
-    return {int(key): _text(name, model) for key, model in value.items()}
+        raise ValueError(f"{name} must be a table from branch numbers to models, not {value!r}")
+    return {int(key): _parse_text(name, model) for key, model in value.items()}
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "branches": _count,
-    "branch_budget": _dollars,
-    "fork_budget": _dollars,
-    "models": _models,
-    "model": _text,
-    "judge": _text,
-    "test": _text,
-    "ask": _names,
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "branches": _parse_count,
+    "branch_budget": _parse_dollars,
+    "fork_budget": _parse_dollars,
+    "models": _parse_models,
+    "model": _parse_text,
+    "judge": _parse_text,
+    "test": _parse_text,
+    "ask": _parse_names,
 }
 
 
-def _table(settings: Settings) -> dict[str, Any]:
-    """As TOML holds it; None is not written."""
+def _build_table(settings: Settings) -> dict[str, Any]:
+    """Build the TOML table; values that are None are left out of the file."""
     return {
         "branches": settings.branches,
         "branch_budget": settings.branch_budget,
@@ -181,20 +183,20 @@ def _table(settings: Settings) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str | None:
-    """What a file holds; None where there is none. What is no plain file is never waited for."""
+    """Read a file; None if there is none. O_NONBLOCK: opening a FIFO must not block."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        raise SettingsError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
         os.close(fd)
-        raise SettingsError(f"{path} is no plain file of at most {_LARGEST} bytes", path=str(path))
+        raise SettingsError(f"{path} is not a regular file of at most {_MAX_BYTES} bytes", path=str(path))
     try:
         with open(fd, "rb") as file:
-            return file.read(_LARGEST).decode()
+            return file.read(_MAX_BYTES).decode()
     except (UnicodeDecodeError, OSError) as error:
         raise SettingsError(f"{path}: {error}", path=str(path)) from error
 
@@ -212,12 +214,12 @@ def _write(path: Path, text: str) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
+        raise SettingsError(f"cannot write {path}: {error.strerror}", path=str(path)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
-    """One branch: what it is called, what it is told, which model runs it (None: the chat's), what it may cost."""
+    """One branch: its label, steer, model (None: the chat's), budget and instructions."""
 
     label: str
     steer: str
@@ -228,43 +230,43 @@ class BranchRow:
 
 @dataclass(frozen=True, slots=True)
 class ForkForm:
-    """All branches of a fork, and what they may cost together."""
+    """The branches of a fork to open, and their common budget."""
 
     rows: tuple[BranchRow, ...]
     budget_usd: float | None = None
 
 
-def blank_form(settings: Settings, task: str = "", branches: int | None = None) -> ForkForm:
-    """As many rows as the settings say, with their models and budgets; all are told the task."""
+def build_form(settings: Settings, task: str = "", branches: int | None = None) -> ForkForm:
+    """Build a form with the models and budgets of the settings, and the same task for all branches."""
     count = settings.branches if branches is None else branches
     rows = [
-        BranchRow(_letter(number), task, settings.models.get(number + 1), settings.branch_budget)
+        BranchRow(_default_label(number), task, settings.models.get(number + 1), settings.branch_budget)
         for number in range(count)
     ]
     return ForkForm(tuple(rows), settings.fork_budget)
 
 
-def form_of(settings: Settings, text: str) -> ForkForm:
-    """What a line asks for: one task for all branches, or ``label: task | label: task``.
+def parse_form(settings: Settings, text: str) -> ForkForm:
+    """Parse one task for all branches, or ``label: task | label: task``.
 
-    >>> [row.label for row in form_of(Settings(branches=3), "make it fast").rows]
+    >>> [row.label for row in parse_form(Settings(branches=3), "make it fast").rows]
     ['a', 'b', 'c']
-    >>> [(row.label, row.steer) for row in form_of(Settings(), "fast: use C | b: use a cache").rows]
+    >>> [(row.label, row.steer) for row in parse_form(Settings(), "fast: use C | b: use a cache").rows]
     [('fast', 'use C'), ('b', 'use a cache')]
     """
     pieces = [piece.strip() for piece in text.split("|")]
     if len(pieces) == 1:
-        return blank_form(settings, text.strip())
-    form = blank_form(settings, branches=len(pieces))
-    return replace(form, rows=tuple(_filled(row, piece) for row, piece in zip(form.rows, pieces, strict=True)))
+        return build_form(settings, text.strip())
+    form = build_form(settings, branches=len(pieces))
+    return replace(form, rows=tuple(_fill_row(row, piece) for row, piece in zip(form.rows, pieces, strict=True)))
 
 
-def _filled(row: BranchRow, piece: str) -> BranchRow:
+def _fill_row(row: BranchRow, piece: str) -> BranchRow:
     label, colon, steer = piece.partition(":")
     if colon and label.strip() and " " not in label.strip():
         return replace(row, label=label.strip(), steer=steer.strip())
     return replace(row, steer=piece)
 
 
-def _letter(number: int, letters: Sequence[str] = ascii_lowercase) -> str:
+def _default_label(number: int, letters: Sequence[str] = ascii_lowercase) -> str:
     return letters[number] if number < len(letters) else f"branch-{number + 1}"

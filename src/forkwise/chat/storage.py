@@ -1,7 +1,7 @@
-"""Kept: the conversation of a chat in the ledger, held by one process at a time.
+"""The conversation of a chat in the ledger, locked by one process at a time.
 
-What happened to forks is told by labels in it, which are saved with the messages, all at once: so after a kill it is
-plain what was done and what was not.
+Labels in the conversation record the outcome of its forks. They are saved in one transaction with the messages, so that
+after a crash the next chat can see which steps were completed.
 """
 
 from __future__ import annotations
@@ -27,28 +27,40 @@ __all__ = ["FORK", "LOADING", "MERGED", "OVER", "UNDOING", "StoredChat"]
 
 _PREFIX = "chat-"
 
-#: How labels begin: where a fork was made; what it was merged into; that it is over otherwise; that its merge is being
-#: undone, and to where; that a checkpoint is being gone back to, and from where.
+#: Prefixes of labels. The label is on the node where a fork was opened; that its merge added; where it ended without a
+#: merge; that an unfinished undo goes back to; where an unfinished load of a checkpoint began.
 FORK, MERGED, OVER, UNDOING, LOADING = "fork:", "merged:", "over:", "undoing:", "loading:"
 
 
 class StoredChat:
-    """A conversation that is saved, and a lock on it. ``is_new`` says whether it begins now, ``was_held`` that it does
-    because another process has the last one."""
+    """A conversation in the ledger, and the lock on it.
+
+    ``is_new``: this chat created the conversation. ``is_last_locked``: it did so because another process has locked the
+    last one.
+    """
 
     def __init__(
-        self, ledger: Ledger, saved: StoredConversation, lock: _Lock, *, is_new: bool, was_held: bool = False
+        self,
+        ledger: Ledger,
+        stored: StoredConversation,
+        lock: _ConversationLock,
+        *,
+        is_new: bool,
+        is_last_locked: bool = False,
     ) -> None:
         self.ledger = ledger
-        self.saved = saved
+        self._stored = stored
         self.is_new = is_new
-        self.was_held = was_held
+        self.is_last_locked = is_last_locked
         self._lock = lock
 
     @classmethod
     def open(cls, workspace: Workspace, name: str | None = None, *, is_new: bool = False) -> StoredChat:
-        """The conversation of that name, or the one that was used last, or a new one where there is none, where that is
-        asked for, or where another process has it. ConversationError for one that was named and is held elsewhere."""
+        """Open the named conversation, else the last one, else a new one.
+
+        A new one is also created if ``is_new``, and if another process has locked the last one. Raises
+        ConversationError if the named one does not exist or is locked.
+        """
         ledger = open_ledger(workspace)
         try:
             return cls._open(ledger, workspace.state / "chats", name, is_new=is_new)
@@ -57,61 +69,61 @@ class StoredChat:
             raise
 
     @classmethod
-    def _open(cls, ledger: Ledger, room: Path, name: str | None, *, is_new: bool) -> StoredChat:
-        room.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _open(cls, ledger: Ledger, directory: Path, name: str | None, *, is_new: bool) -> StoredChat:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if name is not None:
             full = name if name.startswith(_PREFIX) else f"{_PREFIX}{name}"
-            ledger.conversations.load(full)  # says so where there is none
-            lock = _held(room, full)
+            ledger.conversations.load(full)  # raises if there is none
+            lock = _try_lock(directory, full)
             if lock is None:
                 raise ConversationError(
-                    f"conversation {full} is held by another chat: end that one, or begin a new one"
+                    f"conversation {full} is locked by another chat: end that chat, or start a new conversation"
                 )
             return cls(ledger, StoredConversation.load(ledger.conversations, full), lock, is_new=False)
         known = [record.id for record in ledger.conversations.all() if record.id.startswith(_PREFIX)]
-        if known and not is_new and (lock := _held(room, known[0])) is not None:
+        if known and not is_new and (lock := _try_lock(directory, known[0])) is not None:
             return cls(ledger, StoredConversation.load(ledger.conversations, known[0]), lock, is_new=False)
-        made = f"{_PREFIX}{secrets.token_hex(4)}"
-        lock = _held(room, made)
+        new_id = f"{_PREFIX}{secrets.token_hex(4)}"
+        lock = _try_lock(directory, new_id)
         assert lock is not None
-        saved = StoredConversation(Conversation(), ledger.conversations, id_=made, title="chat")
-        return cls(ledger, saved, lock, is_new=True, was_held=bool(known) and not is_new)
+        stored = StoredConversation(Conversation(), ledger.conversations, id_=new_id, title="chat")
+        return cls(ledger, stored, lock, is_new=True, is_last_locked=bool(known) and not is_new)
 
     @property
     def id(self) -> str:
-        """Its name in the ledger."""
-        return self.saved.id
+        """The id of the conversation in the ledger."""
+        return self._stored.id
 
     @property
     def conversation(self) -> Conversation:
-        """The tree."""
-        return self.saved.conversation
+        """The conversation, a tree of nodes."""
+        return self._stored.conversation
 
     @property
     def here(self) -> Node:
-        """Where one is."""
+        """The current node."""
         return self.conversation.here
 
     def save(self) -> None:
-        """Write down what is new. A conversation in which nothing happened is none."""
+        """Save new messages and labels. A blank conversation is not saved."""
         if not self._is_blank:
-            self.saved.save()
+            self._stored.save()
 
     @property
     def _is_blank(self) -> bool:
         return not len(self.conversation) and not self.conversation.labels
 
     def close(self) -> None:
-        """Let others have it."""
+        """Close the ledger and release the lock."""
         self.ledger.close()
         if self.is_new and self._is_blank:
             self._lock.path.unlink(missing_ok=True)
         os.close(self._lock.fd)
 
-    # Where one is
+    # Nodes
 
-    def settle(self, node: Node) -> Node:
-        """Be at a node, or at the nearest answer above it: only from there something can be said."""
+    def move_to(self, node: Node) -> Node:
+        """Move to a node, or to the nearest answer above it: a prompt can only follow an answer."""
         while node.message is not None and not node.is_response:
             assert node.parent is not None
             node = node.parent
@@ -119,17 +131,17 @@ class StoredChat:
         return node
 
     def find(self, name: str) -> Node:
-        """A node by its number or its label."""
+        """Find a node by its number or label. Raises ConversationError if there is none."""
         labelled = self.conversation.labels.get(name)
         if labelled is not None:
             return labelled
         if not name.isdecimal():
-            raise ConversationError(f"{name!r} is neither a label nor the number of a message; /tree shows them")
+            raise ConversationError(f"{name!r} is neither a label nor the number of a node; /tree shows them")
         return self.conversation.node(int(name))
 
-    def graft(self, messages: Sequence[ModelMessage], at: Node) -> Node:
-        """Put messages behind a node, as far as they are not there yet; gives the last."""
-        node = at
+    def graft(self, messages: Sequence[ModelMessage], parent: Node) -> Node:
+        """Add messages below ``parent``, except those that are there already. Return the last node."""
+        node = parent
         for number, message in enumerate(messages):
             found = next((reply for reply in node.replies if _is_same(reply, message)), None)
             if found is None:
@@ -139,47 +151,47 @@ class StoredChat:
 
     @property
     def last_answer(self) -> str:
-        """What the model said last on the way here, in words."""
+        """The text of the last answer on the path to the current node."""
         for node in self.here.upwards():
             if isinstance(node.message, ModelResponse) and node.message.text:
                 return node.message.text
         return ""
 
-    # What became of forks
+    # Marks: labels that record the outcome of forks
 
-    def forks(self) -> Iterator[str]:
-        """The forks that were made here, the oldest first."""
+    def fork_ids(self) -> Iterator[str]:
+        """Iterate over the forks opened in this conversation, the oldest first."""
         return (label.removeprefix(FORK) for label in self.conversation.labels if label.startswith(FORK))
 
     def mark(self, kind: str, name: str, node: Node) -> None:
-        """Note what became of something; it is saved with all else."""
+        """Mark a node with a kind and a name; the next `save` saves the mark."""
         self.conversation.label(f"{kind}{name}", node)
 
-    def marked(self, kind: str, name: str) -> Node | None:
-        """Where something was noted to have become of something."""
+    def find_mark(self, kind: str, name: str) -> Node | None:
+        """Return the node with a mark; None if there is none."""
         return self.conversation.labels.get(f"{kind}{name}")
 
     def unmark(self, kind: str, name: str) -> None:
-        """It is so no more."""
+        """Remove a mark."""
         self.conversation.labels.pop(f"{kind}{name}", None)
 
 
 def _is_same(node: Node, message: ModelMessage) -> bool:
-    """Whether a message is the one of a node. Its parts say so: a run adds what it was told beside them."""
+    """Whether a node has this message. Compares the parts: a run changes the fields beside them."""
     own = node.message
     if own is message:
         return True
     return own is not None and not node.awaits and own.kind == message.kind and own.parts == message.parts
 
 
-class _Lock(NamedTuple):
+class _ConversationLock(NamedTuple):
     path: Path
     fd: int
 
 
-def _held(room: Path, name: str) -> _Lock | None:
-    """The lock on a conversation, which goes with the process that has it; None where another has it."""
-    path = room / f"{name}.lock"
+def _try_lock(directory: Path, name: str) -> _ConversationLock | None:
+    """Lock a conversation; None if another process has. The kernel drops a flock when its process ends."""
+    path = directory / f"{name}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,4 +201,4 @@ def _held(room: Path, name: str) -> _Lock | None:
     except BaseException:
         os.close(fd)
         raise
-    return _Lock(path, fd)
+    return _ConversationLock(path, fd)

@@ -1,23 +1,31 @@
-"""Moves: going on from another place of the conversation, comparing places, and going back to checkpoints."""
+"""The agent's turns in the conversation, and navigation: go to, label, compare and combine nodes; load checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import ModelResponse
 
 from forkwise.chat.events import Moved, Notice, TurnBegan, TurnEnded, error_text
-from forkwise.chat.services import ChatServices
 from forkwise.chat.storage import LOADING, MERGED
 from forkwise.concurrency import finish
 from forkwise.conversation.flows import leaves
-from forkwise.conversation.node import Node
-from forkwise.conversation.talk import RECOMBINATIONS, Answer, Recombination, Talk, Turn, recombine, text_of
+from forkwise.conversation.talk import RECOMBINATIONS, Answer, Talk, Turn, recombine, text_of
 from forkwise.conversation.walker import add_combination, diff_branches
 from forkwise.errors import BranchingError, ConversationError
-from forkwise.live.checkpoints import Checkpoint, CheckpointStore, rewind
+from forkwise.live.checkpoints import rewind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic_ai.messages import ModelMessage
+
+    from forkwise.chat.services import ChatServices
+    from forkwise.conversation.node import Node
+    from forkwise.conversation.talk import Recombination
+    from forkwise.live.checkpoints import Checkpoint, CheckpointStore
 
 __all__ = [
     "Navigation",
@@ -26,37 +34,37 @@ __all__ = [
 
 
 class Turns:
-    """The turns of a chat, one at a time."""
+    """The agent's turns in a chat, one at a time."""
 
-    def __init__(self, desk: ChatServices) -> None:
-        self._desk = desk
+    def __init__(self, services: ChatServices) -> None:
+        self._services = services
         self._task: asyncio.Task[TurnEnded] | None = None
         self._turn: Turn | None = None
-        self._merged: list[str] = []
+        self._merged_forks: list[str] = []
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether the agent is at it."""
+    def is_running(self) -> bool:
+        """Whether a turn is running."""
         return self._task is not None
 
     @property
     def node(self) -> Node:
-        """How far the turn under way has come; else where the conversation is."""
-        return self._desk.kept.here if self._turn is None else self._turn.node
+        """The last node of the running turn; without one, the current node."""
+        return self._services.chat.here if self._turn is None else self._turn.node
 
     def interrupt(self) -> bool:
-        """End the turn under way; whether there was one. What was said until then stays."""
+        """Cancel the running turn, keeping its messages. Return whether there was one."""
         return self._task is not None and self._task.cancel()
 
-    def merged(self, fork: str) -> None:
-        """The agent has merged a fork: noted as soon as what follows from it is in the conversation."""
-        self._merged.append(fork)
+    def record_merge(self, fork: str) -> None:
+        """Record that the agent merged a fork. The mark is set when the next message is in the conversation."""
+        self._merged_forks.append(fork)
 
     async def prompt(self, text: str) -> TurnEnded:
-        """Say something, and wait for the end of the answer. Who is cancelled while waiting ends the turn."""
+        """Prompt the agent and wait for the end of its turn. Cancelling the caller cancels the turn."""
         if self._task is not None:
-            raise RuntimeError("a turn is under way")
-        self._desk.feed.publish(TurnBegan(text))
+            raise RuntimeError("a turn is running")
+        self._services.feed.publish(TurnBegan(text))
         self._task = asyncio.create_task(self._run(text))
         try:
             while not self._task.done():
@@ -66,159 +74,163 @@ class Turns:
                     self._task.cancel()
                     await asyncio.wait([self._task])
                     raise
-            if self._task.cancelled():  # before it had begun
-                ended = TurnEnded("interrupted", "", self._desk.kept.here.id)
+            if self._task.cancelled():  # before it started
+                ended = TurnEnded("interrupted", "", self._services.chat.here.id)
             else:
                 ended = self._task.result()
         finally:
             self._task = None
-        self._desk.feed.publish(ended)
-        self._desk.feed.publish(self._desk.costs.now())
+        self._services.feed.publish(ended)
+        self._services.feed.publish(self._services.costs.update())
         return ended
 
     async def _run(self, text: str) -> TurnEnded:
-        kept = self._desk.kept
-        start = kept.here
-        asked = kept.conversation.say(text, start)
-        self._turn = turn = Turn(Talk(self._desk.agent, kept.conversation), asked)
+        chat = self._services.chat
+        start = chat.here
+        prompt = chat.conversation.say(text, start)
+        self._turn = turn = Turn(Talk(self._services.agent, chat.conversation), prompt)
         state, error = "done", None
         try:
-            await self._follow(turn)
+            await self._run_agent(turn)
         except asyncio.CancelledError:
             state = "interrupted"
-        except Exception as failure:  # noqa: BLE001 - whatever a provider raises ends the turn, and not the chat
+        except Exception as failure:  # noqa: BLE001 - an error of the provider ends the turn, not the chat
             state, error = "failed", error_text(failure)
         finally:
             self._turn = None
-            here = kept.settle(turn.node)
-            self._note(here)
-            kept.save()
-        said = text_of(here) if here is not start else ""
-        return TurnEnded(state, said, here.id, error)  # type: ignore[arg-type]
+            here = chat.move_to(turn.node)
+            self._mark_merges(here)
+            chat.save()
+        answer = text_of(here) if here is not start else ""
+        return TurnEnded(state, answer, here.id, error)  # type: ignore[arg-type]
 
-    async def _follow(self, turn: Turn) -> None:
-        desk = self._desk
-        history = desk.kept.conversation.path(turn.node)
-        async with desk.agent.iter(message_history=history, deps=desk.deps, usage_limits=desk.limits) as run:
+    async def _run_agent(self, turn: Turn) -> None:
+        services = self._services
+        history = services.chat.conversation.path(turn.node)
+        async with services.agent.iter(
+            message_history=history, deps=services.deps, usage_limits=services.usage_limits
+        ) as run:
             try:
                 async for _ in run:
-                    self._take(turn, run.all_messages())
+                    self._record_messages(turn, run.all_messages())
             finally:
-                self._take(turn, run.all_messages())
+                self._record_messages(turn, run.all_messages())
 
-    def _take(self, turn: Turn, messages: Sequence[ModelMessage]) -> None:
+    def _record_messages(self, turn: Turn, messages: Sequence[ModelMessage]) -> None:
         before = turn.node
-        turn.record(_said(messages))
+        turn.record(_strip_empty_response(messages))
         if turn.node is not before:
-            self._note(self._desk.kept.settle(turn.node))
-            self._desk.kept.save()
+            self._mark_merges(self._services.chat.move_to(turn.node))
+            self._services.chat.save()
 
-    def _note(self, node: Node) -> None:
-        while self._merged:
-            self._desk.kept.mark(MERGED, self._merged.pop(), node)
+    def _mark_merges(self, node: Node) -> None:
+        while self._merged_forks:
+            self._services.chat.mark(MERGED, self._merged_forks.pop(), node)
 
 
-def _said(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """Messages without a last one in which nothing was said, because the provider failed."""
+def _strip_empty_response(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+    """Drop a last response without parts, which a failed request leaves behind."""
     last = messages[-1] if messages else None
     return messages[:-1] if isinstance(last, ModelResponse) and not last.parts else messages
 
 
 class Navigation:
-    """Ways about in the conversation of a chat."""
+    """Moves between the nodes and checkpoints of a conversation."""
 
-    def __init__(self, desk: ChatServices) -> None:
-        self._desk = desk
+    def __init__(self, services: ChatServices) -> None:
+        self._services = services
 
     def go(self, name: str) -> Node:
-        """Be at another place, by the number of a message or a label; files stay as they are."""
-        kept = self._desk.kept
-        here = kept.settle(kept.find(name))
-        kept.save()
-        self._desk.feed.publish(Moved(here.id, "go"))
+        """Move to a node by its number or label; files stay as they are."""
+        chat = self._services.chat
+        here = chat.move_to(chat.find(name))
+        chat.save()
+        self._services.feed.publish(Moved(here.id, "go"))
         return here
 
     def label(self, name: str, node: Node) -> None:
-        """Give a place a name. What forks and numbers are called by, and what no command could be told, is none."""
-        if name.isdecimal() or not name or any(sign in ":/" or sign.isspace() for sign in name):
-            raise ConversationError(f"{name!r} names no place: a word does, without : and /, that is no number")
-        self._desk.kept.conversation.label(name, node)
-        self._desk.kept.save()
+        """Label a node. Raises ConversationError if the name could be a number or a fork's mark, or has spaces."""
+        if name.isdecimal() or not name or any(char in ":/" or char.isspace() for char in name):
+            raise ConversationError(f"{name!r} cannot be a label: use one word without : and / that is not a number")
+        self._services.chat.conversation.label(name, node)
+        self._services.chat.save()
 
     def compare(self, first: str, second: str) -> str:
-        """How what was said up to two places differs, as unified text."""
-        kept = self._desk.kept
-        return diff_branches(kept.find(first), kept.find(second))
+        """Compare the conversation up to two nodes. Return a unified diff."""
+        chat = self._services.chat
+        return diff_branches(chat.find(first), chat.find(second))
 
-    async def combine(self, names: Sequence[str] = (), how: Recombination = "concatenate") -> Node:
-        """Make one answer of several, those of all branches where none are named, and be there."""
-        if how not in RECOMBINATIONS or how == "none":
-            raise ConversationError(f"answers are combined by {', '.join(RECOMBINATIONS[1:])}, not by {how!r}")
-        kept = self._desk.kept
-        nodes = [kept.find(name) for name in names] or leaves(kept.conversation.root)
+    async def combine(self, names: Sequence[str] = (), method: Recombination = "concatenate") -> Node:
+        """Combine answers into one and move there. Without names, combine the last answers of all branches."""
+        if method not in RECOMBINATIONS or method == "none":
+            raise ConversationError(f"answers cannot be combined by {method!r}: use {', '.join(RECOMBINATIONS[1:])}")
+        chat = self._services.chat
+        nodes = [chat.find(name) for name in names] or leaves(chat.conversation.root)
         if len(nodes) < 2:
-            raise ConversationError("two answers at least are combined")
+            raise ConversationError("name at least two answers to combine")
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
-        made = await recombine(how, answers, None if how == "concatenate" else self._desk.model)
-        kept.conversation.here = add_combination(kept.conversation, nodes, made.text)
-        kept.save()
-        self._desk.feed.publish(Moved(kept.here.id, "combine"))
-        return kept.here
+        combined = await recombine(method, answers, None if method == "concatenate" else self._services.model)
+        chat.conversation.here = add_combination(chat.conversation, nodes, combined.text)
+        chat.save()
+        self._services.feed.publish(Moved(chat.here.id, "combine"))
+        return chat.here
 
     # Checkpoints
 
     @property
     def _store(self) -> CheckpointStore:
-        store = self._desk.deps.checkpoint_store
+        store = self._services.deps.checkpoint_store
         assert store is not None
         return store
 
-    async def checkpoints(self) -> list[Checkpoint]:
-        """What can be gone back to, the oldest first."""
+    async def list_checkpoints(self) -> list[Checkpoint]:
+        """List the checkpoints, the oldest first."""
         return await self._store.list_all()
 
     async def load(self, name: str) -> Checkpoint:
-        """Go back to a checkpoint, by its id or its label: its files are there again, and so is the conversation.
-        LookupError where there is none; CommitError, with nothing changed, where the files cannot be had back."""
-        kept = self._desk.kept
+        """Go back to a checkpoint by its id or label, with its files.
+
+        Raises LookupError if there is none; CommitError, with nothing changed, if its files cannot be restored.
+        """
+        chat = self._services.chat
         found = await self._store.get_by_label(name)
         if found is None:
             found = await self._store.get(name) if name.isalnum() else None
         if found is None:
             raise LookupError(f"there is no checkpoint {name!r}; /load lists them")
-        kept.mark(LOADING, found.id, kept.here)
-        kept.save()
-        await finish(asyncio.ensure_future(self._carry_out(found)))
+        chat.mark(LOADING, found.id, chat.here)
+        chat.save()
+        await finish(asyncio.ensure_future(self._rewind(found)))
         return found
 
-    async def _carry_out(self, checkpoint: Checkpoint) -> None:
-        kept = self._desk.kept
-        history = kept.conversation.path()
+    async def _rewind(self, checkpoint: Checkpoint) -> None:
+        chat = self._services.chat
+        history = chat.conversation.path()
         try:
-            await rewind(self._store, checkpoint.id, self._desk.deps.backend, history)
+            await rewind(self._store, checkpoint.id, self._services.deps.backend, history)
         except Exception:
-            kept.unmark(LOADING, checkpoint.id)
-            kept.save()
+            chat.unmark(LOADING, checkpoint.id)
+            chat.save()
             raise
-        here = kept.settle(kept.graft(checkpoint.messages, kept.conversation.root))
-        kept.unmark(LOADING, checkpoint.id)
-        kept.save()
-        self._desk.feed.publish(Moved(here.id, f"load {checkpoint.label}"))
+        here = chat.move_to(chat.graft(checkpoint.messages, chat.conversation.root))
+        chat.unmark(LOADING, checkpoint.id)
+        chat.save()
+        self._services.feed.publish(Moved(here.id, f"load {checkpoint.label}"))
 
     async def finish_load(self, name: str) -> None:
-        """Bring to its end what a kill cut short."""
+        """Finish loading a checkpoint after a crash interrupted it."""
         with suppress(ValueError):
             found = await self._store.get(name)
             if found is not None:
                 try:
-                    await self._carry_out(found)
+                    await self._rewind(found)
                 except BranchingError as error:
                     text = (
-                        f"going back to checkpoint {found.label} was interrupted and is not done: {error_text(error)}"
+                        f"loading checkpoint {found.label} was interrupted and cannot be finished: {error_text(error)}"
                     )
-                    self._desk.feed.publish(Notice(text))
+                    self._services.feed.publish(Notice(text))
                     return
-                self._desk.feed.publish(Notice(f"went back to checkpoint {found.label}, which had been interrupted"))
+                self._services.feed.publish(Notice(f"finished loading checkpoint {found.label}, which was interrupted"))
                 return
-        self._desk.kept.unmark(LOADING, name)
-        self._desk.kept.save()
+        self._services.chat.unmark(LOADING, name)
+        self._services.chat.save()

@@ -21,7 +21,7 @@ def test_approved_and_denied_in_every_tab(project: Path) -> None:
         await scene.write("write it")
         await scene.shows("the agent asks: write(path=x.txt, content=X", "ctrl+y yes · ctrl+n no")
         await scene.write("y")
-        await scene.tells("the agent is at it")
+        await scene.tells("the agent is running")
         assert not (project / "x.txt").exists()
         await scene.press("ctrl+y")
         await scene.shows("Wrote it.")

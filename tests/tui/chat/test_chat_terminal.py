@@ -27,7 +27,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     terminal.press("watch", "Tab")
     terminal.shows("watch", "branch a · ● running", "Waiting.")
     terminal.write("watch", ">>a shorter")
-    terminal.shows("watch", "told a")
+    terminal.shows("watch", "a gets the message")
     (room / "a").touch()
     terminal.shows("watch", "Made it shorter.", "[✓ a] [✓ b]")
     assert not lib.exists(), "branches have files of their own"

@@ -95,7 +95,7 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
         await scene.write("also errors")
         await scene.tells("a is still running: wait for it, or steer it with >>a")
         await scene.write(">>a shorter")
-        await scene.tells("told a")
+        await scene.tells("a gets the message")
         go.touch()
         await scene.shows("> shorter", "Made it shorter.")
         await scene.branch("a", "done")

@@ -81,7 +81,7 @@ def test_stopping_and_leaving(project: Path) -> None:
         await scene.write("wait for it")
         await scene.shows("● answering")
         await scene.write("/fork")
-        await scene.tells("the agent is at it")
+        await scene.tells("the agent is running")
         await scene.press("escape")
         await scene.shows("· interrupted")
         await scene.hides("● answering")

@@ -86,7 +86,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
 
         # Named; what means something else is no name.
         await walk_to(scene, screen, "/b")
-        for name, why in (("merged:x", "names no place"), ("other", "")):
+        for name, why in (("merged:x", "cannot be a label"), ("other", "")):
             await scene.press("l")
             await scene.comes_to(InputScreen)
             await scene.press(*name, "enter")
@@ -171,7 +171,7 @@ def test_judges_are_overruled(project: Path) -> None:
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/override")
-        await scene.tells("which branch instead?")
+        await scene.tells("name the branch to keep instead")
         await scene.write("/fork task")
         await scene.branches()
         await scene.write("/merge auto")

@@ -87,7 +87,7 @@ def chat(
         )  # imported late: it is slow, and the first frame must not wait
 
         if isinstance(error, ChatModelError) and not error.model:
-            raise click.UsageError(f"{error} {error.remedy}") from error
+            raise click.UsageError(f"{error}; {error.remedy}") from error
         raise
     if end_signal is not None:
         raise StoppedBySignalError(end_signal, "the conversation was saved")

@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input, Label, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import WorkType
 
-from forkwise.chat.settings import MOST_BRANCHES, BranchRow, ForkForm, Settings, blank_form
+from forkwise.chat.settings import MOST_BRANCHES, BranchRow, ForkForm, Settings, build_form
 from forkwise.display.output import printable
 from forkwise.tui.chat.panels import branch_chip
 from forkwise.tui.diff_view import DiffView
@@ -133,7 +133,7 @@ class ForkPicker(ModalScreen[ForkForm | None]):
         if not 1 <= wanted <= MOST_BRANCHES:
             return
         if step > 0:
-            added = blank_form(self.settings, branches=wanted).rows[-1]
+            added = build_form(self.settings, branches=wanted).rows[-1]
             await self.query_one(VerticalScroll).mount(self._row(wanted - 1, added))
         else:
             had_focus = self.focused is not None and rows.last() in self.focused.ancestors

@@ -22,10 +22,10 @@ from forkwise.chat.events import (
     ApprovalAsked,
     BranchChanged,
     BranchText,
+    ChatEvent,
     Copied,
     CostChanged,
     Ended,
-    Event,
     Failed,
     ForkAdopted,
     ForkLeft,
@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 
-def show_event(stage: Stage, event: Event) -> None:
+def show_event(stage: Stage, event: ChatEvent) -> None:
     """Draw an event on the stage, if it is of a kind that is drawn there."""
     match event:
         case TextDelta(text):
@@ -149,7 +149,7 @@ class ChatScreen(Screen[None]):
         self.pending: dict[str, ApprovalAsked] = {}
         self.left: ForkLeft | None = None
         self.judging: asyncio.Task[None] | None = None
-        self._early_events: list[Event] = []  # of branches whose fork has not been reported yet
+        self._early_events: list[ChatEvent] = []  # of branches whose fork has not been reported yet
         self._early_lines: list[str] = []  # sent before the session had started
 
     def compose(self) -> ComposeResult:
@@ -193,7 +193,7 @@ class ChatScreen(Screen[None]):
 
     # Events
 
-    def show_event(self, event: Event) -> None:
+    def show_event(self, event: ChatEvent) -> None:
         """Show an event of the session."""
         branch = getattr(event, "branch", None)
         if branch is not None and self.stage.find_panel(branch) is None:
@@ -207,7 +207,7 @@ class ChatScreen(Screen[None]):
         self.show_approvals()
         self.show_status()
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: ChatEvent) -> None:
         match event:
             case Ready(model=model):
                 self.status.model, self.status.activity = model, ""
@@ -235,7 +235,7 @@ class ChatScreen(Screen[None]):
             case _:
                 self._notify(event)
 
-    def _notify(self, event: Event) -> None:
+    def _notify(self, event: ChatEvent) -> None:
         match event:
             case Notice(text):
                 self.app.notify(printable(text), timeout=6, markup=False)
@@ -310,7 +310,7 @@ class ChatScreen(Screen[None]):
             self.run_worker(count, group="count", exclusive=True)
 
     async def _read_checkpoints(self, session: Session) -> None:
-        store = session.desk.deps.checkpoint_store
+        store = session.services.deps.checkpoint_store
         if store is not None:
             self.status.checkpoints = await store.count()
             self.show_status()

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 
 from forkwise.chat.events import (
     BranchChanged,
-    Event,
+    ChatEvent,
     ForkOpened,
     ForkResolved,
     MergeUndone,
@@ -63,7 +63,7 @@ class TreeScreen(WalkScreen):
     ]
 
     def __init__(self, session: Session) -> None:
-        super().__init__(Walker(session.conversation), model=session.desk.model)
+        super().__init__(Walker(session.conversation), model=session.services.model)
         self.session = session
         self.prompt_text = ""
 
@@ -130,7 +130,7 @@ class TreeScreen(WalkScreen):
 
     # Events
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: ChatEvent) -> None:
         if isinstance(event, _GROWING):
             self.tree_panel.reload(self.tree_panel.current)
             self.show_status()
