@@ -93,13 +93,13 @@ class TestWriting:
         assert backend.write("new/deep/file.txt", "text").path == "new/deep/file.txt"
         assert backend.read_bytes("./new/deep/../deep/file.txt") == b"text"
 
-    def test_where_no_file_can_be(self, backend: Backend) -> None:
+    def test_a_path_that_cannot_be_a_file(self, backend: Backend) -> None:
         assert backend.write("a.txt/below", "x").error is not None
         assert backend.write("src", "x").error is not None
         assert backend.read_bytes("a.txt") == b"one\ntwo\n"
         assert backend.exists("src/main.py")
 
-    def test_a_file_may_take_the_place_of_a_directory_that_went(self, backend: Backend) -> None:
+    def test_a_file_may_replace_a_deleted_directory(self, backend: Backend) -> None:
         assert backend.delete("src")
         assert not backend.exists("src")
         assert backend.write("src", "now a file").error is None
@@ -127,7 +127,7 @@ class TestEditing:
         assert backend.edit("a.txt", "two", "2").occurrences == 1
         assert backend.read_bytes("a.txt") == b"one\n2\n"
 
-    def test_several_need_to_be_meant(self, backend: Backend) -> None:
+    def test_several_occurrences_need_replace_all(self, backend: Backend) -> None:
         backend.write("many", "x x x")
         assert "3 times" in (backend.edit("many", "x", "y").error or "")
         assert backend.edit("many", "x", "y", replace_all=True).occurrences == 3
@@ -138,13 +138,13 @@ class TestEditing:
         assert backend.edit("a.txt", old, "x").error is not None
         assert backend.edit("none", "x", "y").error == "File 'none' not found"
 
-    def test_bytes_that_are_no_text_stay(self, backend: Backend) -> None:
+    def test_invalid_utf_8_stays_unchanged(self, backend: Backend) -> None:
         backend.write("latin", b"caf\xe9 one")
         assert backend.edit("latin", "one", "two").occurrences == 1
         assert backend.read_bytes("latin") == b"caf\xe9 two"
 
 
-class TestAtOnce:
+class TestConcurrency:
     """An agent may call several tools in one response."""
 
     def test_no_edit_of_a_file_is_lost(self, backend: Backend) -> None:
@@ -159,7 +159,7 @@ class TestAtOnce:
         assert backend.read_bytes("many.txt").decode() == "".join(f"{name} new\n" for name in names)
         assert {name: backend.read_bytes(name).decode() for name in names} == {name: name for name in names}
 
-    def test_what_is_listed_meanwhile_is_whole(self) -> None:
+    def test_concurrent_listings_are_consistent(self) -> None:
         backend = StateBackend({"start": "here"})
         overlay = BranchOverlay(backend)
 
@@ -174,7 +174,7 @@ class TestAtOnce:
 
 
 @pytest.mark.anyio
-async def test_calls_that_an_agent_makes_in_one_breath_are_all_made(workspace: Workspace) -> None:
+async def test_parallel_tool_calls_of_an_agent_all_take_effect(workspace: Workspace) -> None:
     (workspace.path / "a.txt").write_text("one\ntwo\nthree\n")
 
     def think(asked: Asked) -> Any:
@@ -276,7 +276,7 @@ class TestOnDisk:
         assert backend.read_bytes(name) == b"two \xff\n"
         assert name in [m["path"] for m in backend.grep_raw("two")]  # type: ignore[index]
 
-    def test_links_are_seen_and_not_left_by(self, make: Callable[[str], Backend], kind: str) -> None:
+    def test_links_are_listed_and_do_not_lead_outside(self, make: Callable[[str], Backend], kind: str) -> None:
         backend = make(kind)
         backend.execute("ln -s a.txt link; ln -s /etc out; ln -s src way")
         assert backend.read_bytes("link") == b"one\ntwo\n"
@@ -320,7 +320,7 @@ class TestADirectory:
         assert workspace.branches() == []
         assert workspace.history() == []
 
-    def test_nothing_is_left_out_of_it(self, make: Callable[[str], Backend]) -> None:
+    def test_no_files_are_left_out(self, make: Callable[[str], Backend]) -> None:
         """.git, build and dist are files like others, in a branch as well."""
         parent = make("directory")
         parent.execute("mkdir .git build dist; echo x | tee .git/HEAD build/out dist/pkg")
@@ -339,7 +339,7 @@ class TestInMemory:
         assert not backend.execute_enabled
         assert backend.execute("true").exit_code == 126
 
-    def test_a_copy_is_given_of_its_files(self) -> None:
+    def test_files_returns_a_copy(self) -> None:
         backend = StateBackend({"/a": "x"})
         backend.files["b"] = b"y"
         assert backend.files == {"a": b"x"}

@@ -60,7 +60,7 @@ def fork(workspace: Workspace) -> Iterator[Callable[..., BranchOverlay]]:
 Forks = Callable[..., BranchOverlay]
 
 
-class TestWhatItChanged:
+class TestChanges:
     def test_in_the_order_of_time(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent)
         branch.write("new.txt", "1")
@@ -89,7 +89,7 @@ class TestWhatItChanged:
             "b.txt": (b"bee\n", None),
         }
 
-    def test_what_came_to_nothing_is_not_told(self, parent: Backend, fork: Forks) -> None:
+    def test_a_reverted_change_is_not_reported(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent)
         branch.write("new.txt", "1")
         branch.delete("new.txt")
@@ -128,7 +128,7 @@ class TestWhatItChanged:
         assert branch.changes() == branch.changes()
         assert branch.deleted() == {"a.txt", "d/c.txt"}
 
-    def test_without_a_look_at_the_tree(
+    def test_without_reading_the_tree(
         self, directory: LocalBackend, workspace: Workspace, fork: Forks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A branch with a thousand directories opens as few of them as one with two."""
@@ -160,7 +160,7 @@ class TestWhatItChanged:
         assert branch.old_mode("link") is None
         assert branch.new("link") == b"a.txt"
 
-    def test_directories_that_are_told_of(self, parent: Backend, fork: Forks) -> None:
+    def test_recorded_directories(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent)
         branch.record_mkdir("empty")
         assert [(c.path, c.op) for c in branch.changes()] == [("empty", "mkdir")]
@@ -193,7 +193,7 @@ class TestFlushing:
         assert parent.read_bytes("a.txt") == b"one\n"
         assert workspace.branches() == []
 
-    def test_nested_goes_up_one_level_at_a_time(self, parent: Backend, fork: Forks) -> None:
+    def test_nested_branches_flush_one_level_at_a_time(self, parent: Backend, fork: Forks) -> None:
         outer = fork(parent)
         outer.write("outer.txt", "o")
         inner = fork(outer)
@@ -230,7 +230,7 @@ class TestFlushing:
         assert directory.read_bytes("a.txt") == b"one\n"
         assert not directory.exists("x")
 
-    def test_what_fails_changes_nothing(self, fork: Forks) -> None:
+    def test_a_failed_flush_changes_nothing(self, fork: Forks) -> None:
         parent = StateBackend(FILES)
         branch = fork(parent)
         branch.write("a.txt", "two")
@@ -266,7 +266,7 @@ class TestConflicts:
         assert report.conflict_contents == {"a.txt": b"mine\n", "b.txt": None}
         assert (parent.read_bytes("a.txt"), parent.read_bytes("b.txt")) == (b"theirs\n", b"theirs\n")
 
-    def test_the_last_write_wins_where_that_is_the_policy(self, parent: Backend, fork: Forks) -> None:
+    def test_the_last_write_wins_with_that_policy(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent, "last_write_wins")
         branch.write("a.txt", "mine\n")
         branch.delete("b.txt")
@@ -292,7 +292,7 @@ class TestConflicts:
         assert branch.flush_to(parent).conflicts == ["a.txt"]
         assert parent.read_bytes("a.txt") == b"theirs\n"
 
-    def test_the_same_change_is_none(self, parent: Backend, fork: Forks) -> None:
+    def test_the_same_change_is_not_a_conflict(self, parent: Backend, fork: Forks) -> None:
         branch = fork(parent)
         branch.write("a.txt", "same\n")
         _elsewhere(parent, {"a.txt": "same\n"})
@@ -421,7 +421,7 @@ class TestCloning:
         clone = clone_for_branch(DeepAgentDeps(), BranchIsolation(backend="share_readonly"))
         assert isinstance(clone.backend, ReadOnlyBackend)
 
-    def test_a_label_that_leads_elsewhere_is_a_name_like_others(self, directory: LocalBackend, fork: Forks) -> None:
+    def test_a_label_with_dots_becomes_a_safe_name(self, directory: LocalBackend, fork: Forks) -> None:
         branch = fork(directory, label="../../etc/passwd")
         assert isinstance(branch, FilesOverlay)
         assert branch.branch.name.startswith("etc-passwd-")

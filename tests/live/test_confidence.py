@@ -107,7 +107,7 @@ def test_the_table_of_the_docs() -> None:
         "all the same, all pass": evidence(ALIKE, a=1.0, b=1.0),
         "different, only the winner passes": evidence(SPLIT, a=1.0, b=0.0),
         "different, all pass": evidence(SPLIT, a=1.0, b=1.0),
-        "in files of their own, all pass": evidence(APART, a=1.0, b=1.0),
+        "in different files, all pass": evidence(APART, a=1.0, b=1.0),
         "different, no tests": evidence(SPLIT, a=None, b=None),
         "different, the winner fails": evidence(SPLIT, a=0.0, b=0.0),
     }

@@ -21,7 +21,7 @@ from tests.live.fork_scene import Files, Scene, report_of
 APP = b"one\ntwo\nthree\n"
 
 
-def test_the_guides_example() -> None:
+def test_a_split_path() -> None:
     report = report_of({"app.py": APP}, a={"app.py": b"one\n2\nthree\n"}, b={"app.py": b"one\nII\nthree\n"})
     assert report.fork_id == "fork"
     assert report.summary.agreement_score == 0.0
@@ -82,7 +82,7 @@ def test_operations() -> None:
     assert (gone.new_content, gone.size_bytes) == (None, 0)
 
 
-def test_what_ends_as_it_began_is_untouched() -> None:
+def test_a_restored_file_is_untouched() -> None:
     assert report_of({"x": b"old"}, a={"x": b"old", "passing": None}, b={}).paths == []
 
 
@@ -131,7 +131,7 @@ def test_500_lines_are_whole() -> None:
     assert len(path.branches["a"].unified_diff_vs_parent.splitlines()) == 500
 
 
-def test_a_filter_shows_what_nobody_touched_and_leaves_the_summary_alone() -> None:
+def test_a_filter_lists_untouched_paths_and_does_not_change_the_summary() -> None:
     scene = Scene({"x": b"old", "y": b"old"}, {"a": {"x": b"1"}, "b": {"x": b"2"}})
     report = scene.report(["y", "x", "nowhere", "y"])
     assert [(path.path, path.agreement) for path in report.paths] == [
@@ -148,20 +148,20 @@ def test_two_different_texts_that_are_not_utf8_are_no_agreement() -> None:
     assert path.branches["a"].new_content == "caf\ufffd\n"
 
 
-def test_any_report_can_be_told_to_a_model() -> None:
+def test_any_report_can_be_serialized() -> None:
     report = report_of({"x": b"caf\xe9\n"}, a={"x": b"\xff\xfe\n"}, b={"x": b"\0"})
     assert json.loads(to_json(report))["paths"][0]["agreement"] == "split"
 
 
 def test_lazily_computed_fields_are_serialized() -> None:
     """pydantic reads the fields through a schema, so lazy ones must be computed for it as well."""
-    described = TypeAdapter(BranchDiffReport)
+    adapter = TypeAdapter(BranchDiffReport)
     report = report_of({"x": b"1\n"}, a={"x": b"two\n"}, b={"x": b"two\nthree\n"})
-    told = json.loads(described.dump_json(report))
-    assert told["summary"]["content_agreement"] == report.summary.content_agreement == 0.5
-    assert "+two\n" in told["paths"][0]["branches"]["a"]["unified_diff_vs_parent"]
+    dumped = json.loads(adapter.dump_json(report))
+    assert dumped["summary"]["content_agreement"] == report.summary.content_agreement == 0.5
+    assert "+two\n" in dumped["paths"][0]["branches"]["a"]["unified_diff_vs_parent"]
     assert report == report_of({"x": b"1\n"}, a={"x": b"two\n"}, b={"x": b"two\nthree\n"})
-    assert described.validate_json(described.dump_json(report)) == report
+    assert adapter.validate_json(adapter.dump_json(report)) == report
     assert DiffSummary(0, 0, 0, {}, 1.0).content_agreement is None
 
 
@@ -202,7 +202,7 @@ def test_a_diff_applies(old: list[str], new: list[str], tmp_path_factory: pytest
 
 
 @pytest.mark.parametrize("tool", [["git", "apply", "-"], ["patch", "-p1", "-s"]])
-def test_files_that_come_and_go_apply_too(tool: list[str], tmp_path: Path) -> None:
+def test_diffs_of_created_and_deleted_files_apply(tool: list[str], tmp_path: Path) -> None:
     report = report_of({"gone": b"x\n", "/abs": b"y\n"}, a={"gone": None, "made": b"new\n", "/abs": b"z\n"})
     (tmp_path / "gone").write_bytes(b"x\n")
     (tmp_path / "abs").write_bytes(b"y\n")
@@ -225,7 +225,7 @@ def test_binary_work_agrees_by_content_too() -> None:
     assert report.summary.content_agreement == 1.0
 
 
-def test_work_on_other_lines_of_one_file_goes_together() -> None:
+def test_changes_of_different_lines_of_a_file_can_be_merged() -> None:
     base = b"".join(b"%d\n" % n for n in range(9))
     [path] = report_of({"x": base}, a={"x": base.replace(b"1\n", b"A\n")}, b={"x": base.replace(b"7\n", b"B\n")}).paths
     assert path.agreement == "split"
@@ -257,7 +257,7 @@ def test_support_is_the_share_of_others_that_did_the_same() -> None:
         min_size=1,
     )
 )
-def test_the_figures_fit_together(branches: dict[str, dict[str, bytes | None]]) -> None:
+def test_the_counts_are_consistent(branches: dict[str, dict[str, bytes | None]]) -> None:
     report = Scene({"x": b"1\n", "y": b"old\n"}, branches).report()
     summary = report.summary
     labels = [path.agreement for path in report.paths]

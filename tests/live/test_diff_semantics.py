@@ -45,7 +45,7 @@ def test_files_that_have_nothing_in_common_are_no_rename() -> None:
     assert all(path.branches["a"].similarity is None for path in report.paths)
 
 
-def test_empty_files_come_from_nowhere() -> None:
+def test_empty_files_have_no_origin() -> None:
     report = report_of({"a/__init__.py": b""}, a={"a/__init__.py": None, "b/__init__.py": b""})
     assert all(path.branches["a"].similarity is None for path in report.paths)
 
@@ -58,18 +58,18 @@ def test_a_file_is_renamed_once_and_to_the_one_most_like_it() -> None:
     assert found["far"].path == "old"
 
 
-def test_of_files_that_are_the_same_the_one_of_that_name_is_meant() -> None:
+def test_among_identical_files_the_one_with_the_same_name_is_the_origin() -> None:
     olds = {f"old/{n}.py": TEXT for n in range(5)}
     found = find_origins({f"new/{n}.py": TEXT for n in reversed(range(5))}, olds, {})
     assert found == {f"new/{n}.py": Origin(f"old/{n}.py", 1.0, is_rename=True) for n in range(5)}
 
 
-def test_binary_files_are_renamed_where_they_are_the_same() -> None:
+def test_only_identical_binary_files_are_renames() -> None:
     assert find_origins({"b": b"\0one"}, {"a": b"\0one"}, {})["b"].is_rename
     assert find_origins({"b": b"\0one" * 9 + b"x"}, {"a": b"\0one" * 9}, {}) == {}
 
 
-def test_likeness_does_not_compare_everything_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_all_pairs_of_files_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     olds = {f"old{n}": b"".join(b"%d %d\n" % (n, k) for k in range(9)) + b"common\n" for n in range(300)}
     news = {f"new{n}": content + b"x\n" for n, content in enumerate(olds.values())}
     compared = []
@@ -87,7 +87,7 @@ def test_likeness_does_not_compare_everything_with_everything(monkeypatch: pytes
 BLOCK = b"def moved():\n    first = 1\n    second = 2\n    return first + second\n"
 
 
-def test_a_block_that_went_to_another_file() -> None:
+def test_a_block_that_moved_to_another_file() -> None:
     report = report_of(
         {"a.py": b"import os\n" + BLOCK + b"print(os)\n", "b.py": b"import sys\n"},
         a={"a.py": b"import os\nprint(os)\n", "b.py": b"import sys\n" + BLOCK},
@@ -97,7 +97,7 @@ def test_a_block_that_went_to_another_file() -> None:
     assert moved_blocks(report, "b") == []
 
 
-def test_a_block_that_was_indented_on_its_way() -> None:
+def test_a_moved_block_with_another_indentation() -> None:
     indented = b"".join(b"    " + line for line in BLOCK.splitlines(keepends=True))
     report = report_of({"a.py": BLOCK + b"x = 1\n"}, a={"a.py": b"x = 1\nclass A:\n" + indented})
     assert moved_blocks(report, "a") == [MovedBlock("a.py", 1, "a.py", 3, 4)]
@@ -196,6 +196,6 @@ def test_a_call_that_was_sent_back_failed() -> None:
     assert not tool_calls_of(conversation(("read", {"path": "x"})))[0].failed
 
 
-def test_arguments_that_are_no_json_are_compared_as_they_are() -> None:
+def test_arguments_that_are_not_json_are_compared_as_text() -> None:
     left, right = conversation(("read", '{"path": ')), conversation(("read", '{"path": "'))
     assert [step.kind for step in diff_tool_calls(left, right)] == ["changed"]

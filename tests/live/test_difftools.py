@@ -61,7 +61,7 @@ A, B, C = (Path(f"/fork/branches/{name}/x y.py") for name in "abc")
         (("code",), {"FORKWISE_DIFFTOOL": "  "}, "vscode"),
     ],
 )
-def test_the_first_there_is(
+def test_the_first_available_tool_is_detected(
     install: Install, installed: tuple[str, ...], env: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(*installed)
@@ -105,7 +105,7 @@ def test_the_terminal_starts_nothing(install: Install) -> None:
     assert EditorDetector.invoke("pycharm", PARENT, []) == []
 
 
-def test_a_file_the_parent_has_not_is_compared_with_nothing(install: Install, calls: Calls) -> None:
+def test_a_file_the_parent_does_not_have_is_compared_with_dev_null(install: Install, calls: Calls) -> None:
     install("code")
     assert calls(EditorDetector.invoke("vscode", None, [A])) == [["code", "--diff", "/dev/null", str(A)]]
 
@@ -134,14 +134,14 @@ def test_a_custom_tool_without_a_command_is_refused(install: Install) -> None:
 
 @pytest.mark.parametrize("names", [("one", "two"), ("one dir", "two dir")])
 def test_git_difftool_shows_files_and_directories(names: tuple[str, str], tmp_path: Path) -> None:
-    places = [tmp_path / name for name in names]
-    for place in places:
-        file = place
-        if "dir" in place.name:
-            place.mkdir()
-            file = place / "x"
-        file.write_text(place.name)
-    command = git_difftool(*places, tool="probe")
+    paths = [tmp_path / name for name in names]
+    for path in paths:
+        file = path
+        if "dir" in path.name:
+            path.mkdir()
+            file = path / "x"
+        file.write_text(path.name)
+    command = git_difftool(*paths, tool="probe")
     env = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
     setting = 'difftool.probe.cmd=cat "$LOCAL" "$REMOTE"'
     done = subprocess.run(["git", "-c", setting, *command[1:]], cwd=tmp_path, env=env, capture_output=True, text=True)

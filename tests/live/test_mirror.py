@@ -48,7 +48,7 @@ def test_the_layout_is_there_before_any_write(mirror: ForkMaterializer) -> None:
     assert json.loads(mirror.manifest_path().read_text()) == {"fork_id": "f1", "branches": []}
 
 
-def test_the_manifest_says_where_branches_stand(mirror: ForkMaterializer) -> None:
+def test_the_manifest_has_the_status_of_the_branches(mirror: ForkMaterializer) -> None:
     mirror.update_manifest([BranchStatus("id1", "a/b", "failed", 2, NOW, error="boom")])
     assert json.loads(mirror.manifest_path().read_text()) == {
         "fork_id": "f1",
@@ -103,7 +103,7 @@ def test_cleanup_leaves_nothing(mirror: ForkMaterializer, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cleanup_leaves_what_others_have_there(mirror: ForkMaterializer, tmp_path: Path) -> None:
+def test_cleanup_leaves_the_mirrors_of_other_forks(mirror: ForkMaterializer, tmp_path: Path) -> None:
     other = ForkMaterializer(tmp_path / FORKS_ROOT / "f2", "f2")
     mirror.cleanup()
     assert other.manifest_path().exists()
@@ -134,7 +134,7 @@ def test_a_label_with_dots_writes_nothing_outside(
 
 
 @pytest.mark.parametrize("path", ["", "/", ".", "a/..", ".."])
-def test_a_path_that_names_no_file_is_refused(path: str, mirror: ForkMaterializer) -> None:
+def test_a_path_that_does_not_name_a_file_is_refused(path: str, mirror: ForkMaterializer) -> None:
     with pytest.raises(ValueError, match="does not name a file"):
         mirror.flush_change("a", change(path), b"")
 
