@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from forkwise.live.values import MergeResult
 
 __all__ = [
+    "ChatMessage",
     "Session",
-    "TranscriptEntry",
 ]
 
 _ALREADY_FORKED = {
@@ -238,7 +238,7 @@ class Session:
         """List the states of the open fork's branches."""
         return self._forks.list_views()
 
-    def said(self, branch: str | None = None) -> list[TranscriptEntry]:
+    def said(self, branch: str | None = None) -> list[ChatMessage]:
         """List the transcript up to the current node, or of a branch of the open fork since it was forked."""
         if branch is None:
             return _build_transcript(self.conversation.path())
@@ -397,7 +397,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class TranscriptEntry:
+class ChatMessage:
     """A prompt, an answer, a tool call or its result. ``name`` is the tool's."""
 
     who: Literal["user", "agent", "call", "result"]
@@ -405,24 +405,24 @@ class TranscriptEntry:
     name: str = ""
 
 
-def _build_transcript(messages: Iterable[ModelMessage]) -> list[TranscriptEntry]:
+def _build_transcript(messages: Iterable[ModelMessage]) -> list[ChatMessage]:
     entries = []
     for message in messages:
         for part in message.parts:
             match part:
                 case UserPromptPart(content=str(text)):
-                    entries.append(TranscriptEntry("user", text))
+                    entries.append(ChatMessage("user", text))
                 case UserPromptPart(content=items):
                     text = " ".join(item for item in items if isinstance(item, str))
-                    entries.append(TranscriptEntry("user", text))
+                    entries.append(ChatMessage("user", text))
                 case TextPart(content=text) if text:
-                    entries.append(TranscriptEntry("agent", text))
+                    entries.append(ChatMessage("agent", text))
                 case ToolCallPart():
-                    entries.append(TranscriptEntry("call", part.args_as_json_str(), part.tool_name))
+                    entries.append(ChatMessage("call", part.args_as_json_str(), part.tool_name))
                 case ToolReturnPart():
-                    entries.append(TranscriptEntry("result", part.model_response_str(), part.tool_name))
+                    entries.append(ChatMessage("result", part.model_response_str(), part.tool_name))
                 case RetryPromptPart() if isinstance(message, ModelRequest):
-                    entries.append(TranscriptEntry("result", part.model_response(), part.tool_name or ""))
+                    entries.append(ChatMessage("result", part.model_response(), part.tool_name or ""))
     return entries
 
 
