@@ -1,4 +1,4 @@
-"""What an import costs: whoever wants a workspace loads nothing of terminals or agents, and waits for nothing."""
+"""The cost of an import: a workspace loads no code of terminals or agents, and few modules altogether."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 import forkwise
 
-LIMIT_SECONDS = 0.100
-RUNS = 7
+MOST_MODULES = 150
+"""Modules, the standard library's included, that a workspace may load; 113 when this was written, in 70 ms of CPU."""
 
-MEASURE = """
-import time
-start = time.process_time()
+COUNT = """
+import sys
+before = set(sys.modules)
 from forkwise import Workspace
-print(time.process_time() - start)
+print(len(set(sys.modules) - before))
 """
 
 LOADED = """
@@ -46,7 +46,7 @@ HIGHER_FLOORS = (
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Run code in a fresh interpreter and return what it prints."""
     compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=compiled).stdout
 
@@ -63,9 +63,8 @@ def test_an_exception_loads_no_files_floor() -> None:
     assert not [module for module in loaded if module.startswith("forkwise.files")]
 
 
-def test_a_workspace_is_imported_in_under_100_ms_of_cpu() -> None:
-    run("from forkwise import Workspace")  # so that the byte code is written
-    assert min(float(run(MEASURE)) for _ in range(RUNS)) < LIMIT_SECONDS
+def test_a_workspace_loads_few_modules() -> None:
+    assert int(run(COUNT)) <= MOST_MODULES
 
 
 def test_help_loads_neither_rich_nor_the_files_floor() -> None:
@@ -81,7 +80,7 @@ except SystemExit:
     assert not [m for m in loaded if m.split(".")[0] == "rich" or m.startswith("forkwise.files.")]
 
 
-def test_every_name_can_be_had() -> None:
+def test_every_public_name_is_loaded() -> None:
     for name in forkwise.__all__:
         assert getattr(forkwise, name) is not None
     assert set(dir(forkwise)) == set(forkwise.__all__)
@@ -90,3 +89,24 @@ def test_every_name_can_be_had() -> None:
 def test_a_wrong_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Wrokspace"):
         forkwise.Wrokspace  # noqa: B018
+
+
+WITHOUT_PYDANTIC_AI = """
+import importlib.util, sys
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "pydantic_ai" else find_spec(name, *rest)
+sys.modules["pydantic_ai"] = None
+from forkwise import *
+print(Workspace.__name__, "Module" in globals())
+try:
+    from forkwise import Module
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_star_import_works_without_the_extra_for_agents() -> None:
+    assert run(WITHOUT_PYDANTIC_AI).splitlines() == [
+        "Workspace False",
+        "Module needs pydantic-ai: pip install 'forkwise[agents]'",
+    ]

@@ -35,7 +35,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], type, str, int]] = {
     "while branches run": (("hello", "/fork a: task until | b: task", "/merge a"), Forks, "graft", 1),
     "decided, and not committed": (MERGE, Fork, "_commit", 1),
     "merged, and not noted": (MERGE, Merges, "continue_as", 1),
-    "an undo begun": ((*MERGE, "/undo"), Merges, "_undo_files", 1),
+    "an undo started": ((*MERGE, "/undo"), Merges, "_undo_files", 1),
     "undone, and not noted": ((*MERGE, "/undo"), Merges, "_record_undo", 1),
     "loaded, and not noted": (("write it", "more of it", "/load"), StoredChat, "graft", 1),
     "overridden, and not noted": ((*MERGE[:2], "/merge vote", "/override a"), Merges, "continue_as", 2),

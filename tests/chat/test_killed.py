@@ -31,7 +31,7 @@ FOUND: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "while branches run": (OPEN, B, ""),
     "decided, and not committed": (MERGED, B, "it is merged now"),
     "merged, and not noted": (MERGED, B, "continues from there"),
-    "an undo begun": (BEFORE, {}, "finished the undo"),
+    "an undo started": (BEFORE, {}, "finished the undo"),
     "undone, and not noted": (BEFORE, {}, "finished the undo"),
     "loaded, and not noted": (
         {"prompts": ["write it"], "answer": "Wrote it.", "files": {"x.txt": "X\n"}},
