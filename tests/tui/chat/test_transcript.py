@@ -29,7 +29,7 @@ def test_what_is_said_and_what_commands_show(project: Path, monkeypatch: pytest.
         assert (project / "x.txt").read_text() == "X\n"
         for command, *texts in (
             ("/help", "/fork [TASK | LABEL: TASK | …]", "/merge"),
-            ("/help merge", "decide the fork"),
+            ("/help merge", "resolve the fork"),
             ("/cost", "2 requests"),
             ("/tokens", " out"),
             ("/version", "0."),
