@@ -1,6 +1,6 @@
-"""A workspace for tests that explore it, and a look at what is left of it afterwards: there is to be nothing.
+"""A workspace for tests that explore it, with checks that the exploration left nothing behind.
 
-Apart from the tests because several folders use it: explore, fork and runners.
+Several test folders share it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ __all__ = ["check_ledger", "check_nothing_left", "children", "processes_about", 
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
-    """A small project with a state of its own. After the test nothing is left in it: no branch, no mount, no process,
-    no other workspace's state, and no attempt that the ledger believes to be running."""
+    """Yield a small project with its own state directory; check afterwards that nothing is left of the test.
+
+    Nothing means no branch, mount, process or foreign state, and no attempt that the ledger lists as running.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
     monkeypatch.delenv("FORKWISE_STATE", raising=False)
     project = tmp_path / "project"
@@ -36,18 +38,18 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Works
 
 
 def check_nothing_left(workspace: Workspace) -> None:
-    """What is true of a workspace when whoever explored it is done."""
-    room = workspace.path.parent
+    """Assert that an exploration left nothing behind: no branch, mount, process or foreign state."""
+    directory = workspace.path.parent
     if workspace.path.exists():
         assert [b.branch_path for b in Workspace(workspace.path).branches()] == []
-    assert [m.point for m in mounts() if m.point.startswith(f"{room}/")] == []
-    assert processes_about(str(room)) == []
+    assert [m.point for m in mounts() if m.point.startswith(f"{directory}/")] == []
+    assert processes_about(str(directory)) == []
     assert [p.name for p in workspace.state.parent.iterdir()] == [workspace.state.name]
     check_ledger(workspace)
 
 
 def check_ledger(workspace: Workspace) -> None:
-    """In a fork that is over no attempt is going on, and its winner is one that succeeded."""
+    """Assert that no attempt of a finished fork is running, and that its winner succeeded."""
     with open_ledger(workspace) as ledger:
         for fork in ledger.forks():
             attempts = {a.id: a for a in ledger.attempts(fork.id)}
@@ -61,7 +63,7 @@ def check_ledger(workspace: Workspace) -> None:
 
 
 def children() -> set[int]:
-    """This process's children, but for the forkserver, which stays."""
+    """Return this process's children, except the forkserver, which stays."""
     found = set()
     for task in os.listdir("/proc/self/task"):
         with suppress(FileNotFoundError):
@@ -70,7 +72,7 @@ def children() -> set[int]:
 
 
 def processes_about(text: str) -> list[str]:
-    """The command lines that mention something, of all processes but this one and the forks that it made."""
+    """Return the command lines that contain ``text``, except of this process and its forks."""
     mine = _command(os.getpid())
     lines = map(_command, map(int, filter(str.isdigit, os.listdir("/proc"))))
     return [line for line in lines if text in line and line != mine]

@@ -59,7 +59,7 @@ def _ours(ground: Ground, root: str, cleanup: ExitStack) -> Contender:
         branch = workspace.branch(name)
         bare.read(f"{branch.path}/{_FIRST}")
         taken = time.perf_counter() - begun
-        cleanup.callback(branch.abort)  # when all is measured: a deletion would be felt by whoever comes next
+        cleanup.callback(branch.abort)  # after all measurements: deleting now would slow down the next one
         return taken
 
     return turn

@@ -194,9 +194,9 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         assert set(drawn) == {id(seen)}
         assert drawn[id(seen)] <= 100
         assert stage.panels["b4"].transcript.is_behind
-        show_event(stage, BranchText("b4/inner", "from inside"))
+        show_event(stage, BranchText("b4/inner", "nested"))
         stage.choose("b4")
-        await shows(scene, "branch b4", "word299", "from inside")
+        await shows(scene, "branch b4", "word299", "nested")
         show_event(stage, BranchChanged("f", "b9", "f.9", "aggregate_budget_exhausted", 2, "too dear"))
         stage.choose("b9")
         await shows(scene, "branch b9 · $$ agg-exhausted · turn 3 · too dear", "[$$ b9]")
