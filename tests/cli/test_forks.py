@@ -220,7 +220,7 @@ def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: P
 def test_pick(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
     fork = hold(ONE, TWO)
     said = run("pick", f"{fork}.2").stdout
-    assert f"Committed /main/{fork}-1 as 1: 0 added, 1 changed, 0 deleted.\n  ~ b.txt\n" in said
+    assert f"Committed {fork}.2 as 1: 0 added, 1 changed, 0 deleted.\n  ~ b.txt\n" in said
     assert "Undo with: forkwise undo 1" in said
     assert (project / "b.txt").read_text() == "due\n"
     assert ask("branch", "ls")["branches"] == []

@@ -214,7 +214,8 @@ def _message(error: BaseException) -> str:
     if isinstance(error, click.Abort):
         return str(error) or "interrupted"
     if isinstance(error, click.ClickException):
-        return error.format_message()
+        # click names the type of IntRange "integer range": 'abc' is not a valid integer range.
+        return error.format_message().replace(" range.", ".")
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return f"{' -> '.join(names)}: {error.strerror}" if names else error.strerror

@@ -48,7 +48,8 @@ def pick(
     if output.as_json:
         output.document({"commit": commit_record(commit)})
     else:
-        _print_commit(commit, f"Committed {commit.branch}", directory, output)
+        title = f"Committed {name}" if "." in name else f"Committed the winner of {name}"
+        _print_commit(commit, title, directory, output)
 
 
 def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -> None:

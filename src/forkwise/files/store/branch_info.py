@@ -92,7 +92,7 @@ class BranchInfo:
         except FileNotFoundError:
             name = os.path.basename(home)
             raise BranchNotFoundError(
-                f"branch {name!r} no longer exists: it was committed or aborted, maybe by another process",
+                f"there is no branch {name!r}: it was committed, aborted (maybe by another process) or never created",
                 branch=name,
             ) from None
         with open(fd, "rb", buffering=0) as file:

@@ -29,12 +29,8 @@ _VIEWS = {
 def view_named(name: str) -> View:
     """Return a view by its name."""
     if name not in _VIEWS:
-        raise MountError(
-            f"there is no view {name!r}; there are {', '.join(_VIEWS)}",
-            view=name,
-            reason="unknown view",
-            remedy=f"choose one of {', '.join(_VIEWS)}",
-        )
+        remedy = f"choose one of {', '.join(_VIEWS)}"
+        raise MountError(f"there is no view {name!r}; {remedy}", view=name, reason="unknown view", remedy=remedy)
     module, kind_name = _VIEWS[name]
     kind = getattr(import_module(f"forkwise.files.views.{module}"), kind_name)
     view: View = kind()
