@@ -301,7 +301,7 @@ def _temporary_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, Callable[[float | None], None]]:
-    """Run a new event loop in a daemon thread; return it and a function that stops it within so many seconds."""
+    """Run a new event loop in a daemon thread; return it and a function that stops it, given a timeout in seconds."""
     started: Future[asyncio.AbstractEventLoop] = Future()
 
     def work() -> None:

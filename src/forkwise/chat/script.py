@@ -92,7 +92,7 @@ class Rule(BaseModel):
 
 
 class Script(BaseModel):
-    """A list of rules, of which the first that matches is used. ``pace`` is the time per word in seconds."""
+    """A list of rules; the first that matches is used. ``pace`` is the time per word in seconds."""
 
     model_config = ConfigDict(extra="forbid")
 

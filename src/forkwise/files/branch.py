@@ -93,7 +93,7 @@ class Parent(ABC):
 
     @property
     def _is_interrupted(self) -> bool:
-        """Whether a commit into this or one of its own parents was started and not finished."""
+        """Whether a commit into this parent, or into a parent of it, was started and not finished."""
         return self.state_dir.is_interrupted
 
     def _settled_head(self) -> int | None:

@@ -1,7 +1,7 @@
 """Old versions of files, read from the undo records of later commits: merge bases, modes and diffs of commits.
 
-A commit's record keeps what it replaced, so what a parent had at a path at an earlier commit is what the first later
-commit to that path replaced.
+A commit's record keeps the content that it replaced. So the content of a path at an earlier commit is the content that
+the first later commit to that path replaced.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class BudgetTracker:
 
     @property
     def spent(self) -> Usage:
-        """What was spent, including the child trackers."""
+        """The usage so far, including that of the child trackers."""
         cost = self.usage.cost
         total = Usage(None if cost is None else float(cost), self.usage.total_tokens, self.usage.requests)
         for child in self._children:
@@ -200,7 +200,7 @@ class BudgetTracker:
 
     @property
     def cap(self) -> Budget:
-        """What may be spent: the budget, plus what finished siblings left if the parent shares it."""
+        """The limit: the budget, plus the unspent part of finished siblings' budgets if the parent shares it."""
         if self.parent is None or not self.parent.shares_unspent or self.is_closed or self.budget.is_unlimited:
             return self.budget
         siblings = [(_limits(t.budget), _amounts(t.spent), t) for t in self.parent._children if t is not self]
@@ -328,7 +328,7 @@ def _to_int(number: float | None) -> int | None:
 
 
 class ForkBudget:
-    """What one fork and its branches may spend and have spent. The ledger has what each branch spent.
+    """The budget and the usage of one fork and its branches. The ledger records the usage of each branch.
 
     ``tracker`` tracks the fork as a whole; ``parent`` is the tracker of the branch that the fork was started in.
     """

@@ -83,7 +83,7 @@ WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class ForkSource:
-    """What a fork is made from: ``parent`` is forked, ``backend`` has the files that the parent's tools see."""
+    """The source of a fork: ``parent`` is forked, ``backend`` has the files that the parent's tools see."""
 
     parent: Workspace | Branch
     backend: Backend

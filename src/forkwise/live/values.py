@@ -89,7 +89,7 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class BranchIsolation:
-    """What a branch gets its own copy of, and what it shares with the parent."""
+    """The parts that a branch copies, and those that it shares with the parent."""
 
     history: Literal["copy"] = "copy"
     backend: Literal["copy", "share_readonly", "share"] = "copy"

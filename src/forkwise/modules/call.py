@@ -515,7 +515,7 @@ class Call:
             return request.fail(explain_error(error))
 
     async def _request_output(self, after: int | None = None) -> BaseModel | None:
-        """Request the output, with no other tool: ``after`` so many steps, or in a single turn."""
+        """Request the output, with no other tool: after ``after`` steps, or in a single turn if that is None."""
         tries = self.module.max_parse_retries
         failure = ModuleError(
             f"No tool called in single-turn mode after {tries} retries"

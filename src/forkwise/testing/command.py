@@ -185,7 +185,7 @@ class _DetectedCommand(NamedTuple):
 def find_test_command(
     directory: str | os.PathLike[str], *, junit: str | None = None, environ: Mapping[str, str] | None = None
 ) -> TestCommand | None:
-    """Detect the command that runs the tests of the project in ``directory``; None if the files do not tell.
+    """Detect the command that runs the tests of the project in ``directory``; None if its files do not show one.
 
     Reads files and runs nothing. The command must be run in ``directory``; its ``how_found`` says why it was chosen.
     ``junit`` and ``environ`` are those of ``for_command``.

@@ -46,8 +46,8 @@ def read_report(
 
     ``output`` is all that the command printed, ``junit`` the content of its JUnit file or None. ``hint`` names the
     framework (``TestCommand.framework``) whose report is expected: only that format is tried, and if it is missing, the
-    command counts as failed whatever its exit code. Without a hint every format is tried; a command of which only the
-    exit code is known passed 1 of 1 tests, or failed 1 of 1.
+    command counts as failed whatever its exit code. Without a hint every format is tried; if none matches,
+    the command counts as one test, and its exit code says whether it passed.
 
     >>> read_report(b"..\n2 passed in 0.01s\n", None, 0, "pytest").is_pass
     True

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Git searches so many bytes for a NUL; searching further would call binary what git merges and applies as text.
+# Git searches this many bytes for a NUL; searching further would call binary what git merges and applies as text.
 _SNIFFED = 8000
 
 # The longest common subsequence needs one bit for each pair of lines; this keeps the table below 256 MiB.

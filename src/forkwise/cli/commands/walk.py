@@ -247,7 +247,7 @@ class _Session:
         records = [{"command": command, "does": does} for command, does in COMMANDS.items()]
         self._print_list(records, "commands", ("command", "does"))
 
-    # What the commands share
+    # Shared by the commands
 
     def _agent_model(self) -> Any:
         if self._model is None:

@@ -1,6 +1,6 @@
 """The journal of a commit: its steps, each a rename that can be reverted, the metadata of directories, and syncs.
 
-A step moves an entry between the target and a slot, so its inode numbers tell after a crash whether it was applied.
+A step moves an entry between the target and a slot, so after a crash the inode numbers show whether it was applied.
 ``transaction`` decides when to sync; this module only knows how.
 """
 
@@ -430,7 +430,7 @@ def _set_attributes(path: str, wanted: dict[str, str]) -> None:
         os.setxattr(path, attribute, bytes.fromhex(value), follow_symlinks=False)
 
 
-_FSYNC_LIMIT = 16  # up to so many files or directories are synced one by one; beyond, the whole filesystem is
+_FSYNC_LIMIT = 16  # up to this many files or directories are synced one by one; for more, the whole filesystem is
 
 
 def sync_directories(paths: Iterable[str]) -> None:

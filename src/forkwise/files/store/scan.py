@@ -163,7 +163,7 @@ def scan_layer(
 
 
 class Reader:
-    """The common part of the readers of layers and of whole trees: it lists what moves or goes as a whole."""
+    """The common part of the readers of layers and of whole trees: lists entries moved or deleted as a whole."""
 
     def __init__(self, root: int, lower: Lower, mark_files: Collection[str] = ()) -> None:
         self.root = root
