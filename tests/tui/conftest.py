@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ask, command, project, run, state
+from tests.cli.conftest import ask, command, private_mounts, project, run, state
 from tests.need import need
 from tests.tui.terminal import Terminal
 
-__all__ = ["ask", "command", "project", "run", "state", "terminal"]
+__all__ = ["ask", "command", "private_mounts", "project", "run", "state", "terminal"]
 
 
 @pytest.fixture
