@@ -7,21 +7,23 @@ without knowing its PID, even if another process started it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from functools import cache
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from typing import Any, ClassVar
 
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views.overlay import copy_directory_metadata
 from forkwise.files.views.whole import state_refusal
+from forkwise.linux import fds
 from forkwise.linux.mountinfo import is_mount_point, remount_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
 
@@ -83,8 +85,11 @@ class FuseView(View):
 
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
         view = f"{home}/view"
-        if is_mount_point(view) and _is_served(view) and _is_writable(view):
-            self._set_writable(home, lowers, False)
+        # Branches of one branch are created under a shared lock, so several threads or processes may freeze it at once.
+        # A stat by another one would be enough for the kernel to refuse to unmount.
+        with _exclusive(home):
+            if is_mount_point(view) and _is_served(view) and _is_writable(view):
+                self._set_writable(home, lowers, False)
 
     def thaw(self, home: str, lowers: Sequence[str]) -> None:
         if is_mount_point(f"{home}/view"):
@@ -123,6 +128,17 @@ class FuseView(View):
                 "Close its files, leave its directories, then try again.",
                 branch=os.path.basename(home),
             ) from error
+
+
+@contextmanager
+def _exclusive(home: str) -> Iterator[None]:
+    """Hold a lock on a branch's home against threads and processes."""
+    fd = fds.track(lambda: os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        fds.close(fd)
 
 
 def _find_missing_part(site: Site) -> Refusal | None:
@@ -178,24 +194,16 @@ def _start(home: str, lowers: Sequence[str], writable: bool) -> None:
     """Start the server; it moves to the background by itself once the view is mounted."""
     with ExitStack() as stack:
         # By descriptor, because commas, colons and backslashes in a path would be parsed as part of the options.
-        fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for lower in lowers]
-        fds.append(os.open(f"{home}/alive", os.O_RDWR | os.O_CLOEXEC))
-        for fd in fds:
-            stack.callback(os.close, fd)
-        lower = ":".join(f"/proc/self/fd/{fd}" for fd in fds[:-1])
+        passed = []
+        for path, flags in [*((lower, os.O_PATH | os.O_DIRECTORY) for lower in lowers), (f"{home}/alive", os.O_RDWR)]:
+            passed.append(fds.track(partial(os.open, path, flags | os.O_CLOEXEC)))
+            stack.callback(fds.close, passed[-1])
+        lower = ":".join(f"/proc/self/fd/{fd}" for fd in passed[:-1])
         options = f"lowerdir={lower},upperdir=layer,workdir=work,{_OPTIONS}" + ("" if writable else ",ro")
-        done = subprocess.run(
-            [_PROGRAM, "-o", options, "view"],
-            cwd=home,
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    if done.returncode or not is_mount_point(f"{home}/view"):
-        lines = [line for line in os.fsdecode(done.stderr).splitlines() if not line.startswith("unknown argument")]
-        reason = "; ".join(lines) or f"it exited with status {done.returncode}"
+        status, errors = _run([_PROGRAM, "-o", options, "view"], home, pass_fds=passed)
+    if status or not is_mount_point(f"{home}/view"):
+        lines = [line for line in errors.splitlines() if not line.startswith("unknown argument")]
+        reason = "; ".join(lines) or f"it exited with status {status}"
         raise MountError(
             f"the fuse view of {home} could not be mounted: {reason}",
             view=FuseView.name,
@@ -215,19 +223,44 @@ def _unmount(home: str, *, lazily: bool) -> None:
         if error.errno != errno.EPERM:
             raise
     command = ["fusermount3", "-u", "-z", "view"] if lazily else ["fusermount3", "-u", "view"]
-    environment = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(
-        command, cwd=home, env=environment, capture_output=True, text=True, errors="surrogateescape", check=False
-    )
-    if done.returncode:
-        if "busy" in done.stderr:
+    status, errors = _run(command, home, env={**os.environ, "LC_ALL": "C"})
+    if status:
+        if "busy" in errors:
             raise BlockingIOError(errno.EAGAIN, "in use", f"{home}/view")
         raise MountError(
-            f"the fuse view of {home} could not be unmounted: {done.stderr.strip()}",
+            f"the fuse view of {home} could not be unmounted: {errors.strip()}",
             view=FuseView.name,
-            reason=done.stderr.strip(),
+            reason=errors.strip(),
             remedy="run this as the user who mounted it",
         )
+
+
+def _run(command: Sequence[str], directory: str, **options: Any) -> tuple[int, str]:
+    """Run a program to its end in ``directory``. Return its exit status and its standard error.
+
+    Standard error is a file in memory: a function's process that another thread forks meanwhile would inherit a pipe,
+    and this process would wait for it to exit too.
+    """
+    errors_fd = fds.track(lambda: os.memfd_create("forkwise-fuse", os.MFD_CLOEXEC))
+    try:
+        with fds.fork_lock():  # Popen waits until all copies of its own descriptors are closed
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors_fd,
+                **options,
+            )
+        with process:
+            try:
+                process.wait()
+            except BaseException:
+                process.kill()
+                raise
+        return process.returncode, os.fsdecode(os.pread(errors_fd, 1 << 20, 0))
+    finally:
+        fds.close(errors_fd)
 
 
 def _is_served(view: str) -> bool:
