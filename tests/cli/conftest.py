@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,17 @@ from click.testing import CliRunner, Result
 
 from forkwise import Workspace
 from forkwise.cli import forkwise_command
+from forkwise.linux import namespace
 from tests.need import need
 
 FILES = {"a.txt": "one\n", "b.txt": "two\n", "sub/c.txt": "three\n"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def private_mounts() -> None:
+    """Without root, enter the namespace that commands enter, while this process has one thread, as a command has."""
+    if os.geteuid() != 0 and threading.active_count() == 1 and namespace.available():
+        namespace.enter()
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +58,7 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]
 
     def run(*words: str, code: int = 0) -> Result:
         result = CliRunner().invoke(forkwise_command, list(words))
+        need("and may have only one" not in result.stderr, "a process with threads cannot enter a user namespace")
         assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
         return result
 

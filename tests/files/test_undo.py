@@ -368,10 +368,10 @@ def test_undo_takes_the_last_commit_that_stands(workspace: Workspace) -> None:
 
 
 def test_undo_of_an_older_commit_when_later_ones_touch_other_paths(workspace: Workspace) -> None:
-    one, two, three = commits(workspace, "f", "secret", "new")
+    one, two, three = commits(workspace, "f", "attributes", "new")
     workspace.undo(one)
     assert (workspace.path / "f").read_text() == "f\n"
-    assert (workspace.path / "secret").read_text() == "by secret\n"
+    assert (workspace.path / "attributes").read_text() == "by attributes\n"
     assert (workspace.path / "new").read_text() == "by new\n"
     states = {c.id: c.undone_by for c in workspace.history()}
     assert states == {one.id: 4, two.id: None, three.id: None, 4: None}

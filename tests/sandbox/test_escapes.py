@@ -57,6 +57,7 @@ def results() -> Callable[[str], Results]:
 
     def ask(user: str) -> Results:
         need(user == "nobody" or os.geteuid() == 0, "only root can try as root")
+        need(_home() != "", "the home directory is in /tmp or /var/tmp, which a sandbox hides: nothing to reach")
         outcome = by(user)
         assert not isinstance(outcome, str), outcome
         return outcome
@@ -64,10 +65,17 @@ def results() -> Callable[[str], Results]:
     return ask
 
 
+def _home() -> str:
+    """Return a directory for the files outside, or "" if there is none.
+
+    It must not be in a directory for temporary files: a sandbox has its own, so there would be nothing to reach.
+    """
+    home = "/var" if os.geteuid() == 0 else os.path.realpath(Path.home())
+    return "" if f"{home}/".startswith(("/tmp/", "/var/tmp/", "/dev/shm/")) else home
+
+
 def _run(interpreter: list[str], path: list[str], own: int) -> Results:
-    # Not in a directory for temporary files: a sandbox has its own, so there would be nothing to reach.
-    home = "/var" if os.geteuid() == 0 else Path.home()
-    base = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir=home))
+    base = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir=_home()))
     try:
         os.chown(base, own, own)
         environment = {

@@ -1,5 +1,5 @@
 """The project and the command line of the command's own tests."""
 
-from tests.cli.conftest import ask, command, project, run, state
+from tests.cli.conftest import ask, command, private_mounts, project, run, state
 
-__all__ = ["ask", "command", "project", "run", "state"]
+__all__ = ["ask", "command", "private_mounts", "project", "run", "state"]
