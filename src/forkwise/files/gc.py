@@ -69,14 +69,22 @@ def collect(
         freed += sum(map(_size, [*leftovers, *(state_dir.history(n) for n in old)]))
         if not dry_run:
             for home in probes:
-                if is_mount_point(f"{home}/view"):
-                    umount2(f"{home}/view", MNT_DETACH)
+                _unmount_probe(home)
             for path in [*leftovers, *(state_dir.history(n) for n in old)]:
                 trash.discard(state_dir, path)
     if not dry_run:
         trash.wait_until_empty()
         trash.empty(state_dir.state)
     return Collected(tuple(removed), tuple(listed), freed)
+
+
+def _unmount_probe(home: str) -> None:
+    if os.path.exists(f"{home}/alive"):  # of a fuse view, which only fusermount3 may unmount without root
+        from forkwise.files.views.fuse import FuseView  # noqa: PLC0415
+
+        FuseView().release(home)
+    elif is_mount_point(f"{home}/view"):
+        umount2(f"{home}/view", MNT_DETACH)
 
 
 def _is_needed(branch: Branch, is_wanted: bool | None, removed: Collection[str]) -> bool:
