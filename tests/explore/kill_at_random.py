@@ -74,7 +74,7 @@ def marked(mark: str) -> list[int]:
 
 
 def mounts(below: Path) -> list[str]:
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return [line.split()[4] for line in file if str(below) in line.split()[4]]
 
 
@@ -120,7 +120,10 @@ def main() -> None:
     assert done(apart(lambda: run(project))) == 0
     taken = time.monotonic() - begun
     after = content(project)
-    Workspace(project, durable=False).undo()
+    workspace = Workspace(project, durable=False)
+    workspace.undo()
+    with open_ledger(workspace) as ledger:  # or a first kill before the next fork would be taken for this one's
+        (home / "state" / "last").write_text(ledger.forks(limit=1)[0].id)
     print(json.dumps({"before": before, "after": after}), flush=True)
     for number in range(rounds):
         os.environ[MARK] = mark = f"{seed}-{number}"
