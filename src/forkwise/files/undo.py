@@ -261,7 +261,9 @@ def _find_record(state_dir: StateDir, records: list[Record], number: int | None)
     else:
         found = [r for r in records if r.number == number]
         if not found:
-            raise CommitError(f"there is no commit {number} that can be undone; list the commits with forkwise log")
+            raise CommitError(
+                f"there is no commit {number}, or its undo data was collected by gc; list the commits with forkwise log"
+            )
         record = found[0]
     if record.number in undone_by:
         again = undone_by[record.number]
