@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forkwise import (
+    Attempt,
     BeamSearch,
     BestOfN,
     Cascaded,
+    Evaluation,
+    Evaluator,
     Pattern,
     Reflexion,
+    SmallerDiff,
     Speculate,
     SpeculationOutcome,
     Tournament,
@@ -21,6 +27,7 @@ from forkwise import (
     TreeSearch,
     Workspace,
 )
+from forkwise.fork.evaluation import OwnScore
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.logs import read_log
@@ -86,11 +93,57 @@ def test_all_that_is_known_of_an_attempt(workspace: Workspace) -> None:
             assert record.command is not None
             assert record.command[0] == "sh"
         fork = ledger.fork(outcome.fork)
-        assert fork.resolution == {"how": "best score"}
+        assert fork.resolution == {"how": "only success"}
         assert fork.kind == "speculate"
         kinds = [event.kind for event in ledger.events(fork=outcome.fork)]
         assert kinds[0] == "begun"
         assert kinds[-2:] == ["resolved", "committed"]
+
+
+def add_lines(count: int, score: float | None = None) -> Callable[[Path], Any]:
+    """Build a candidate that adds lines to a file."""
+
+    def work(path: Path) -> Any:
+        (path / "made").write_text("line\n" * count)
+        return True if score is None else (True, score)
+
+    return work
+
+
+class TwoScores(Evaluator):
+    """An evaluator that does not name its second score."""
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        return Evaluation((1.0, float(attempt.index)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "winner", "reason"),
+    [
+        (BestOfN([add_lines(2, 0.1), add_lines(1, 0.7)]), 1, "best score"),
+        (BestOfN([add_lines(2), add_lines(1)]), 0, "first of equals"),
+        (BestOfN([lambda _: False, add_lines(1)]), 1, "only success"),
+        (BestOfN([add_lines(2), add_lines(1)], evaluate=[OwnScore(), SmallerDiff()]), 1, "smallest diff"),
+        (BestOfN([add_lines(2, 0.9), add_lines(1, 0.1)], evaluate=[OwnScore(), SmallerDiff()]), 0, "best score"),
+        (BestOfN([add_lines(1, 0.1), add_lines(1, 0.2)], evaluate=SmallerDiff()), 1, "best score"),
+        (BestOfN([add_lines(1), add_lines(2)], evaluate=[TwoScores(), SmallerDiff()]), 1, "best score"),
+        (Speculate([add_lines(3), add_lines(1)], first_wins=False, evaluate=SmallerDiff()), 1, "smallest diff"),
+        (TreeOfThoughts([add_lines(3), add_lines(1)], evaluate=SmallerDiff()), 1, "smallest diff"),
+        (
+            BeamSearch([add_lines(3), add_lines(1)], expand=lambda *_: [], evaluate=SmallerDiff(), beam_width=1),
+            1,
+            "smallest diff",
+        ),
+    ],
+)
+def test_the_reason_of_a_decision_is_what_decided(
+    workspace: Workspace, pattern: Pattern, winner: int, reason: str
+) -> None:
+    outcome = pattern(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == winner
+    with open_ledger(workspace) as ledger:
+        assert ledger.fork(str(outcome.fork)).resolution == {"how": reason}
 
 
 def test_what_a_tournament_said(workspace: Workspace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt, find_best
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -44,11 +44,11 @@ class BeamSearch(Pattern):
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
-        beam = self._select_beam(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
-        found = find_best(beam)
+        level = await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies))
+        found = search.select_best(level)
         for depth in range(1, self._max_depth):
-            beam = self._select_beam(await self._run_level(search, beam, depth))
-            found = find_best(beam) or found
+            level = await self._run_level(search, self._select_beam(level), depth)
+            found = search.select_best(level) or found
         return found
 
     async def _run_level(self, search: Search, beam: list[Attempt], depth: int) -> list[Attempt]:

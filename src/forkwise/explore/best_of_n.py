@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies, find_best
+from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -42,4 +42,4 @@ class BestOfN(Pattern):
             self._candidates = [replace(c, prior=float(s)) for c, s in zip(self._candidates, scores, strict=True)]
 
     async def explore(self, search: Search) -> Attempt | None:
-        return find_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._candidates)))
+        return search.select_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._candidates)))

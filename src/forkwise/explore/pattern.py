@@ -22,7 +22,7 @@ from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
 from forkwise.fork.candidate import Candidate, Command, Task, describe_error
-from forkwise.fork.evaluation import Evaluate, evaluator
+from forkwise.fork.evaluation import DEFAULT_CRITERION, Evaluate, Evaluator, evaluator
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
 
@@ -42,7 +42,6 @@ __all__ = [
     "build_candidates",
     "build_copies",
     "expand_attempt",
-    "find_best",
     "preserve_cwd",
 ]
 
@@ -142,7 +141,7 @@ class Search:
     def __init__(self, fork: Fork, observer: Observer | None = None) -> None:
         self.fork = fork
         self._observer = observer
-        self.how = "best score"
+        self.how = DEFAULT_CRITERION
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
         self._forks = AsyncExitStack()
@@ -160,6 +159,18 @@ class Search:
     def attempts(self) -> list[Attempt]:
         """All attempts, those of the outermost fork first."""
         return [a for fork in (self.fork, *self._inner) for a in fork.attempts]
+
+    def select_best(self, attempts: Sequence[Attempt]) -> Attempt | None:
+        """Return the successful attempt with the highest scores, the first of equals; None without a success.
+
+        ``how`` becomes what decided: a criterion of the evaluator, the order of equal attempts, or the lack of others.
+        """
+        successes = [attempt for attempt in attempts if attempt.success]
+        best = max(successes, key=lambda a: a.scores, default=None)
+        if best is not None:
+            others = [attempt for attempt in successes if attempt is not best]
+            self.how = _find_reason(best, others, self.fork.settings.evaluator)
+        return best
 
     async def inside(self, attempt: Attempt) -> Fork:
         """Return the fork inside ``attempt``; start it on the first call."""
@@ -323,9 +334,20 @@ class Pattern(ABC):
         return None
 
 
-def find_best(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Return the successful attempt with the highest scores, the first of equals; None without a success."""
-    return max((a for a in attempts if a.success), key=lambda a: a.scores, default=None)
+def _find_reason(winner: Attempt, others: Sequence[Attempt], evaluator: Evaluator | None) -> str:
+    """Return what decided between the winner and the best of the other successful attempts."""
+    if not others:
+        return "only success"
+    runner_up = max(other.scores for other in others)
+    if runner_up == winner.scores:
+        return "first of equals"
+    criteria = () if evaluator is None else evaluator.criteria
+    # An attempt's own score follows the evaluator's. Other numbers of scores cannot be matched with the criteria.
+    if len(winner.scores) - len(criteria) not in (0, 1):
+        return DEFAULT_CRITERION
+    pairs = zip(winner.scores, runner_up, strict=False)
+    decisive = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), len(criteria))
+    return criteria[decisive] if decisive < len(criteria) else DEFAULT_CRITERION
 
 
 def build_copies(subjects: Subjects, n: int) -> list[Candidate]:

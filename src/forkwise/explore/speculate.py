@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -48,7 +48,7 @@ class Speculate(Pattern):
     async def explore(self, search: Search) -> Attempt | None:
         attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
         if not self._first_wins:
-            return find_best(await search.fork.run(attempts))
+            return search.select_best(await search.fork.run(attempts))
         search.how = "first success"
         async for attempt in search.fork.finished(attempts):
             if attempt.success:

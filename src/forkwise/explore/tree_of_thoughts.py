@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt, find_best
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, expand_attempt
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -43,14 +43,14 @@ class TreeOfThoughts(Pattern):
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
-        found = find_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
+        found = search.select_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
         depth = 1
         while found is not None and self._expand is not None and depth < self._max_depth:
             strategies = await expand_attempt(self._expand, found, depth)
             if not strategies:
                 break
             fork = await search.inside(found)
-            refined = find_best(await fork.run(fork.add(c, i) for i, c in enumerate(strategies)))
+            refined = search.select_best(await fork.run(fork.add(c, i) for i, c in enumerate(strategies)))
             if refined is None:
                 break
             found, depth = refined, depth + 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
-from forkwise.explore.pattern import Options, Pattern, Search, build_candidates, find_best
+from forkwise.explore.pattern import Options, Pattern, Search, build_candidates
 from forkwise.fork.fork import default_parallel
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class TreeSearch(Pattern):
                 attempts[node] = fork.add(self._strategies[node.action], node.action)
                 pending_runs[asyncio.create_task(fork.run([attempts[node]]))] = node
             if not pending_runs:
-                return find_best(list(attempts.values()))
+                return search.select_best(list(attempts.values()))
             done, _ = await asyncio.wait(pending_runs, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

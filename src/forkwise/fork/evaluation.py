@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
 
 __all__ = [
+    "DEFAULT_CRITERION",
     "Evaluate",
     "Evaluation",
     "Evaluator",
@@ -58,8 +59,16 @@ class Evaluation:
     tests: TestReport | None = None
 
 
+DEFAULT_CRITERION = "best score"
+
+
 class Evaluator(ABC):
-    """Scores attempts. It must not change an attempt's branch."""
+    """Scores attempts. It must not change an attempt's branch.
+
+    ``criteria`` names its scores, in their order. The ledger records the one that decided between attempts.
+    """
+
+    criteria: tuple[str, ...] = (DEFAULT_CRITERION,)
 
     @abstractmethod
     async def evaluate(self, attempt: Attempt) -> Evaluation:
@@ -91,6 +100,8 @@ class OwnScore(Evaluator):
 class SmallerDiff(Evaluator):
     """Prefers attempts that add and remove fewer lines. A binary file counts as one line."""
 
+    criteria = ("smallest diff",)
+
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         diff = await run_in_thread(attempt.own_branch.diff)
         return Evaluation((-float(_lines_changed(diff)),))
@@ -121,6 +132,7 @@ class _EvaluatorSequence(Evaluator):
 
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
         self._evaluators = evaluators
+        self.criteria = tuple(criterion for one in evaluators for criterion in one.criteria)
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         scores: tuple[float, ...] = ()
@@ -131,6 +143,8 @@ class _EvaluatorSequence(Evaluator):
             tests = evaluation.tests or tests
             if not evaluation.success:
                 return Evaluation(scores, False, evaluation.reason, tests)
+            if len(evaluation.scores) != len(one.criteria):
+                self.criteria = ()  # it cannot be known which evaluator a score came from
         return Evaluation(scores, tests=tests)
 
 
