@@ -1,5 +1,8 @@
 """Commits and undos killed at every step, at random moments and in the middle of their own recovery.
 
+``make test`` kills the plainest commit at every step and takes every few steps of the other cases; ``make crash`` takes
+(nearly) all of them.
+
 The next process that opens the workspace must find exactly the state before or the state after: types, content, modes,
 owners, times, symlinks and attributes. In the state before, the branch is unchanged too and can still be committed.
 """
@@ -28,7 +31,7 @@ from tests.files.steps import CALLS, Steps
 
 pytestmark = pytest.mark.crash
 
-RANDOM_KILLS = rounds(60, 500)
+RANDOM_KILLS = rounds(30, 500)
 LAST = 10  # steps around the moment at which it has happened: each of these is killed in a scene of its own
 JOURNAL = ("rename", "renameat2", "symlink", "fsync", "syncfs")
 NOBODY = 65534
@@ -85,97 +88,106 @@ def kill_everywhere(
     finish_every: int = 1,
     flagless: bool = False,
     copies: bool = False,
-    only: Callable[[int], bool] = lambda _: True,
+    every: int = 1,
     user: int = 0,
 ) -> None:
-    """Kill at every step. A scene that is as before is used again, unless it is finished to see that it can be.
+    """Kill at every step, or ``every`` so many and the last ones.
 
-    ``copies``: most steps do nothing but copy content aside; of those every ninth is taken.
+    A scene that is as before is used again, unless it is finished to see that it can be. ``copies``: most steps do
+    nothing but copy content aside; of those every ninth is taken.
     """
     stage = Stage(make, user)
     counts: Counter[str] = Counter()
     calls = stage.count_steps(flagless=flagless)
     for step, name in enumerate(calls, 1):
-        if not only(step) or (copies and name not in JOURNAL and step % 9):
+        is_last = step > len(calls) - LAST
+        is_copy = copies and name not in JOURNAL and step % 9 != 0
+        if is_copy or (step % every and not is_last):
             continue
         assert stage.act(Steps(step, flagless=flagless)).killed, f"step {step} of {len(calls)}"
-        is_last = step > len(calls) - LAST
         counts[stage.judge(finish=step % finish_every == 0 or is_last)] += 1
     stage.close()
     print(f"killed at {counts.total()} of {len(calls)} steps: {dict(counts)}")
-    assert counts["before"] > 20
-    assert counts["after"] > 0 or user or only(1) is False
-
-
-def every_second(step: int) -> bool:
-    """Select every second step, for variants of scenes that are killed at every step elsewhere."""
-    return step % 2 == 0
+    assert counts["before"] > 20 // every
+    assert counts["after"] > 0 or user
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Scene(memory, view), finish_every=3 if view == "overlay" else 9, copies=view == "copy")
+    every = 1 if view == "overlay" else rounds(5, 1)
+    kill_everywhere(
+        lambda: Scene(memory, view), every=every, finish_every=3 if view == "overlay" else 9, copies=view == "copy"
+    )
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_undo_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Undo(memory, view), finish_every=7)
+    every = 1 if view == "overlay" else rounds(5, 1)
+    kill_everywhere(lambda: Undo(memory, view), finish_every=7, every=every)
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> None:
-    kill_everywhere(lambda: Nested(memory, view), finish_every=7, copies=view == "copy")
+    every = rounds(3, 1)
+    kill_everywhere(lambda: Nested(memory, view), finish_every=7, copies=view == "copy", every=every)
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_state_on_another_filesystem_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
     """What is staged inside the workspace is gone after every reopening, and does not show in the root's time."""
-    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=23, copies=True, only=every_second)
+    kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=23, copies=True, every=rounds(11, 2))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_exchanging_renames_killed(memory: Path, kind: type[Scene]) -> None:
     """Some filesystems know plain renames only, and an exchange then takes three."""
-    kill_everywhere(lambda: kind(memory), finish_every=11, flagless=True, only=every_second)
+    kill_everywhere(lambda: kind(memory), finish_every=11, flagless=True, every=rounds(11, 2))
 
 
 @pytest.mark.parametrize(
     ("kind", "view", "flagless", "every"),
-    [(Scene, "overlay", False, 1), (Scene, "overlay", True, 2), (Scene, "copy", False, 2), (Undo, "overlay", True, 3)],
+    [
+        (Scene, "overlay", False, rounds(5, 1)),
+        (Scene, "overlay", True, rounds(11, 2)),
+        (Scene, "copy", False, rounds(11, 2)),
+        (Undo, "overlay", True, rounds(11, 3)),
+    ],
 )
 def test_recovery_killed(memory: Path, kind: type[Scene], view: str, flagless: bool, every: int) -> None:
-    """At every one in the plainest case; in the others they are the same ones, and some of them are taken."""
+    """The steps are the same in all cases, so all of them are taken only in the plainest."""
     kill_recovery_everywhere(lambda: kind(memory, view), flagless=flagless, every=every)
 
 
-def test_recovery_of_a_branch_killed_at_every_second_step(memory: Path) -> None:
-    kill_recovery_everywhere(lambda: Nested(memory), every=2)
+def test_recovery_of_a_branch_killed(memory: Path) -> None:
+    kill_recovery_everywhere(lambda: Nested(memory), every=rounds(11, 2))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_recovery_with_state_elsewhere_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
-    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=5)
+    kill_recovery_everywhere(lambda: kind(memory, root=elsewhere), every=rounds(17, 5))
 
 
 @pytest.mark.parametrize("kind", [OnOverlay, UndoOnOverlay])
 def test_workspace_on_an_overlay_killed(memory: Path, kind: type[Scene]) -> None:
     """As in a container: a directory of the lower layer cannot be renamed there, so it goes entry by entry."""
-    kill_everywhere(lambda: kind(memory), finish_every=20, copies=True, only=every_second)
+    kill_everywhere(lambda: kind(memory), finish_every=20, copies=True, every=rounds(11, 2))
 
 
 def test_commit_on_a_disk_killed(tmp_path: Path) -> None:
     """The same where syncs are real; few are enough."""
-    kill_everywhere(lambda: Scene(tmp_path), finish_every=5, only=lambda step: step % 5 == 0)
+    kill_everywhere(lambda: Scene(tmp_path), finish_every=5, every=rounds(17, 5))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_privileges_killed(public: Path, kind: type[Scene]) -> None:
     """Read-only directories have to be made writable for a moment, and be read-only again whatever happens."""
-    kill_everywhere(lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY, only=every_second)
+    kill_everywhere(
+        lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY, every=rounds(11, 2)
+    )
 
 
 def test_recovery_without_privileges_killed(public: Path) -> None:
-    kill_recovery_everywhere(lambda: Scene(public, "copy"), user=NOBODY, every=3)
+    kill_recovery_everywhere(lambda: Scene(public, "copy"), user=NOBODY, every=rounds(17, 3))
 
 
 def kill_recovery_everywhere(
