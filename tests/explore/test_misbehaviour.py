@@ -163,45 +163,116 @@ def test_a_message_of_many_megabytes_is_cut(workspace: Workspace) -> None:
 # Return values
 
 
-NONSENSE = [
+class NoTruth:
+    """A value whose ``bool`` raises, as a NumPy array's does."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+
+class Interrupting:
+    """A value whose ``bool`` raises an exception that usually ends a program."""
+
+    def __bool__(self) -> bool:
+        raise SystemExit(3)
+
+
+TRUE = [1, "yes", math.nan, {"success": True}, [0], ["a.py", "b.py"], object(), (1, 0.5), ("yes", 2), [True, 0.5]]
+FALSE = [
     (None, "it returned None"),
-    ("yes", "it returned 'yes' (str)"),
-    (1, "it returned 1 (int)"),
     (0, "it returned 0 (int)"),
-    (math.nan, "it returned nan (float)"),
-    ((True, math.nan), "it returned (True, nan) (tuple)"),
-    ((True, math.inf), "it returned (True, inf) (tuple)"),
-    ((True,), "it returned (True,) (tuple)"),
-    ((True, 1.0, 2), "it returned (True, 1.0, 2) (tuple)"),
-    ((True, None), "it returned (True, None) (tuple)"),
-    ((True, True), "it returned (True, True) (tuple)"),
-    (("yes", 1.0), "it returned ('yes', 1.0) (tuple)"),
-    ((True, 10**400), "it returned (True, 1000"),
+    ("", "it returned '' (str)"),
     ([], "it returned [] (list)"),
-    ({"success": True}, "it returned {'success': True} (dict)"),
+    (False, "it returned False"),
+    ((0, 0.5), "it returned False"),
+    ([False, 0.5], "it returned False"),
 ]
+NO_SCORE = "its score is not a finite number: "
+UNUSABLE = [
+    ((True, math.nan), f"{NO_SCORE}nan (float)"),
+    ((True, math.inf), f"{NO_SCORE}inf (float)"),
+    ((True, None), f"{NO_SCORE}None"),
+    ((True, True), f"{NO_SCORE}True (bool)"),
+    ((True, "0.5"), f"{NO_SCORE}'0.5' (str)"),
+    ((True, 10**400), f"{NO_SCORE}1000"),
+    ((True,), "it returned (True,) (tuple); a tuple is (success, score)"),
+    ((True, 1.0, 2), "it returned (True, 1.0, 2) (tuple); a tuple is (success, score)"),
+    (NoTruth(), "TypeError: bool() of its result raised ValueError: the truth value of an array is ambiguous"),
+    ((NoTruth(), 1.0), "TypeError: bool() of its result raised ValueError: the truth value of an array is ambiguous"),
+    (Interrupting(), "TypeError: bool() of its result raised SystemExit: 3"),
+]
+by_runner = pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
 
 
-@pytest.mark.parametrize(("value", "reason"), NONSENSE, ids=lambda value: f"{value!r:.20}")
-def test_one_that_returns_nonsense(value: Any, reason: str, workspace: Workspace) -> None:
-    failed = beside(lambda _: value, workspace)
-    assert failed.reason is not None
-    assert failed.reason.startswith(reason)
-    assert failed.reason.endswith("; a candidate returns True or False, or (True or False, score)")
-    assert isinstance(failed.exception, TypeError)
-    assert failed.return_value is value
+@by_runner
+def test_a_candidate_succeeds_if_its_result_is_true(options: dict[str, Any], workspace: Workspace) -> None:
+    """The README's tournament returns an agent's result: ``return run_agent(workdir=path, seed=index)``.
+
+    ``.success`` is "Whether the candidate succeeded", ``.return_value`` the "Raw return value".
+    """
+    outcome = Speculate([lambda _, v=v: v for v in TRUE], first_wins=False, **options)(workspace)
+    assert [r.reason for r in outcome.all_results] == [None] * len(TRUE)
+    assert [r.score for r in outcome.all_results[-3:]] == [0.5, 2.0, 0.5]
+    if not options:
+        assert all(r.return_value is v for r, v in zip(outcome.all_results, TRUE, strict=True))
+    else:  # as JSON; a value that JSON does not have as its truth
+        assert outcome.all_results[3].return_value == {"success": True}
+        assert outcome.all_results[6].return_value is True
+        assert outcome.all_results[7].return_value == (True, 0.5)
+
+
+@by_runner
+def test_a_candidate_fails_if_its_result_is_false(options: dict[str, Any], workspace: Workspace) -> None:
+    outcome = Speculate([lambda _, v=v: v for v, _ in FALSE], first_wins=False, **options)(workspace)
+    assert outcome.winner is None
+    assert [r.reason for r in outcome.all_results] == [reason for _, reason in FALSE]
+    assert [r.exception for r in outcome.all_results] == [None] * len(FALSE)
+
+
+@by_runner
+def test_a_result_that_is_neither_fails_the_attempt_with_that_reason(
+    options: dict[str, Any], workspace: Workspace
+) -> None:
+    """A strategy returns ``tuple[bool, float]``; ``.exception`` is the "Exception if failed, else ``None``"."""
+    outcome = Speculate([lambda _, v=v: v for v, _ in UNUSABLE], first_wins=False, **options)(workspace)
+    assert outcome.winner is None
+    for result, (value, reason) in zip(outcome.all_results, UNUSABLE, strict=True):
+        assert result.reason is not None
+        assert result.reason.startswith(reason)
+        assert result.exception is not None
+        assert options or result.return_value is value
+
+
+def test_the_truth_of_a_result_counts_against_the_timeout(workspace: Workspace) -> None:
+    released = threading.Event()
+
+    class Slow:
+        def __bool__(self) -> bool:
+            return released.wait(60)
+
+    try:
+        failed = beside(lambda _: Slow(), workspace, timeout=0.2)
+    finally:
+        released.set()
+    assert failed.reason == "timed out after 0.2 s"
 
 
 @pytest.mark.parametrize(
-    "make",
-    [Mute, lambda: (True, Mute()), lambda: [Mute(), 1], a_circle, lambda: {Mute(): Mute()}, lambda: (True, 10**5000)],
-    ids=["mute", "with-mute", "mute-first", "circle", "mute-key", "huge"],
+    "make", [Mute, lambda: (True, Mute()), lambda: (Mute(), 1)], ids=["mute", "with-mute", "mute-first"]
 )
-@pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
+@by_runner
 def test_one_that_returns_what_cannot_be_shown(
     make: Callable[[], Any], options: dict[str, Any], workspace: Workspace
 ) -> None:
     assert beside(lambda _: make(), workspace, **options).exception is not None
+
+
+@pytest.mark.parametrize("make", [lambda: [Mute(), 1], a_circle, lambda: {Mute(): Mute()}, lambda: 10**5000])
+@by_runner
+def test_a_true_result_that_cannot_be_shown_is_a_success(
+    make: Callable[[], Any], options: dict[str, Any], workspace: Workspace
+) -> None:
+    assert Speculate([lambda _: make()], **options)(workspace).committed
 
 
 def test_a_value_of_many_megabytes_is_cut(workspace: Workspace) -> None:

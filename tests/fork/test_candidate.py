@@ -79,12 +79,18 @@ def test_more_than_the_directory_is_passed_on() -> None:
         (RunEnd("raised", error=ProcessBranchError("it says why")), "it says why"),
         (RunEnd("returned", value=(False, "because")), "because"),
         (RunEnd("returned", value=(False, "")), "it returned False"),
-        (RunEnd("returned", value=(True, "well")), None),
+        (RunEnd("returned", value=(False, None)), "it returned False"),
+        (RunEnd("returned", value=(True, "well")), "its score is not a finite number: 'well' (str)"),
     ],
 )
 def test_what_an_end_means(ended: RunEnd, reason: str | None) -> None:
     found = judge(ended, timeout=3)
     assert (found.success, found.reason) == (reason is None, reason)
+
+
+def test_a_text_instead_of_a_score_is_feedback_if_the_pattern_has_that() -> None:
+    found = judge(RunEnd("returned", value=(True, "well")), has_feedback=True)
+    assert (found.success, found.score, found.message) == (True, None, "well")
 
 
 @pytest.mark.parametrize(

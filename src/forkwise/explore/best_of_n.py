@@ -19,8 +19,8 @@ class BestOfN(Pattern):
     """Run a task ``n`` times, or a list of candidates once each; the success with the highest score is committed.
 
     A task is called with its directory and its number, a candidate of a list with its directory. Both return
-    ``(success, score)``, or True or False. The score comes from ``evaluate`` if given, else from the return value, else
-    from ``scores``, which has one for each candidate; the default is 1.
+    ``(success, score)``, or a value that is true if they succeeded. The score comes from ``evaluate`` if given, else
+    from the return value, else from ``scores``, which has one for each candidate; the default is 1.
     """
 
     kind: ClassVar[str] = "best-of"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.pattern import Options, Pattern, Search
@@ -19,7 +20,8 @@ class Cascaded(Pattern):
     """Run waves of ``fan_out`` attempts until one succeeds; the first success wins.
 
     A task is called with its directory and the list of feedback from earlier attempts (empty in the first wave), and
-    returns ``(success, feedback)``, or True or False. A command reads the feedback in the file ``$FORKWISE_FEEDBACK``.
+    returns ``(success, feedback)``, or a value that is true if it succeeded. A command reads the feedback in the file
+    ``$FORKWISE_FEEDBACK``.
     """
 
     kind: ClassVar[str] = "cascade"
@@ -56,6 +58,7 @@ class Cascaded(Pattern):
 
     def _add(self, search: Search, index: int, learned: list[str]) -> Attempt:
         if callable(self._task):
-            return search.fork.add(Candidate.of(self._task, list(learned)), index)
+            candidate = replace(Candidate.of(self._task, list(learned)), has_feedback=True)
+            return search.fork.add(candidate, index)
         feedback = "\n\n".join(f"Attempt {number}: {text}" for number, text in enumerate(learned))
         return search.fork.add(Candidate.of(self._task), index, feedback=feedback)

@@ -18,9 +18,9 @@ __all__ = ["Speculate"]
 class Speculate(Pattern):
     """Run candidates side by side; commit the first success at once and drop the others.
 
-    A candidate is a function that is called with its directory and returns True or False, or ``(success, score)``; or
-    it is a command, a list of words, that succeeds if it exits with 0. With ``first_wins=False``, wait for all and
-    commit the best.
+    A candidate is a function that is called with its directory and succeeds if its result is true; it may also return
+    ``(success, score)``. Or it is a command, a list of words, that succeeds if it exits with 0. With
+    ``first_wins=False``, wait for all and commit the best.
 
     >>> import tempfile
     >>> from forkwise import Workspace

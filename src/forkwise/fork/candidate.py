@@ -12,12 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
+from forkwise.fork.runner import find_success, is_pair
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
 
@@ -98,8 +100,8 @@ def to_score(value: object) -> float | None:
     >>> to_score(1), to_score(True), to_score(math.nan)
     (1.0, None, None)
     """
-    if isinstance(value, Real) and to_bool(value) is None:
-        with suppress(OverflowError):
+    if isinstance(value, Real | Decimal) and to_bool(value) is None:
+        with suppress(OverflowError, ValueError):  # too large for a float; a signalling NaN
             score = float(value)
             return score if math.isfinite(score) else None
     return None
@@ -136,8 +138,8 @@ def _key(key: object) -> str:
 _RETURNED_FALSE = "it returned False"
 _MAX_REASON = 2000  # characters of a reason
 
-#: The return value of a candidate function: whether it succeeded, and optionally its score.
-Scored = bool | tuple[bool, float]
+#: The return value of a candidate function: true if it succeeded, or whether it succeeded and its score.
+Scored = Any | tuple[Any, float]
 
 #: A function of a branch's directory and the arguments that a pattern adds.
 Task = Callable[..., Any]
@@ -150,13 +152,15 @@ Command = Sequence[str]
 class Candidate:
     """A function of the branch's directory, or a command.
 
-    ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator gives one.
+    ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator gives one. With
+    ``has_feedback`` its function may return ``(success, feedback)``, a text instead of a score.
     """
 
     label: str
     function: Function | None = None
     argv: tuple[str, ...] | None = None
     prior: float = 1.0
+    has_feedback: bool = False
 
     @classmethod
     def of(cls, task: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:
@@ -234,8 +238,11 @@ class Judgement:
     message: str | None = None
 
 
-def judge(end: RunEnd, timeout: float | None = None) -> Judgement:
+def judge(end: RunEnd, timeout: float | None = None, *, has_feedback: bool = False) -> Judgement:
     """Judge the end of a job; ``timeout`` is its time limit, quoted in the reason.
+
+    A function that returned succeeded if ``bool()`` of its value is true; a tuple is ``(success, score)``, or with
+    ``has_feedback`` also ``(success, feedback)``.
 
     >>> judge(RunEnd("exit", exit_code=3)).reason
     'exit code 3'
@@ -243,7 +250,7 @@ def judge(end: RunEnd, timeout: float | None = None) -> Judgement:
     0.5
     """
     if end.ending == "returned":
-        return _judge_value(end.value)
+        return _judge_value(end, has_feedback)
     if end.ending == "raised":
         assert end.error is not None
         reason = describe_error(end.error)
@@ -269,21 +276,24 @@ def _describe_end(end: RunEnd, timeout: float | None) -> str:
     return end.ending
 
 
-def _judge_value(value: Any) -> Judgement:
-    """Judge a return value: True or False, alone or in a pair with a score or a message."""
-    success, more = to_bool(value), None
-    if isinstance(value, tuple | list) and len(value) == 2:
-        success, more = to_bool(value[0]), value[1]
-        if isinstance(more, str) and success is not None:
-            return Judgement(
-                success, reason=None if success else truncate_middle(more, _MAX_REASON) or _RETURNED_FALSE, message=more
-            )
-        if to_score(more) is None:
-            success = None
-    if success is None:
-        reason = f"it returned {describe_value(value)}; a candidate returns True or False, or (True or False, score)"
+def _judge_value(end: RunEnd, has_feedback: bool) -> Judgement:
+    value = end.value
+    if isinstance(value, tuple) and len(value) != 2:
+        reason = f"it returned {describe_value(value)}; a tuple is (success, score)"
         return Judgement(False, reason=reason, error=TypeError(reason))
-    return Judgement(success, to_score(more), None if success else _RETURNED_FALSE)
+    try:
+        success = find_success(value) if end.success is None else end.success
+    except TypeError as error:
+        return Judgement(False, reason=describe_error(error), error=error)
+    more = value[1] if is_pair(value) else None
+    message = more if isinstance(more, str) else None
+    if not success:
+        said = _RETURNED_FALSE if is_pair(value) or to_bool(value) is False else f"it returned {describe_value(value)}"
+        return Judgement(False, to_score(more), truncate_middle(message or "", _MAX_REASON) or said, message=message)
+    if is_pair(value) and to_score(more) is None and not (has_feedback and message is not None):
+        reason = f"its score is not a finite number: {describe_value(more)}"
+        return Judgement(False, reason=reason, error=TypeError(reason))
+    return Judgement(True, to_score(more), message=message)
 
 
 def read_score(text: bytes | None) -> float | None:

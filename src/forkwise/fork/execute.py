@@ -95,7 +95,7 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     attempt.value, attempt.wall = end.value, end.wall
     facts |= {"ending": end.ending, "exit_code": end.exit_code, "value": to_json_data(end.value)}
     facts |= {"wall": end.wall, "cpu": end.cpu, "memory": end.memory}
-    judgement = judge(end, settings.timeout)
+    judgement = judge(end, settings.timeout, has_feedback=candidate.has_feedback)
     attempt.message = judgement.message
     if not judgement.success:
         return judgement

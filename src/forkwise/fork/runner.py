@@ -13,9 +13,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from forkwise.concurrency import CallResult, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
@@ -34,6 +37,8 @@ __all__ = [
     "RunEnd",
     "Runner",
     "SandboxRunner",
+    "find_success",
+    "is_pair",
 ]
 
 
@@ -65,7 +70,8 @@ class RunEnd:
     """How a job ended.
 
     A function ``returned`` its ``value`` or ``raised`` an ``error``, a command exited with ``exit_code``, or the job
-    was stopped. ``limit`` names the limit that stopped it.
+    was stopped. ``success`` is `find_success` of the value, if the runner called it. ``limit`` names the limit that
+    stopped the job.
     """
 
     ending: Ending
@@ -76,6 +82,34 @@ class RunEnd:
     cpu: float | None = None
     memory: int | None = None
     limit: str | None = None
+    success: bool | None = None
+
+
+def is_pair(value: object) -> bool:
+    """Return whether a function returned ``(success, score)``: a tuple of two, or a list of a bool and a number."""
+    if isinstance(value, tuple):
+        return len(value) == 2
+    return (
+        isinstance(value, list) and len(value) == 2 and isinstance(value[0], bool) and isinstance(value[1], int | float)
+    )
+
+
+def find_success(value: Any) -> bool:
+    """Return ``bool(value)``, or ``bool(success)`` if the value is ``(success, score)``.
+
+    Raises TypeError if ``bool()`` raises. It may run code of the value's class, so runners call it where the function
+    ran, within the same timeout.
+    """
+    decisive = value[0] if is_pair(value) else value
+    try:
+        return bool(decisive)
+    except BaseException as error:
+        kind = type(error).__name__
+        try:
+            message = str(error)
+        except Exception:  # noqa: BLE001 - __str__ of the value's own exception class
+            message = "(its message cannot be read)"
+        raise TypeError(f"bool() of its result raised {kind}: {message}") from error
 
 
 class Runner(ABC):
@@ -94,8 +128,8 @@ class SandboxRunner(Runner):
     """Runs each job in a separate sandbox with ``confinement``.
 
     A function runs in a fork of this process: it sees a copy of the memory, and its changes to it are lost. Its return
-    value must be expressible as JSON, and is returned as such. A job may itself branch the workspace that it sees; what
-    it commits there becomes part of its branch.
+    value is returned as JSON; a value that JSON cannot express is returned as True or False, its ``bool()``. A job may
+    itself branch the workspace that it sees; what it commits there becomes part of its branch.
     """
 
     def __init__(self, confinement: str | Confinement = "standard") -> None:
@@ -141,7 +175,9 @@ class SandboxRunner(Runner):
             return RunEnd("timeout", wall=time.monotonic() - started, limit="wall")
         except (ProcessBranchError, OSError) as error:
             return RunEnd("raised", error=_raised_error(context) or error, wall=time.monotonic() - started)
-        return RunEnd("returned", context.result.value, wall=time.monotonic() - started)
+        success, value, has_score = context.result.value
+        value = tuple(value) if has_score else value
+        return RunEnd("returned", value, wall=time.monotonic() - started, success=success)
 
 
 async def _wait_for_target(context: BranchContext, timeout: float | None) -> None:
@@ -180,27 +216,36 @@ def _raised_error(context: BranchContext) -> ProcessBranchError | None:
 
 
 class _InSandbox:
-    """A function, called in a process without an event loop, whose result is sent back as JSON."""
+    """A function, called in a process without an event loop, whose result is sent back as JSON.
+
+    The answer is a list: whether it succeeded, the value, and whether the value is a tuple.
+    """
 
     def __init__(self, function: Function) -> None:
         self._function = function
 
     def __call__(self, path: Path) -> Any:
         value = self._function(path)
-        return _to_json_types(asyncio.run(_await(value)) if inspect.isawaitable(value) else value)
+        value = asyncio.run(_await(value)) if inspect.isawaitable(value) else value
+        success = find_success(value)
+        if is_pair(value):
+            return [success, [success, _to_json_number(value[1])], True]
+        try:
+            from_json(to_json(value, inf_nan_mode="constants"))
+        except (PydanticSerializationError, ValueError, RecursionError):
+            value = success
+        return [success, _to_json_number(value), isinstance(value, tuple)]
 
 
 async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _to_json_types(value: Any) -> Any:
-    """Convert numbers and bools of libraries such as NumPy to types that JSON has."""
-    if isinstance(value, tuple | list):
-        return [_to_json_types(item) for item in value] if len(value) == 2 else value
+def _to_json_number(value: Any) -> Any:
+    """Convert a number or bool of another library, such as NumPy, to a type that JSON has."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    is_foreign = isinstance(value, Real) and type(value).__module__ != "builtins"
+    is_foreign = isinstance(value, Real | Decimal) and type(value).__module__ != "builtins"
     return float(value) if is_foreign else value
 
 
@@ -227,7 +272,7 @@ class InProcessRunner(Runner):
             return await self._commands.run(job)
         path = await run_in_thread(lambda: job.branch.path)
         started = time.monotonic()
-        work = asyncio.create_task(try_call(job.function, path))
+        work = asyncio.create_task(_call(job.function, path))
         try:
             await asyncio.wait([work], timeout=job.timeout)
             is_late = not work.done()
@@ -238,8 +283,20 @@ class InProcessRunner(Runner):
             return RunEnd("timeout", wall=wall, limit="wall")
         result = work.result()
         if result.error is not None:
-            return RunEnd("raised", error=result.error, wall=wall)
-        return RunEnd("returned", result.value, wall=wall)
+            return RunEnd("raised", result.value, error=result.error, wall=wall)
+        value, success = result.value
+        return RunEnd("returned", value, wall=wall, success=success)
+
+
+async def _call(function: Function, path: Path) -> CallResult:
+    """Call a function. The result is a pair of its value and `find_success` of that, or an error."""
+    result = await try_call(function, path)
+    if result.error is not None:
+        return result
+    if isinstance(result.value, bool):
+        return CallResult((result.value, result.value))
+    success = await try_call(find_success, result.value)
+    return CallResult(result.value, success.error) if success.error else CallResult((result.value, success.value))
 
 
 async def _cancel(work: asyncio.Task[CallResult]) -> None:
