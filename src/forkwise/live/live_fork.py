@@ -303,7 +303,7 @@ class LiveFork:
         async def turn(_path: Path) -> tuple[bool, str]:
             return await run_turn(runtime)
 
-        attempt = self.fork.add(Candidate(spec.label, turn), index)
+        attempt = self.fork.add(Candidate(spec.label, turn, has_feedback=True), index)
         state = branch_state(attempt.state, attempt.reason)
         error = None if state in ("running", "done") else attempt.reason
         status = BranchStatus(attempt.id, spec.label, state, 0, datetime.now(UTC), error=error)
