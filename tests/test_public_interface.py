@@ -182,7 +182,7 @@ def test_the_tree_of_exceptions() -> None:
     parents = {
         "MountError": "BranchingError",
         "BranchError": "BranchingError",
-        "BranchStaleError": "BranchError",
+        "BranchStaleError": "ConflictError",
         "BranchNotFoundError": "BranchError",
         "CommitError": "BranchError",
         "ConflictError": "CommitError",

@@ -81,10 +81,6 @@ class BranchError(BranchingError):
         self.paths = tuple(paths)
 
 
-class BranchStaleError(BranchError):
-    """A sibling was committed first, so the branch has to be rebased; raised to the caller of ``commit``."""
-
-
 class BranchNotFoundError(BranchError):
     """The branch does not exist, or was committed or aborted meanwhile; raised to any user of that branch."""
 
@@ -99,9 +95,24 @@ class ConflictError(CommitError):
     Raised to the caller of ``commit``, ``rebase`` or ``undo``; ``conflicts`` lists the paths and what happened to them.
     """
 
-    def __init__(self, message: str, *, branch: str | None = None, conflicts: Sequence[Conflict] = ()) -> None:
-        super().__init__(message, branch=branch, paths=[c.path for c in conflicts])
+    def __init__(
+        self,
+        message: str,
+        *,
+        branch: str | None = None,
+        paths: Sequence[str] = (),
+        conflicts: Sequence[Conflict] = (),
+    ) -> None:
+        super().__init__(message, branch=branch, paths=paths or [c.path for c in conflicts])
         self.conflicts = tuple(conflicts)
+
+
+class BranchStaleError(ConflictError):
+    """A commit came too late: a sibling was committed first, so the branch has to be rebased.
+
+    Raised to the caller of ``commit``. It is a `ConflictError` without ``conflicts``, so that code which catches either
+    of the two handles a lost race.
+    """
 
 
 class AbortError(BranchError):

@@ -153,6 +153,13 @@ def test_tree_builds_upon_the_best(outcome: Callable[..., Any], project: Path) -
     assert [a["won"] for a in told["attempts"]] == [False, True, True, False]
 
 
+def test_a_dead_end_of_a_tree(outcome: Callable[..., Any], run: Run, project: Path) -> None:
+    run("tree", "-c", "echo a > t", "--expand", "exit 1", "--on-dead-end", "fail", "-q", code=7)
+    assert not (project / "t").exists()
+    assert outcome("tree", "-c", "echo a > t", "--expand", "exit 1")["commit"] is not None
+    assert (project / "t").read_text() == "a\n"
+
+
 def test_beam_keeps_the_best_few(outcome: Callable[..., Any], project: Path) -> None:
     scored = [
         part

@@ -283,6 +283,45 @@ def test_a_tree_six_deep(workspace: Workspace) -> None:
     assert len(workspace.history()) == 1
 
 
+def _fails_to_expand(path: Path, depth: int) -> list[Any]:
+    raise OSError("the generator is down")
+
+
+DEAD_ENDS: dict[str, Callable[[Path, int], list[Any]]] = {
+    "all fail": lambda path, depth: [fails, fails],
+    "expand fails": _fails_to_expand,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be expanded")
+@pytest.mark.parametrize("expand", DEAD_ENDS.values(), ids=list(DEAD_ENDS))
+def test_a_dead_end_of_a_tree(expand: Callable[[Path, int], list[Any]], workspace: Workspace) -> None:
+    """ "Explore multiple strategies in parallel, optionally expanding the best one into deeper sub-strategies across
+    multiple levels." The README does not say what happens if a level fails.
+    """
+    before = (workspace.path / "trail").exists()
+    options: dict[str, Any] = {"expand": expand, "max_depth": 3}
+    failed = TreeOfThoughts([adds("a"), fails], on_dead_end="fail", **options)(workspace)
+    assert (failed.committed, failed.winner) == (False, None)
+    assert failed.all_results[0].success
+    assert (workspace.path / "trail").exists() == before
+    assert not workspace.history()
+
+    kept = TreeOfThoughts([adds("a"), fails], **options)(workspace)
+    assert kept.committed
+    assert (workspace.path / "trail").read_text().split() == ["a"]
+
+
+def test_no_further_strategies_are_no_dead_end(workspace: Workspace) -> None:
+    tree = TreeOfThoughts([adds("a")], expand=lambda path, depth: [], max_depth=3, on_dead_end="fail")
+    assert tree(workspace).committed
+
+
+def test_a_dead_end_is_kept_or_fails() -> None:
+    with pytest.raises(ValueError, match="on_dead_end must be one of keep, fail, not 'abort'"):
+        TreeOfThoughts([fails], on_dead_end="abort")  # type: ignore[arg-type]
+
+
 def test_a_beam_three_wide_and_four_deep(workspace: Workspace) -> None:
     def scored(name: str) -> Callable[[Path], tuple[bool, float]]:
         def work(path: Path) -> tuple[bool, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, BranchError, BranchStaleError, ConflictError, Workspace
+from forkwise import Branch, BranchError, BranchStaleError, CommitError, ConflictError, Workspace
 from tests.files.snapshot import snapshot
 from tests.need import need
 
@@ -489,6 +489,9 @@ def test_theirs_keeps_a_directory_s_mode(workspace: Workspace) -> None:
 
 
 def test_the_first_commit_wins_and_the_others_are_stale(workspace: Workspace) -> None:
+    """The README lists the error twice: ``BranchStaleError``, "a sibling branch was already committed", and, below
+    ``CommitError``, ``ConflictError``, "another branch already committed".
+    """
     one, two = workspace.branch("one"), workspace.branch("two")
     edit(one.path / "f", "one")
     edit(two.path / "other", "two")
@@ -498,6 +501,9 @@ def test_the_first_commit_wins_and_the_others_are_stale(workspace: Workspace) ->
     for choice in ("refuse", "ours", "theirs", "merge"):
         with pytest.raises(BranchStaleError):
             two.commit(on_conflict=choice)  # type: ignore[arg-type]
+    for kind in (BranchStaleError, ConflictError, CommitError, BranchError):
+        with pytest.raises(kind):
+            two.commit()
     assert snapshot(workspace.path) == before
     two.abort()
     assert snapshot(workspace.path) == before

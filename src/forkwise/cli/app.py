@@ -145,8 +145,8 @@ def _missing_extra(error: ImportError, words: Sequence[str]) -> MissingExtraErro
 
 
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
-    (ConflictError, Exit.CONFLICT),
     (BranchStaleError, Exit.STALE),
+    (ConflictError, Exit.CONFLICT),
     (ForkResolvedError, Exit.STALE),
     (BranchNotFoundError, Exit.NOT_FOUND),
     (ForkNotFoundError, Exit.NOT_FOUND),
@@ -183,12 +183,13 @@ def hint(error: BaseException, words: Sequence[str]) -> str:
     """Return what the user can do next, or nothing; ``words`` are the command line."""
     if isinstance(error, MissingExtraError):
         return error.remedy
-    if isinstance(error, ConflictError) and {"commit", "pick", "resume"} & set(words):
+    conflict = error if isinstance(error, ConflictError) and not isinstance(error, BranchStaleError) else None
+    if conflict is not None and {"commit", "pick", "resume"} & set(words):
         return "choose a side with --on-conflict ours|theirs|merge"
-    if isinstance(error, ConflictError) and "combine" in words and error.branch is not None:
-        return f"update the branch with forkwise branch rebase {error.branch}"
-    if isinstance(error, ConflictError) and error.branch is not None and "undo" not in words:
-        return f"the winner was kept: forkwise branch commit {error.branch} --on-conflict ours|theirs|merge"
+    if conflict is not None and "combine" in words and conflict.branch is not None:
+        return f"update the branch with forkwise branch rebase {conflict.branch}"
+    if conflict is not None and conflict.branch is not None and "undo" not in words:
+        return f"the winner was kept: forkwise branch commit {conflict.branch} --on-conflict ours|theirs|merge"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     return next((text for kind, text in _HINTS if isinstance(error, kind)), "")

@@ -56,7 +56,7 @@ class BeamSearch(Pattern):
         attempts = []
         index = 0
         for attempt in beam:
-            for candidate in await expand_attempt(self._expand, attempt, depth):
+            for candidate in await expand_attempt(self._expand, attempt, depth) or ():
                 fork = await search.inside(attempt)
                 attempts.append(fork.add(candidate, index))
                 index += 1

@@ -228,14 +228,14 @@ class Search:
         return outermost
 
 
-async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate]:
-    """Return the candidates of the next level. If ``expand`` fails, warn and return none."""
+async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate] | None:
+    """Return the candidates of the next level. If ``expand`` fails, warn and return None."""
     try:
         path = await run_in_thread(lambda: attempt.own_branch.path)
         return [Candidate.of(one) for one in (await try_call(expand, path, depth)).get() or ()]
     except Exception as error:  # noqa: BLE001 - earlier results stay valid
         warnings.warn(f"{attempt.id} could not be expanded: {describe_error(error)}", ForkwiseWarning, stacklevel=2)
-        return []
+        return None
 
 
 #: The argument that a pattern is called with.

@@ -19,7 +19,7 @@ from forkwise.explore.cascaded import Cascaded
 from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
-from forkwise.explore.tree_of_thoughts import TreeOfThoughts
+from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
 from forkwise.fork.runner import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
@@ -121,6 +121,7 @@ class Recipe:
     judge: tuple[str, ...] | None = None
     expand: tuple[tuple[str, ...], ...] = ()
     max_depth: int = 2
+    on_dead_end: OnDeadEnd = "keep"
     beam_width: int = 3
     fan_out: tuple[int, ...] = (1, 2, 4)
     first_wins: bool = True
@@ -201,7 +202,12 @@ class Recipe:
                 return Tournament(first, self.n, judge=judge, evaluate=evaluate, **options)
             case "tree":
                 return TreeOfThoughts(
-                    self.commands, expand=self._expand, max_depth=self.max_depth, evaluate=evaluate, **options
+                    self.commands,
+                    expand=self._expand,
+                    max_depth=self.max_depth,
+                    on_dead_end=self.on_dead_end,
+                    evaluate=evaluate,
+                    **options,
                 )
             case "beam":
                 return BeamSearch(

@@ -93,6 +93,8 @@ def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
         try:
             try:
                 return Landed(branch.commit())
+            except BranchStaleError:
+                raise
             except ConflictError as error:
                 return _land_with_conflicts(branch, policy, error.conflicts)
         except BranchStaleError:

@@ -39,6 +39,7 @@ __all__ = [
     "SandboxRunner",
     "find_success",
     "is_pair",
+    "run_function",
 ]
 
 
@@ -229,7 +230,7 @@ class _InSandbox:
         value = asyncio.run(_await(value)) if inspect.isawaitable(value) else value
         success = find_success(value)
         if is_pair(value):
-            return [success, [success, _to_json_number(value[1])], True]
+            return [success, [success, _to_json_number(value[1])], isinstance(value, tuple)]
         try:
             from_json(to_json(value, inf_nan_mode="constants"))
         except (PydanticSerializationError, ValueError, RecursionError):
@@ -270,22 +271,26 @@ class InProcessRunner(Runner):
     async def run(self, job: Job) -> RunEnd:
         if job.function is None:
             return await self._commands.run(job)
-        path = await run_in_thread(lambda: job.branch.path)
-        started = time.monotonic()
-        work = asyncio.create_task(_call(job.function, path))
-        try:
-            await asyncio.wait([work], timeout=job.timeout)
-            is_late = not work.done()
-        finally:
-            await _cancel(work)
-        wall = time.monotonic() - started
-        if is_late:
-            return RunEnd("timeout", wall=wall, limit="wall")
-        result = work.result()
-        if result.error is not None:
-            return RunEnd("raised", result.value, error=result.error, wall=wall)
-        value, success = result.value
-        return RunEnd("returned", value, wall=wall, success=success)
+        return await run_function(job.function, await run_in_thread(lambda: job.branch.path), job.timeout)
+
+
+async def run_function(function: Function, path: Path, timeout: float | None = None) -> RunEnd:
+    """Run a function in this process, as `InProcessRunner` does."""
+    started = time.monotonic()
+    work = asyncio.create_task(_call(function, path))
+    try:
+        await asyncio.wait([work], timeout=timeout)
+        is_late = not work.done()
+    finally:
+        await _cancel(work)
+    wall = time.monotonic() - started
+    if is_late:
+        return RunEnd("timeout", wall=wall, limit="wall")
+    result = work.result()
+    if result.error is not None:
+        return RunEnd("raised", result.value, error=result.error, wall=wall)
+    value, success = result.value
+    return RunEnd("returned", value, wall=wall, success=success)
 
 
 async def _call(function: Function, path: Path) -> CallResult:

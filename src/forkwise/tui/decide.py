@@ -16,7 +16,7 @@ from textual.widgets import Footer
 
 from forkwise.concurrency import run_in_thread
 from forkwise.display.output import printable, totals
-from forkwise.errors import BranchingError, ConflictError
+from forkwise.errors import BranchingError, BranchStaleError, ConflictError
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.fork.combine import Prepared
 from forkwise.ledger.records import AttemptRecord
@@ -202,6 +202,8 @@ class DecisionScreen(Screen[None]):
                 done = await self._run_shown("committing", run_in_thread(commit, on_conflict=on_conflict))
                 self._notify_committed(done)
                 return
+            except BranchStaleError:
+                raise  # no answer to the question below would help
             except ConflictError as error:
                 question = f"The workspace was changed meanwhile:\n{_list(error.conflicts)}"
                 on_conflict = _ANSWERS.get(await self._ask(QuestionScreen(question, _IN_CONFLICT)) or "")

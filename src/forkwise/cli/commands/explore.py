@@ -143,13 +143,22 @@ def tournament(options: ExploreOptions, n: int, judge: str) -> int:
 )
 @_EXPAND
 @_DEPTH
+@click.option(
+    "--on-dead-end",
+    type=click.Choice(["keep", "fail"]),
+    default="keep",
+    show_default=True,
+    help="If all attempts of a further level fail: keep the best attempt so far, or fail.",
+)
 @explore_options
-def tree(options: ExploreOptions, expand: tuple[str, ...], depth: int) -> int:
+def tree(options: ExploreOptions, expand: tuple[str, ...], depth: int, on_dead_end: str) -> int:
     """Try several commands, then build on the best, level by level.
 
-    Each level forks the best branch of the level before. The best attempt of all is committed.
+    Each level forks the best branch of the level before. The best attempt of the last level that has a success is
+    committed.
     """
-    return _explore(options.recipe("tree", expand=expand, max_depth=depth), options)
+    recipe = options.recipe("tree", expand=expand, max_depth=depth, on_dead_end=on_dead_end)
+    return _explore(recipe, options)
 
 
 @click.command(
