@@ -6,7 +6,9 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from forkwise.files.store.view import Site
 from forkwise.files.views import fuse
 from forkwise.files.views.fuse import FuseView
 from forkwise.linux.mountinfo import is_mount_point
-from forkwise.linux.syscalls import CLONE_NEWNS, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
+from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
+from forkwise.sandbox.jail import set_dumpable
 from tests.need import need
 
 NOBODY = 65534
@@ -212,11 +215,7 @@ class TestRefusals:
 
 
 def test_the_whole_life_of_a_branch_without_root(tmp_path: Path) -> None:
-    need(os.geteuid() == 0, "only root can become nobody")
-    need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
-    need(shutil.which("fusermount3") is not None, "fusermount3 is not installed")
-    need(os.path.exists("/dev/fuse"), "there is no /dev/fuse")
-    assert as_nobody(live, tmp_path, device_mode=0o666)
+    assert without_root(live, tmp_path)
 
 
 def live(where: str) -> bool:
@@ -250,6 +249,115 @@ def live(where: str) -> bool:
     return not bench.has_server()
 
 
+def need_fuse_without_root() -> None:
+    need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
+    need(shutil.which("fusermount3") is not None, "fusermount3 is not installed")
+    need(os.path.exists("/dev/fuse"), "there is no /dev/fuse")
+    need(os.geteuid() == 0 or os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
+
+
+def without_root(check: Callable[[str], bool], where: Path) -> bool:
+    """Return the result of ``check`` without root: as nobody, or as this user if that is not root."""
+    need_fuse_without_root()
+    return as_nobody(check, where, device_mode=0o666) if os.geteuid() == 0 else check(str(where))
+
+
+def test_without_root_a_view_in_use_is_frozen_and_thawed_in_place(tmp_path: Path) -> None:
+    """Threads that read a branch while it is frozen and thawed never see an empty directory, nor do they prevent it."""
+    assert without_root(freeze_while_others_read, tmp_path)
+
+
+def freeze_while_others_read(where: str) -> bool:
+    bench = Bench(Path(where))
+    bench.make()
+    seen = bench.show()
+    (seen / "new").write_text("changed")
+    missing: list[OSError] = []
+    has_ended = threading.Event()
+
+    def read() -> None:
+        while not has_ended.is_set():
+            try:
+                if {"dir", "file", "new"} - set(os.listdir(seen)) or (seen / "new").read_text() != "changed":
+                    missing.append(OSError("the view was empty"))
+            except OSError as error:
+                missing.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(3):
+            bench.freeze()
+            with pytest.raises(OSError, match="Read-only"):
+                (seen / "another").touch()
+            VIEW.thaw(str(bench.home), bench.lowers)
+            (seen / "another").touch()
+            (seen / "another").unlink()
+    finally:
+        has_ended.set()
+        for reader in readers:
+            reader.join()
+        bench.release()
+    return not missing and not bench.has_server() and sorted(os.listdir(bench.home / "layer")) == ["new"]
+
+
+def test_without_root_a_view_is_not_frozen_while_a_process_stays_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "_READERS_TIMEOUT_S", 0.05)
+    assert without_root(freeze_while_in_use, tmp_path)
+
+
+def freeze_while_in_use(where: str) -> bool:
+    bench = Bench(Path(where))
+    bench.make()
+    seen = bench.show()
+    standing = os.open(seen, os.O_RDONLY)
+    with pytest.raises(BranchError, match="leave its directories"):
+        bench.freeze()
+    os.close(os.open("by descriptor", os.O_CREAT | os.O_WRONLY, dir_fd=standing))
+    (seen / "by path").touch()  # the same mount again, not a second one over the same layer
+    same = os.fstat(standing).st_dev == os.stat(seen).st_dev
+    os.close(standing)
+    with mounted_elsewhere(seen), pytest.raises(BranchError, match="while processes use it"):
+        bench.freeze()
+    bench.freeze()
+    bench.release()
+    return same and not bench.has_server()
+
+
+@contextmanager
+def mounted_elsewhere(view: Path) -> Iterator[None]:
+    """Start a process that has the view at another path in a mount namespace, as a sandbox of the branch does."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            unshare(CLONE_NEWUSER | CLONE_NEWNS)
+            mount("none", "/", None, MS_REC | MS_PRIVATE)
+            mount(str(view), "/tmp", None, MS_BIND)
+            os.write(writer, b"1")
+            signal.pause()
+        os._exit(1)
+    try:
+        os.close(writer)
+        need(os.read(reader, 1) == b"1", "user namespaces are not available")
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+
+
+def test_a_branch_made_by_an_older_version_is_shown(bench: Bench) -> None:
+    (bench.home / "shown").unlink()
+    assert VIEW.visible_path(str(bench.home)) is None
+    bench.freeze()
+    (bench.show() / "new").touch()
+    assert os.listdir(bench.home / "layer") == ["new"]
+
+
 def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
     """Return the result of ``check`` as another user, with a /dev/fuse of that mode and ``where`` mounted at /mnt."""
     assert callable(check)
@@ -268,6 +376,7 @@ def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
+            set_dumpable(True)  # setresuid cleared it, and with it the access to /proc/self
             code = 0 if check("/mnt") else 1
         finally:
             os._exit(code)

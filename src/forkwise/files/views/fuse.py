@@ -2,6 +2,10 @@
 
 Its server is a separate process. It keeps the FIFO ``home/alive`` open, so that any process can wait for its exit
 without knowing its PID, even if another process started it.
+
+Only root may remount a view. For any other user, a view that becomes read-only or writable is mounted a second time:
+``home/shown`` is a symlink to the directory whose ``view`` is the current mount, ``home`` itself or ``home/second``.
+The path ``home/shown/view`` is valid all the time, so that threads that read the branch meanwhile notice nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
@@ -24,7 +29,7 @@ from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views.overlay import copy_directory_metadata
 from forkwise.files.views.whole import state_refusal
 from forkwise.linux import fds
-from forkwise.linux.mountinfo import is_mount_point, remount_flags
+from forkwise.linux.mountinfo import is_mount_point, parse_mountinfo, remount_flags
 from forkwise.linux.syscalls import MNT_DETACH, MS_RDONLY, MS_REMOUNT, mount, syncfs, umount2
 
 __all__ = ["FuseView"]
@@ -33,6 +38,8 @@ _PROGRAM = "fuse-overlayfs"
 # Without fast_ino, a file copied up from one of several hard links is not found again after the next mount.
 _OPTIONS = "volatile,fast_ino=1,writeback=0"
 _EXIT_TIMEOUT_S = 10.0  # of a server whose last mount is gone
+_READERS_TIMEOUT_S = 3.0  # of processes that opened something in a view just before it was replaced
+_FIRST, _SECOND = ".", "second"  # the targets of ``home/shown``
 
 
 class FuseView(View):
@@ -53,6 +60,7 @@ class FuseView(View):
         os.mkdir(f"{home}/layer")
         os.mkdir(f"{home}/work", 0o700)
         os.mkdir(f"{home}/view", 0o700)
+        os.symlink(_FIRST, f"{home}/shown")
         os.mkfifo(f"{home}/alive", 0o600)
         self.copy_metadata(home, lowers[0])
 
@@ -60,45 +68,49 @@ class FuseView(View):
         copy_directory_metadata(f"{home}/layer", lower)
 
     def show(self, home: str, lowers: Sequence[str], *, writable: bool, premounted: DetachedMount | None = None) -> str:
-        view = f"{home}/view"
+        view = f"{home}/shown/view"
+        if not os.path.lexists(f"{home}/shown"):
+            os.symlink(_FIRST, f"{home}/shown")  # the branch was made by forkwise 0.2 or older
         if is_mount_point(view) and not _is_served(view):
-            _unmount(home, lazily=True)
+            _unmount(home, _target(home), lazily=True)
         if not is_mount_point(view):
-            _start(home, lowers, writable)
+            _start(home, _target(home), lowers, writable)
         elif _is_writable(view) != writable:
             self._set_writable(home, lowers, writable)
         return view
 
     def visible_path(self, home: str) -> str | None:
-        view = f"{home}/view"
-        return view if is_mount_point(view) and _is_served(view) else None
+        view = f"{home}/shown/view"
+        return view if _is_mounted(home, _target(home)) and _is_served(view) else None
 
     def hide(self, home: str) -> bool:
-        if is_mount_point(f"{home}/view"):
-            try:
-                _unmount(home, lazily=False)
-            except BlockingIOError:
-                _unmount(home, lazily=True)
-                return False
+        is_in_use = False
+        for target in (_FIRST, _SECOND):
+            if _is_mounted(home, target):
+                try:
+                    _unmount(home, target, lazily=False)
+                except BlockingIOError:
+                    _unmount(home, target, lazily=True)
+                    is_in_use = True
         # The server exits with the last mount of its filesystem, in whatever mount namespace that is.
-        return _wait_for_exit(home, _EXIT_TIMEOUT_S)
+        return not is_in_use and _wait_for_exit(home, _EXIT_TIMEOUT_S)
 
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
-        view = f"{home}/view"
+        view = f"{home}/shown/view"
         # Branches of one branch are created under a shared lock, so several threads or processes may freeze it at once.
-        # A stat by another one would be enough for the kernel to refuse to unmount.
         with _exclusive(home):
-            if is_mount_point(view) and _is_served(view) and _is_writable(view):
+            if _is_mounted(home, _target(home)) and _is_served(view) and _is_writable(view):
                 self._set_writable(home, lowers, False)
 
     def thaw(self, home: str, lowers: Sequence[str]) -> None:
-        if is_mount_point(f"{home}/view"):
+        if _is_mounted(home, _target(home)):
             self.show(home, lowers, writable=True)
 
     def flush(self, home: str) -> None:
         # Writes are in the kernel's page cache first, and reach the server and the layer from there.
-        if _is_served(f"{home}/view"):
-            fd = os.open(f"{home}/view", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        view = f"{home}/shown/view"
+        if _is_mounted(home, _target(home)) and _is_served(view):
+            fd = os.open(view, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 syncfs(fd)
             finally:
@@ -112,13 +124,12 @@ class FuseView(View):
                     return
 
     def _set_writable(self, home: str, lowers: Sequence[str], writable: bool) -> None:
-        view = f"{home}/view"
+        view = f"{home}/shown/view"
         try:
             try:
                 mount("none", view, None, MS_REMOUNT | remount_flags(view) | (0 if writable else MS_RDONLY))
             except PermissionError:
-                _unmount(home, lazily=False)  # only root may remount
-                _start(home, lowers, writable)
+                _replace(home, lowers, writable)  # only root may remount
         except OSError as error:
             if error.errno not in (errno.EBUSY, errno.EAGAIN):
                 raise
@@ -128,6 +139,106 @@ class FuseView(View):
                 "Close its files, leave its directories, then try again.",
                 branch=os.path.basename(home),
             ) from error
+
+
+def _target(home: str) -> str:
+    """Return which of the two mounts of a branch is the current one."""
+    try:
+        return os.readlink(f"{home}/shown")
+    except FileNotFoundError:
+        os.stat(home)  # a branch that was dropped must not look like one that is not mounted
+        return _FIRST
+
+
+def _is_mounted(home: str, target: str) -> bool:
+    return os.path.isdir(f"{home}/{target}") and is_mount_point(f"{home}/{target}/view")
+
+
+def _replace(home: str, lowers: Sequence[str], writable: bool) -> None:
+    """Mount a read-only view in place of a writable one, or the other way round; raise BlockingIOError if it is in use.
+
+    Processes that use a read-only view keep it. A writable view must not be in use.
+    """
+    old = _target(home)
+    new = _SECOND if old == _FIRST else _FIRST
+    if not writable and _has_writers(home, f"{home}/{old}/view"):
+        raise BlockingIOError(errno.EAGAIN, "in use", f"{home}/shown/view")
+    os.makedirs(f"{home}/{new}/view", 0o700, exist_ok=True)
+    if _is_mounted(home, new):
+        _unmount(home, new, lazily=True)  # a process was killed here
+    _start(home, new, lowers, writable)
+    _point_to(home, new)
+    if writable:
+        _unmount(home, old, lazily=True)
+        return
+    try:
+        _unmount_after_readers(home, old)
+    except BlockingIOError:
+        _point_to(home, old)
+        _unmount(home, new, lazily=True)
+        raise
+
+
+def _point_to(home: str, target: str) -> None:
+    """Make one of the two mounts the current one, atomically."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{home}/shown-new")  # a process was killed here
+    os.symlink(target, f"{home}/shown-new")
+    os.rename(f"{home}/shown-new", f"{home}/shown")
+
+
+def _unmount_after_readers(home: str, target: str) -> None:
+    """Unmount a view that no path leads to any more; raise BlockingIOError if processes do not stop using it.
+
+    A system call of another thread is enough for the kernel to refuse, and most of them end within milliseconds.
+    """
+    deadline = time.monotonic() + _READERS_TIMEOUT_S
+    pause_s = 0.001
+    while True:
+        try:
+            _unmount(home, target, lazily=False)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline or _has_writers(home, f"{home}/{target}/view"):
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def _has_writers(home: str, view: str) -> bool:
+    """Return whether a file of a view is open for writing, or a sandbox has the view mounted at another path."""
+    layer = f"{os.path.realpath(home)}/layer/"
+    for pid in _find_servers(home):
+        with suppress(OSError):  # the server has exited, or closed a file meanwhile
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(layer) and _read_open_flags(pid, fd) & os.O_ACCMODE:
+                    return True
+    return _is_in_sandbox(home, view)
+
+
+def _read_open_flags(pid: int, fd: str) -> int:
+    with open(f"/proc/{pid}/fdinfo/{fd}") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+
+
+def _is_in_sandbox(home: str, view: str) -> bool:
+    """Return whether a process of another mount namespace sees the view at a path outside of the branch's home.
+
+    Every mount namespace has a copy of the view at its own path too, in which the sandboxes of others cover it.
+    """
+    device = os.stat(view).st_dev
+    number = f" {os.major(device)}:{os.minor(device)} "
+    own_namespace = os.readlink("/proc/self/ns/mnt")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # the process has exited, or belongs to another user
+            if os.readlink(f"/proc/{pid}/ns/mnt") == own_namespace:
+                continue
+            with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+                lines = [line for line in file if number in line]
+            for entry in parse_mountinfo("".join(lines)):
+                if not entry.point.startswith(f"{os.path.realpath(home)}/"):
+                    return True
+    return False
 
 
 @contextmanager
@@ -190,18 +301,25 @@ def _try_mount(state: str) -> Refusal | None:
     return None
 
 
-def _start(home: str, lowers: Sequence[str], writable: bool) -> None:
-    """Start the server; it moves to the background by itself once the view is mounted."""
+def _start(home: str, target: str, lowers: Sequence[str], writable: bool) -> None:
+    """Start the server; it moves to the background by itself once the view is mounted.
+
+    A read-only view has the layer as the uppermost of its lower directories: its server then neither writes to the
+    layer nor uses the work directory of another server.
+    """
     with ExitStack() as stack:
         # By descriptor, because commas, colons and backslashes in a path would be parsed as part of the options.
         passed = []
-        for path, flags in [*((lower, os.O_PATH | os.O_DIRECTORY) for lower in lowers), (f"{home}/alive", os.O_RDWR)]:
+        directories = lowers if writable else [f"{home}/layer", *lowers]
+        opened = [(directory, os.O_PATH | os.O_DIRECTORY) for directory in directories]
+        for path, flags in [*opened, (f"{home}/alive", os.O_RDWR)]:
             passed.append(fds.track(partial(os.open, path, flags | os.O_CLOEXEC)))
             stack.callback(fds.close, passed[-1])
         lower = ":".join(f"/proc/self/fd/{fd}" for fd in passed[:-1])
-        options = f"lowerdir={lower},upperdir=layer,workdir=work,{_OPTIONS}" + ("" if writable else ",ro")
-        status, errors = _run([_PROGRAM, "-o", options, "view"], home, pass_fds=passed)
-    if status or not is_mount_point(f"{home}/view"):
+        layer = "upperdir=layer,workdir=work" if writable else "ro"
+        options = f"lowerdir={lower},{layer},{_OPTIONS}"
+        status, errors = _run([_PROGRAM, "-o", options, f"{target}/view"], home, pass_fds=passed)
+    if status or not _is_mounted(home, target):
         lines = [line for line in errors.splitlines() if not line.startswith("unknown argument")]
         reason = "; ".join(lines) or f"it exited with status {status}"
         raise MountError(
@@ -212,21 +330,22 @@ def _start(home: str, lowers: Sequence[str], writable: bool) -> None:
         )
 
 
-def _unmount(home: str, *, lazily: bool) -> None:
+def _unmount(home: str, target: str, *, lazily: bool) -> None:
     """Unmount the view; raise BlockingIOError if it is in use and ``lazily`` is not set."""
+    view = f"{home}/{target}/view"
     try:
-        umount2(f"{home}/view", MNT_DETACH if lazily else 0)
+        umount2(view, MNT_DETACH if lazily else 0)
         return
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise BlockingIOError(errno.EAGAIN, "in use", f"{home}/view") from error
+            raise BlockingIOError(errno.EAGAIN, "in use", view) from error
         if error.errno != errno.EPERM:
             raise
     command = ["fusermount3", "-u", "-z", "view"] if lazily else ["fusermount3", "-u", "view"]
-    status, errors = _run(command, home, env={**os.environ, "LC_ALL": "C"})
+    status, errors = _run(command, f"{home}/{target}", env={**os.environ, "LC_ALL": "C"})
     if status:
         if "busy" in errors:
-            raise BlockingIOError(errno.EAGAIN, "in use", f"{home}/view")
+            raise BlockingIOError(errno.EAGAIN, "in use", view)
         raise MountError(
             f"the fuse view of {home} could not be unmounted: {errors.strip()}",
             view=FuseView.name,
@@ -296,16 +415,28 @@ def _wait_for_exit(home: str, timeout_s: float) -> bool:
 
 
 def _signal_server(home: str, number: signal.Signals) -> None:
-    """Signal the server that has ``home/alive`` open, found in /proc."""
-    fifo = os.path.realpath(f"{home}/alive")
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # the process has exited, or belongs to another user
-            process = os.pidfd_open(int(pid))
+    """Signal the servers that have ``home/alive`` open."""
+    for pid in _find_servers(home):
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
             try:
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    is_server = file.read().strip() == _PROGRAM[:15]
-                open_files = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
-                if is_server and fifo in open_files:
-                    signal.pidfd_send_signal(process, number)
+                if _is_server(pid, home):  # the PID was not reused before pidfd_open
+                    signal.pidfd_send_signal(pidfd, number)
             finally:
-                os.close(process)
+                os.close(pidfd)
+
+
+def _find_servers(home: str) -> list[int]:
+    """Find the servers that have ``home/alive`` open, in /proc."""
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_server(int(pid), home)]
+
+
+def _is_server(pid: int, home: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            if file.read().strip() != _PROGRAM[:15]:
+                return False
+        fifo = os.path.realpath(f"{home}/alive")
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == fifo for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:  # the process has exited, or belongs to another user
+        return False
