@@ -407,7 +407,7 @@ def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Pa
         finally:
             (tmp_path / "go").touch()
     assert (ended, left) == ({"aborted": f"{fork}.1", "dropped": []}, [])
-    assert [(a["state"], a["reason"]) for a in told] == [("cancelled", "ended by hand"), ("running", None)]
+    assert [(a["state"], a["reason"]) for a in told] == [("cancelled", "aborted by the user"), ("running", None)]
     assert "it is cancelled already" in again
     assert driver.returncode == 0
     assert (project / "two.txt").read_text() == "2\n"

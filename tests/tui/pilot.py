@@ -12,7 +12,6 @@ from typing import Any
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
-from tools.screenshots.fork_scene import ScriptedFork
 
 from forkwise.display.board import Row
 from forkwise.files.store.changes import Commit, OnConflict
@@ -20,6 +19,7 @@ from forkwise.fork.combine import Combined, Prepared
 from forkwise.ledger.records import ForkRecord, Summary
 from forkwise.tui.fork_model import ForkSnapshot
 from forkwise.tui.watch import WatchApp, WatchScreen
+from tests.tui.scripted_fork import ScriptedFork
 
 __all__ = ["COMMIT", "NotedFork", "Scene", "play", "until", "watching"]
 

@@ -219,3 +219,19 @@ def test_columns_that_do_not_fit_are_scrolled_to() -> None:
         assert "k3f9ab.12" in scene.text
 
     play(app, script)
+
+
+def test_columns_fit_beside_the_scroll_bar() -> None:
+    parent = "".join(f"line {number}\n" for number in range(200))
+    texts = {name: parent.replace("0\n", f"0 {name}\n").encode() for name in NAMES}
+    versions = {name: FileVersion(MODE, text) for name, text in texts.items()}
+    long_file = AlignedPath("long.txt", FileVersion(MODE, parent.encode()), versions, align(parent.encode(), texts))
+
+    async def script(scene: Scene) -> None:
+        await scene.comes_to(NwayScreen)
+        view = scene.screen.query_one(NwayView)
+        await until(lambda: view.show_vertical_scrollbar and not view.show_horizontal_scrollbar, lambda: scene.text)
+        await scene.press("right")
+        await scene.shows("parent")
+
+    play(_App(long_file), script, size=(120, 20))

@@ -10,7 +10,6 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
-from tools.screenshots.fork_scene import scripted_talk
 
 from forkwise import ConversationError
 from forkwise.conversation.conversation import Conversation
@@ -20,6 +19,7 @@ from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.walk import TreePanel, WalkApp, WalkScreen
 from forkwise.tui.widgets import InputScreen, QuestionScreen
 from tests.tui.pilot import Scene, play, until
+from tests.tui.scripted_fork import scripted_talk
 
 
 @pytest.fixture

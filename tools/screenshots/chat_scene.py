@@ -6,10 +6,8 @@ All pictures are taken in one run, because a session, its branches and its judge
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,7 @@ from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffView, NwayScreen
-from tools.screenshots.fork_scene import HASHED, PARENT, SORTED
-from tools.screenshots.picture import SIZE, ignore_terminal_colours, wait_for, wait_until_settled
+from tools.screenshots.picture import SIZE, ignore_terminal_colours, use_state, wait_for, wait_until_settled
 
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
@@ -31,6 +28,28 @@ __all__ = ["CHAT_SCENES", "draw_chat"]
 CHAT_SCENES = ("chat", "chat-fork", "chat-branch", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
 
 _MODEL = "script:demo.toml"
+
+_PARENT = """\
+class Store:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, key, value):
+        self.rows.append((key, value))
+
+    def get(self, key):
+        for k, v in self.rows:
+            if k == key:
+                return v
+"""
+_HASHED = (
+    _PARENT.replace("= []", "= {}")
+    .replace("self.rows.append((key, value))", "self.rows[key] = value")
+    .replace("for k, v in self.rows:\n            if k == key:\n                return v", "return self.rows[key]")
+)
+_SORTED = _PARENT.replace("= []", "= SortedDict()").replace(
+    "                return v\n", "                return v\n        raise KeyError(key)\n"
+)
 
 
 def _call(tool: str, **args: str) -> dict[str, Any]:
@@ -59,11 +78,11 @@ _SCRIPT: list[dict[str, Any]] = [
             },
         ],
     },
-    _branch("hash", "I will use a dictionary.", HASHED, "Done: `add` and `get` take **constant time** now."),
+    _branch("hash", "I will use a dictionary.", _HASHED, "Done: `add` and `get` take **constant time** now."),
     _branch(
         "sorted",
         "I will use `SortedDict`, which keeps keys in order.",
-        SORTED,
+        _SORTED,
         "Done: ranges are cheap, lookups logarithmic.",
     ),
     {
@@ -80,12 +99,12 @@ _SCRIPT: list[dict[str, Any]] = [
 
 async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
     """Draw all pictures. Return them by scene and theme, such as ``chat-tree-dark``."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, _use_state(Path(scratch) / "state"):
+    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, use_state(Path(scratch) / "state"):
         script_directory, project = Path(scratch) / "script", Path(scratch) / "project"
         script_directory.mkdir()
         (project / ".forkwise").mkdir(parents=True)
         (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')
-        (project / "store.py").write_text(PARENT)
+        (project / "store.py").write_text(_PARENT)
         (script_directory / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
         with ignore_terminal_colours():
             app = ChatApp(partial(open_session, project, model=f"script:{script_directory / 'script.json'}"))
@@ -189,17 +208,3 @@ class _Scenes:
         for name, theme in self.themes.items():
             self.app.theme = theme
             self.drawn[f"{scene}-{name}"] = await wait_until_settled(self.pilot)
-
-
-@contextmanager
-def _use_state(directory: Path) -> Iterator[None]:
-    """Set the state directory of forkwise."""
-    held = os.environ.get("FORKWISE_STATE")
-    os.environ["FORKWISE_STATE"] = str(directory)
-    try:
-        yield
-    finally:
-        if held is None:
-            del os.environ["FORKWISE_STATE"]
-        else:
-            os.environ["FORKWISE_STATE"] = held

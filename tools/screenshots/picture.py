@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
-__all__ = ["SIZE", "Play", "drop_fonts", "ignore_terminal_colours", "take_picture", "wait_for", "wait_until_settled"]
+__all__ = ["SIZE", "drop_fonts", "ignore_terminal_colours", "use_state", "wait_for", "wait_until_settled"]
 
 SIZE = (120, 36)
 """The columns and lines of a picture."""
-
-Play = Callable[[Pilot[Any]], Awaitable[None]]
 
 _POLL_S = 0.02
 _MOST_POLLS = 3000
 _SAME = 3  # consecutive pictures that must be the same
 _VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "COLORTERM", "COLUMNS", "LINES")
 _FONTS = '"DejaVu Sans Mono", Menlo, Consolas, monospace'
-
-
-async def take_picture(build: Callable[[], App[Any]], play: Play, theme: str) -> str:
-    """Run an app, play a scene on it, and return the picture of its screen."""
-    with ignore_terminal_colours():
-        app = build()
-    app.theme = theme
-    app.animation_level = "none"
-    async with app.run_test(size=SIZE) as pilot:
-        await play(pilot)
-        return await wait_until_settled(pilot)
 
 
 async def wait_for(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
@@ -90,3 +78,17 @@ def ignore_terminal_colours() -> Iterator[None]:
         yield
     finally:
         os.environ.update(held)
+
+
+@contextmanager
+def use_state(directory: Path) -> Iterator[None]:
+    """Set the state directory of forkwise."""
+    held = os.environ.get("FORKWISE_STATE")
+    os.environ["FORKWISE_STATE"] = str(directory)
+    try:
+        yield
+    finally:
+        if held is None:
+            del os.environ["FORKWISE_STATE"]
+        else:
+            os.environ["FORKWISE_STATE"] = held

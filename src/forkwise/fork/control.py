@@ -68,7 +68,7 @@ def is_decided(fork: Fork) -> bool:
 
 
 def abort_attempt(
-    workspace: Workspace | str | os.PathLike[str], attempt: str, reason: str = "ended by hand"
+    workspace: Workspace | str | os.PathLike[str], attempt: str, reason: str = "aborted by the user"
 ) -> tuple[str, ...]:
     """End one attempt and the forks inside it, in whichever process it runs; its siblings continue.
 

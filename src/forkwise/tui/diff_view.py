@@ -360,6 +360,10 @@ class NwayView(ScrollView, can_focus=True):
         """Fit the columns to the new width."""
         self._measure()
 
+    def watch_show_vertical_scrollbar(self) -> None:
+        """Fit the columns beside the scroll bar; without this the view would scroll sideways by its width."""
+        self.call_after_refresh(self._measure)
+
     def action_region(self, step: int) -> None:
         """Move to the next or the previous region."""
         if self._lineup is not None:
@@ -399,7 +403,7 @@ class NwayView(ScrollView, can_focus=True):
 
     @property
     def _width(self) -> int:
-        return max(_NARROWEST, self.size.width // (len(self.versions) + 1))
+        return max(_NARROWEST, self.scrollable_content_region.width // (len(self.versions) + 1))
 
     def _measure(self) -> None:
         self.virtual_size = Size(self._width * (len(self.versions) + 1), len(self._rows) + 1)

@@ -38,6 +38,7 @@ from forkwise.conversation.walker import (
 from forkwise.display.output import printable
 from forkwise.errors import BranchingError
 from forkwise.tui.diff_view import DiffScreen
+from forkwise.tui.tool_call import format_call
 from forkwise.tui.transcript import Transcript, TranscriptEntry, build_entry, strip_markdown
 from forkwise.tui.widgets import InputScreen, QuestionScreen, TextLine
 
@@ -213,6 +214,9 @@ def _summarize(node: Node) -> str:
         return "the start"
     text = format_transcript(node, find_previous_stop(node)).replace("user: ", "› ", 1)
     text = text.removeprefix("model: ").replace("\nmodel: ", " →\n", 1)
+    for call in node.calls:
+        title = format_call(call.tool_name, call.args_as_json_str()).title
+        text = text.replace(f"model calls {call.tool_name}({call.args})", f"→ {title}")
     return printable(" ".join(strip_markdown(text[:_LONGEST]).split()))
 
 
