@@ -12,14 +12,27 @@ from typing import Any, Protocol
 import pytest
 from pydantic_ai.models import Model
 
-from tests.provider.models import anthropic_model, openai_model
 from tests.provider.script import Responder
 from tests.provider.server import ProviderServer
 
 __all__ = ["ModelOf", "StartProvider", "check_requests", "model_of", "provider", "provider_name"]
 
 ModelOf = Callable[[ProviderServer], Model]
-MAKERS: dict[str, ModelOf] = {"anthropic": anthropic_model, "openai": openai_model}
+
+
+def _anthropic(server: ProviderServer) -> Model:
+    from tests.provider.models import anthropic_model  # the clients take seconds to import
+
+    return anthropic_model(server)
+
+
+def _openai(server: ProviderServer) -> Model:
+    from tests.provider.models import openai_model
+
+    return openai_model(server)
+
+
+MAKERS: dict[str, ModelOf] = {"anthropic": _anthropic, "openai": _openai}
 
 
 class StartProvider(Protocol):
