@@ -147,3 +147,28 @@ async def test_the_local_model_answers_and_is_forked(project: Path) -> None:
         assert log.last(TurnEnded).state == "done"
         assert log.of(ToolCalled) == []
         assert session.last_answer
+
+
+@pytest.mark.integration
+async def test_the_local_model_answers_after_a_merge_and_its_undo(project: Path) -> None:
+    """Seed: "This allows later modification or continuation": a chat continues after a merge, without an undo."""
+    need_local_model()
+    async with chatting(project, "local") as (session, log):
+        for command in (
+            "Say hello.",
+            "/fork a: Name a colour. | b: Name a fruit.",
+            "/merge a",
+            "Name another.",
+            "/fork a: Name a town. | b: Name a river.",
+            "/merge b",
+            "And another.",
+            "/undo",
+            "And one more.",
+        ):
+            await session.submit(command)
+            log.check_no_failures()
+            assert log.last(TurnEnded).state == "done", (command, log.last(TurnEnded).error)
+    async with chatting(project, "local") as (session, log):  # also in another process
+        await session.submit("Say goodbye.")
+        log.check_no_failures()
+        assert log.last(TurnEnded).state == "done"

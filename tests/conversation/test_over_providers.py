@@ -64,7 +64,7 @@ async def test_branch_self(provider: StartProvider, provider_name: str) -> None:
 
     talk = Talk(agent)
     end = await talk.prompt("go")
-    assert "2 of 2 branches completed" in text_of(end)
+    assert "Successfully created 2 branches" in text_of(end)
     assert "Option 2 was chosen" in text_of(end)
     caller = talk.conversation.node(2)
     assert len(caller.replies) == 3

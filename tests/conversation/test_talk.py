@@ -1,4 +1,4 @@
-"""Talk: the messages of a failed turn that stay in the tree."""
+"""Talk: failed turns, system prompts, and recombination that fails."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.capabilities import ProcessEventStream
-from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from forkwise.conversation.talk import Talk, text_of
+from forkwise.conversation.adopt import adopted
+from forkwise.conversation.conversation import Conversation
+from forkwise.conversation.talk import Answer, Recombination, Talk, recombine, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -48,3 +51,100 @@ async def test_what_was_said_before_it_broke_off_stays() -> None:
     with pytest.raises(ConnectionError):
         await talk.prompt("and")
     assert [text_of(node) for node in talk.conversation if node.is_response] == ["half a ", "half a "]
+
+
+# --- system prompts -------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """A model that records the instructions and system prompts that it receives."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        systems = [p.content for m in messages for p in m.parts if p.part_kind == "system-prompt"]
+        self.heard.append("\n\n".join([*systems, info.instructions or ""]))
+        return ModelResponse(parts=[TextPart("yes")])
+
+
+@pytest.mark.parametrize("given", [None, "Speak French.", ["Speak French."], ("Speak French.",)])
+async def test_system_prompts_are_sent_like_instructions(given: Any) -> None:
+    """Seed: "Each branch runs in isolation with its own bot instance": the system message belongs to the bot."""
+    model = Listener()
+    agent: Agent[int, str] = Agent(
+        FunctionModel(model), deps_type=int, system_prompt="You are a goat.", instructions="Be brief."
+    )
+
+    @agent.system_prompt
+    def count(ctx: RunContext[int]) -> str:
+        return f"There are {ctx.deps} goats."
+
+    talk = Talk(agent, deps=7, **({} if given is None else {"instructions": given}))
+    first = await talk.prompt("hi")
+    await talk.prompt("and?")
+    await talk.prompt("or?", first)
+    assert len(model.heard) == 3
+    for heard in model.heard:
+        for text in ("You are a goat.", "There are 7 goats.", "Be brief.", *(["Speak French."] if given else [])):
+            assert heard.count(text) == 1
+
+
+async def test_a_system_prompt_in_the_conversation_is_not_sent_twice() -> None:
+    """Seed: "Each branch receives its own copy of the conversation history"."""
+    model = Listener()
+    agent = Agent(FunctionModel(model), system_prompt="You are a goat.")
+    history = (await agent.run("hi")).all_messages()
+    tree = Conversation()
+    tree.extend(adopted(history))
+    await Talk(agent, tree).prompt("and?")
+    assert [heard.count("You are a goat.") for heard in model.heard] == [1, 1]
+
+
+# --- recombination --------------------------------------------------------------------------------------------------
+
+
+ANSWERS = [Answer("a", "first", 1), Answer("c", "third", 3)]
+CONCATENATED = "Response 1:\nfirst\n\nResponse 3:\nthird"
+
+
+def judge_with(*answers: Any) -> FunctionModel:
+    """Return a judge that chooses these options one after another; an exception is raised, text is said."""
+    left = list(answers)
+
+    def choose(_messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, int):
+            return ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, {"option": answer})])
+        return ModelResponse(parts=[TextPart(answer)])
+
+    return FunctionModel(choose)
+
+
+@pytest.mark.parametrize("method", ["llm_judge", "llm_vote", "llm_merge"])
+@pytest.mark.parametrize("nonsense", [ValueError("no idea"), 2, 99, -1, "banana", " "])
+async def test_a_model_without_a_verdict_costs_only_the_verdict(method: Recombination, nonsense: Any) -> None:
+    """Seed: "API errors (proper error propagation)" and "continues with successful branches"."""
+    if method == "llm_merge" and nonsense != " " and not isinstance(nonsense, Exception):
+        return  # any text is a merge
+    made = await recombine(method, ANSWERS, judge_with(nonsense))
+    assert made.winner is None
+    assert made.error is not None
+    assert made.text.startswith(f"There is no verdict, because {method} failed: ")
+    assert made.text.endswith(f"All answers follow.\n\n{CONCATENATED}")
+
+
+async def test_votes_that_fail_leave_the_decision_to_the_others() -> None:
+    """Seed: "continues with successful branches"."""
+    made = await recombine("llm_vote", ANSWERS, judge_with(ValueError("no idea"), 3, 3))
+    assert made.winner == 1
+    assert made.text.startswith("Option 3 was chosen with 2 of 2 votes\n1 of 3 votes failed: ValueError: no idea")
+    assert made.text.endswith("\n\nthird")
+
+
+async def test_options_have_the_numbers_of_their_branches() -> None:
+    """Seed: "Recombination: When requested, results are combined and included in the tool result"."""
+    assert (await recombine("llm_judge", ANSWERS, judge_with(3))).text == "Option 3 was chosen\n\nthird"
+    assert (await recombine("concatenate", ANSWERS, None)).text == CONCATENATED

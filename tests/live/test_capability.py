@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic_ai import Agent, RunContext
-from pydantic_ai.messages import ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.workspaces import WorkspaceRef
 
 from forkwise import (
     BranchSpec,
@@ -22,6 +24,7 @@ from forkwise import (
     create_deep_agent,
     rewind,
 )
+from forkwise.fork.agent_workspace import agent_workspace
 from tests.live.worker import all_over, driver, last_prompts, last_results, work, worker
 from tests.modules.brain import Asked, Brain, call
 from tests.modules.conftest import Thinking
@@ -278,3 +281,33 @@ async def test_approvals_of_the_parent_are_left_to_its_caller(workspace: Workspa
     result = await agent.run("ask it")
     assert isinstance(result.output, DeferredToolRequests)
     assert [type(part) for part in result.all_messages()[-1].parts] != [ToolReturnPart]
+
+
+@pytest.mark.parametrize("name", ["#a-branch-that-was-merged", ""])
+async def test_a_history_that_names_a_merged_branch_continues_in_its_directory(workspace: Workspace, name: str) -> None:
+    """Seed: "This allows later modification or continuation": the merged branch's reference is kept, and its files."""
+    ref = agent_workspace(workspace).ref
+    assert ref is not None
+    merged = ModelResponse(
+        parts=[TextPart("done")], workspace_ref=WorkspaceRef(provider=ref.provider, id=ref.id + name)
+    )
+    read: list[str] = []
+
+    async def note(ctx: RunContext[None]) -> str:
+        read.append(await ctx.workspace.read_text("a.txt"))
+        return "Be brief."
+
+    agent = Agent(TestModel(), instructions=note, capabilities=[LiveForkCapability(workspace=workspace)])
+    history = [ModelRequest(parts=[UserPromptPart("task")]), merged]
+    for _ in range(2):
+        done = await agent.run("and?", message_history=history)
+        history = done.all_messages()
+        assert done.response.workspace_ref == merged.workspace_ref
+    assert read == ["one\n"] * 2
+
+
+async def test_a_history_of_another_directory_is_not_answered(workspace: Workspace) -> None:
+    """Seed: "Each branch runs in isolation": a reference to other files is never replaced by these files."""
+    other = WorkspaceRef(provider="elsewhere", id="machine#a")
+    capability = LiveForkCapability(workspace=workspace)
+    assert capability.get_workspace(cast("RunContext[Any]", None), ref=other) is None

@@ -1,8 +1,7 @@
 """`branch_self`: an agent that continues in several branches at once and receives one summary of them.
 
 Each branch is a child of the message that called the tool. While the branches run, that message's calls have a
-placeholder result; afterwards the result is the summary, on every branch. `Files` are the branches' own files,
-`BranchSelf` is the toolset for agents.
+placeholder result; afterwards the result is the summary, on every branch. `BranchSelf` is the toolset for agents.
 """
 
 from __future__ import annotations
@@ -10,19 +9,20 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from types import TracebackType
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic_ai import FunctionToolset, ModelRetry, RunContext
 from pydantic_ai.models import Model
+from pydantic_ai.settings import ModelSettings
 
-from forkwise.concurrency import run_in_thread
 from forkwise.conversation.adopt import adopted
 from forkwise.conversation.conversation import Conversation
+from forkwise.conversation.inheritance import Files, FilesOf, inherit_options
 from forkwise.conversation.node import Node
 from forkwise.conversation.talk import (
     RECOMBINATIONS,
@@ -33,98 +33,30 @@ from forkwise.conversation.talk import (
     Turn,
     current_turn,
     recombine,
-    text_of,
 )
 from forkwise.errors import BranchingError
-from forkwise.files.branch import Branch
-from forkwise.files.combine import combine
-from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_workspace import agent_workspace
 
 __all__ = [
     "BranchSelf",
     "BranchSelfLimits",
     "Branched",
-    "Files",
-    "FilesOf",
     "Way",
     "branch_self",
     "read_prompts",
 ]
 
 
-#: The parent of the branches' files; None if the branches have no files of their own.
-FilesOf = Workspace | Branch | None
-
-
-class Files:
-    """The files of several branches of a conversation, as an async context manager.
-
-    An agent in a branch has them as its workspace (``ctx.workspace``). ``conclude`` commits those of the chosen branch
-    or, if none was chosen, those of all branches combined, provided that they do not conflict. Branches that were
-    neither committed nor kept are aborted on exit.
-    """
-
-    def __init__(self, parent: FilesOf, count: int) -> None:
-        self._parent = parent
-        self._count = count
-        self._branches: list[Branch] = []
-        self._should_keep = False
-
-    async def __aenter__(self) -> Files:
-        if self._parent is not None:
-            for number in range(self._count):
-                name = f"self-{secrets.token_hex(3)}-{number + 1}"
-                self._branches.append(await run_in_thread(self._parent.branch, name, None, None))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for branch in self._branches:
-            if not self._should_keep and branch.status not in ("committed", "aborted"):
-                await run_in_thread(branch.abort)
-
-    def options(self, number: int) -> dict[str, Any]:
-        """Return the options for the agent's run in a branch."""
-        if not self._branches:
-            return {}
-        return {"workspace": agent_workspace(self._branches[number])}
-
-    async def conclude(self, done: Sequence[int], chosen: int | None, *, keep: bool) -> str:
-        """Commit or keep the files of the branches in ``done``. Return a sentence for the summary."""
-        if not self._branches or not done:
-            return ""
-        if keep:
-            self._should_keep = True
-            for number in done:
-                await run_in_thread(self._branches[number].keep)
-            return f"Files: kept in the branches {', '.join(self._branches[n].branch_path for n in done)}."
-        try:
-            if chosen is not None:
-                commit = await run_in_thread(self._branches[chosen].commit)
-                return f"Files: those of branch {chosen + 1} were committed ({len(commit.paths)} paths)."
-            return await run_in_thread(self._commit_combined, [self._branches[number] for number in done])
-        except BranchingError as error:
-            return f"Files: nothing was committed: {error}"
-
-    def _commit_combined(self, branches: Sequence[Branch]) -> str:
-        assert self._parent is not None
-        combination = combine(self._parent, branches, f"self-{secrets.token_hex(3)}-all")
-        if combination.clean:
-            commit = combination.branch.commit()
-            return f"Files: those of all branches were committed together ({len(commit.paths)} paths)."
-        combination.branch.abort()
-        paths = ", ".join(sorted(c.path for c in combination.conflicts)[:10])
-        return f"Files: nothing was committed, because the branches conflict in {paths}."
-
-
 _PREFIX = "(self-prompt): "
+_MAX_ANSWER = 2000  # characters of one answer in the summary
+_MAX_ANSWERS = 16_000  # characters of all answers in the summary
+_MIN_ANSWER = 200
+_MAX_PROMPT = 100
+_MAX_RETRIES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The result of one prompt: the last node of its branch with its text, or the error."""
+    """The result of one prompt: the last node of its branch with its answer, or the error."""
 
     prompt: str
     node: Node
@@ -134,28 +66,55 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """The results of all prompts, in order, and their recombination."""
+    """The results of all prompts, in order, and their recombination.
+
+    ``conversation`` is the id of the conversation if it is saved.
+    """
 
     ways: tuple[Way, ...]
     recombined: Recombined
     files: str = ""
+    conversation: str | None = None
 
     @property
     def summary(self) -> str:
-        """The summary that the agent receives as the result of its call."""
-        done = [way for way in self.ways if way.error is None]
-        lines = [f"{len(done)} of {len(self.ways)} branches completed."]
-        lines += [f"Branch {n} ({w.prompt!r:.80}) failed: {w.error}" for n, w in enumerate(self.ways, 1) if w.error]
+        """The summary that the agent receives as the result of its call.
+
+        It has the answers of the branches, or else their recombination. A long answer is cut, and the summary names the
+        message that has all of it.
+        """
+        failed = sum(way.error is not None for way in self.ways)
+        created = f"Successfully created {len(self.ways)} branch{'es' if len(self.ways) > 1 else ''}"
+        lines = [f"{created}; {failed} of them failed." if failed else f"{created}."]
         if self.files:
             lines.append(self.files)
-        return "\n\n".join(filter(None, ["\n".join(lines), self.recombined.text]))
+        blocks = ["\n".join(lines)]
+        blocks += [self._format(n, way) for n, way in enumerate(self.ways, 1) if way.error or not self.recombined.text]
+        return "\n\n".join([*blocks, *filter(None, [self.recombined.text])])
+
+    def _format(self, number: int, way: Way) -> str:
+        name = f"Branch {number} ({_shorten(way.prompt, _MAX_PROMPT)!r})"
+        if way.error is not None:
+            return f"{name} failed: {way.error}"
+        text = way.text.strip() or "(no answer)"
+        limit = min(_MAX_ANSWER, max(_MIN_ANSWER, _MAX_ANSWERS // len(self.ways)))
+        if len(text) <= limit:
+            return f"{name}:\n{text}"
+        tree = f"conversation {self.conversation}" if self.conversation else "the conversation"
+        rest = f"[{len(text) - limit} more characters in message {way.node.id} of {tree}]"
+        return f"{name}:\n{text[:limit]}\n{rest}"
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 @dataclass(slots=True)
 class BranchSelfLimits:
-    """The limits of branching: depth, number of branches in all and at once, and seconds per branch.
+    """The limits of branching in one run: depth, number of branches in all and at once, and seconds per branch.
 
-    The number of model requests is limited by the agent's own usage limits. ``made`` counts the branches so far.
+    Branches of branches count too. The number of model requests is limited by the usage limits of the run, which its
+    branches share. ``made`` counts the branches so far.
     """
 
     max_depth: int = 3
@@ -163,6 +122,17 @@ class BranchSelfLimits:
     max_parallel: int = 8
     timeout: float | None = None
     made: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What a branch passes on to its own branches: the limits, and the files that they fork."""
+
+    limits: BranchSelfLimits
+    files: FilesOf
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("forkwise_branch_scope", default=None)
 
 
 async def branch_self(
@@ -177,12 +147,14 @@ async def branch_self(
     limits: BranchSelfLimits | None = None,
     files: FilesOf = None,
     depth: int = 0,
+    **options: Any,
 ) -> Branched:
     """Continue from a node with several prompts, each in its own branch, and return their results.
 
     ``at`` is the node, by default the conversation's current one. With ``allow_work`` a branch uses tools until it is
     done; without, it answers once. ``recombine_by`` selects how the answers become one, and ``judge`` is the model that
-    does it, by default the agent's. With ``files`` each branch has its own files, forked from there.
+    does it, by default the agent's. With ``files`` each branch has its own files, forked from there. ``options`` go to
+    the runs of the branches.
     """
     limits = limits or BranchSelfLimits()
     start = talk.conversation.here if at is None else at
@@ -194,19 +166,21 @@ async def branch_self(
         nodes = [talk.conversation.say(_PREFIX + prompt, start) for prompt in prompts]
 
         async def run(number: int) -> Way:
+            _scope.set(_Scope(limits, branch_files.branch(number)))  # in the context of this branch's task
             async with slots:
-                return await _run_branch(
-                    talk, prompts[number], nodes[number], allow_work, limits, depth, branch_files.options(number)
-                )
+                own = {**options, **branch_files.options(number)}
+                return await _run_branch(talk, prompts[number], nodes[number], allow_work, limits, depth, own)
 
         ways = await asyncio.gather(*(run(number) for number in range(len(prompts))))
         done = [number for number, way in enumerate(ways) if way.error is None]
-        answers = [Answer(ways[number].prompt, ways[number].text) for number in done]
+        answers = [Answer(ways[number].prompt, ways[number].text, number + 1) for number in done]
         model = judge if judge is not None else talk.options.get("model") or talk.agent.model
-        recombined = await recombine(recombine_by, answers, model)
+        usage = {name: options[name] for name in ("usage", "usage_limits") if name in options}
+        recombined = await recombine(recombine_by, answers, model, **usage)
         chosen = None if recombined.winner is None else done[recombined.winner]
-        files_note = await branch_files.conclude(done, chosen, keep=recombine_by == "none")
-    return Branched(tuple(ways), recombined, files_note)
+        keep = recombine_by == "none" or recombined.error is not None
+        files_note = await branch_files.conclude(done, chosen, keep=keep)
+    return Branched(tuple(ways), recombined, files_note, talk.saved_id)
 
 
 async def _run_branch(
@@ -220,7 +194,16 @@ async def _run_branch(
         return Way(prompt, _leaf(node), error=f"it took longer than {limits.timeout:g} s")
     except Exception as error:  # noqa: BLE001 - any failure is that of this branch only
         return Way(prompt, _leaf(node), error=f"{type(error).__name__}: {error}")
-    return Way(prompt, last, text_of(last))
+    return Way(prompt, last, talk.answer(last) or _format_calls(last))
+
+
+def _format_calls(node: Node) -> str:
+    """Format the calls of a branch that answered once, with calls alone."""
+    results = {id_: part.model_response_str() for id_, part in node.results.items()}
+    return "\n".join(
+        f"called {call.tool_name}({call.args_as_json_str()}): {results.get(call.tool_call_id, 'no result')}"
+        for call in node.calls
+    )
 
 
 def _leaf(node: Node) -> Node:
@@ -234,8 +217,10 @@ class BranchSelf(FunctionToolset[Any]):
     """The tool ``branch_self`` for any agent: ``Agent(model, toolsets=[BranchSelf()])``.
 
     In a run that a `Talk` started, the branches become part of its conversation. In any other run, ``conversation`` is
-    the tree of the last run that branched. With ``workspace``, a `Workspace` or `Branch`, each branch has its own
-    files. ``judge`` is the model that recombines answers, by default the agent's.
+    the tree of the last run that branched, and the branches have the toolsets, instructions and model settings of that
+    run. The branches' requests count in the usage of the run, and its usage limits hold for all of them together. With
+    ``workspace``, a `Workspace` or `Branch`, each branch has its own files. ``judge`` is the model that recombines
+    answers, by default the agent's.
     """
 
     def __init__(
@@ -253,7 +238,28 @@ class BranchSelf(FunctionToolset[Any]):
         self.conversation: Conversation | None = None
         self._judge = judge
         self._workspace = workspace
-        self.add_function(self.branch_self, takes_ctx=True)
+        self._shared = self
+        self._turn: Turn | None = None
+        self._request_ctx: RunContext[Any] | None = None
+        self._add_tool()
+
+    def _add_tool(self) -> None:
+        # A malformed call is answered each time: the usage limits end a run, not the number of errors.
+        self.add_function(self.branch_self, takes_ctx=True, retries=_MAX_RETRIES)
+
+    async def for_run(self, ctx: RunContext[Any]) -> BranchSelf:
+        """Return a copy for one run, with limits and branches of its own."""
+        own = copy(self)
+        own.tools = {}
+        own.limits = replace(self.limits)
+        own._turn = own._request_ctx = None
+        own._add_tool()
+        return own
+
+    async def get_instructions(self, ctx: RunContext[Any]) -> Any:
+        """Return no instructions. The context receives the settings of the request, which the branches inherit."""
+        self._request_ctx = ctx
+        return await super().get_instructions(ctx)
 
     async def branch_self(
         self,
@@ -265,6 +271,8 @@ class BranchSelf(FunctionToolset[Any]):
     ) -> str:
         """Continue in several branches at once: one branch of this conversation per prompt, with the history so far.
 
+        The result has the answer of each branch, or their recombination.
+
         Args:
             self_prompts: a list with one prompt per branch
             allow_work: whether branches may use tools until they are done, or answer once
@@ -274,40 +282,50 @@ class BranchSelf(FunctionToolset[Any]):
         prompts = read_prompts(self_prompts)
         if recombine not in RECOMBINATIONS:
             raise ModelRetry(f"recombine must be one of {', '.join(RECOMBINATIONS)}, not {recombine!r}")
-        turn = current_turn() or self._start_turn(ctx)
-        if turn.depth >= self.limits.max_depth:
+        turn = current_turn(ctx.run_id) or self._start_turn(ctx)
+        scope = (_scope.get() if turn.depth else None) or _Scope(self.limits, self._workspace)
+        limits = scope.limits
+        if turn.depth >= limits.max_depth:
             raise ModelRetry(f"branches are {turn.depth} deep already and can go no deeper: do it without branching")
-        if self.limits.made + len(prompts) > self.limits.max_branches:
-            left = self.limits.max_branches - self.limits.made
+        if limits.made + len(prompts) > limits.max_branches:
+            left = limits.max_branches - limits.made
             raise ModelRetry(
                 f"{left} more branches can be made, not {len(prompts)}: use fewer, or do it without branching"
             )
         caller = turn.record(ctx.messages)
-        done = await branch_self(
-            turn.talk,
-            prompts,
-            caller,
-            allow_work=allow_work,
-            parallel=parallel,
-            recombine_by=recombine,  # type: ignore[arg-type]
-            judge=self._judge if self._judge is not None else cast("Model", ctx.model),
-            limits=self.limits,
-            files=self._workspace,
-            depth=turn.depth,
-        )
+        try:
+            done = await branch_self(
+                turn.talk,
+                prompts,
+                caller,
+                allow_work=allow_work,
+                parallel=parallel,
+                recombine_by=recombine,  # type: ignore[arg-type]
+                judge=self._judge if self._judge is not None else cast("Model", ctx.model),
+                limits=limits,
+                files=scope.files,
+                depth=turn.depth,
+                usage=ctx.usage,
+                usage_limits=ctx.usage_limits,
+            )
+        except (BranchingError, OSError) as error:
+            return f"Error: no branches were created: {error}"
         summary = done.summary
         if ctx.tool_call_id is not None:
             turn.talk.conversation.settle(caller, turn.call_id(ctx.tool_call_id), summary)
         return summary
 
     def _start_turn(self, ctx: RunContext[Any]) -> Turn:
-        """Start a conversation from the messages of a run that no `Talk` started."""
-        assert ctx.agent is not None
-        history = ctx.messages[:-1]
-        talk = Talk(ctx.agent, deps=ctx.deps, model=ctx.model)
-        start = talk.conversation.extend(adopted(history))
-        self.conversation = talk.conversation
-        return Turn(talk, start, seen=len(history))
+        """Return the conversation of a run that no `Talk` started; its first branching starts it."""
+        if self._turn is None:
+            assert ctx.agent is not None
+            history = ctx.messages[:-1]
+            settings = None if self._request_ctx is None else self._request_ctx.model_settings
+            talk = Talk(ctx.agent, **inherit_options(ctx, cast("ModelSettings | None", settings)))
+            start = talk.conversation.extend(adopted(history))
+            self._shared.conversation = talk.conversation
+            self._turn = Turn(talk, start, seen=len(history))
+        return self._turn
 
 
 def read_prompts(prompts: list[str] | str) -> list[str]:

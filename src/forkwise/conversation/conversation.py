@@ -24,10 +24,13 @@ from pydantic_ai.messages import (
 from forkwise.conversation.node import Node, answers, check
 from forkwise.errors import ConversationError
 
-__all__ = ["IN_PROGRESS", "Conversation", "Pointer"]
+__all__ = ["BRANCHING_IN_PROGRESS", "IN_PROGRESS", "Conversation", "Pointer"]
 
 #: The placeholder for the result of a call that is still open. Models read it.
 IN_PROGRESS = "In progress: the result is not there yet."
+
+#: The same for a call of ``branch_self``: a branch that reads it knows that it is a branch.
+BRANCHING_IN_PROGRESS = "Branching In Progress..."
 
 
 class Conversation:
@@ -208,4 +211,4 @@ def _result(node: Node, call: str) -> ToolReturnPart:
     if known is not None:
         return known
     name = next(c.tool_name for c in node.calls if c.tool_call_id == call)
-    return ToolReturnPart(name, IN_PROGRESS, call)
+    return ToolReturnPart(name, BRANCHING_IN_PROGRESS if name.endswith("branch_self") else IN_PROGRESS, call)

@@ -120,7 +120,7 @@ T = TypeVar("T")
 async def single_prompt(talk: Talk, prompt: str, at: Node | None = None) -> tuple[str, Node]:
     """Send one prompt."""
     node = await talk.prompt(prompt, at)
-    return text_of(node), node
+    return talk.answer(node), node
 
 
 async def chain(talk: Talk, prompts: Iterable[str], at: Node | None = None) -> FlowResult:
@@ -158,7 +158,7 @@ async def prompt_while(
     while not stop(nodes) and len(nodes) < most:
         nodes.append(await talk.prompt(continue_prompt, nodes[-1]))
     _move(talk, at, nodes[-1])
-    return [text_of(node) for node in nodes], nodes
+    return [talk.answer(node) for node in nodes], nodes
 
 
 async def prompt_for(
@@ -223,7 +223,7 @@ async def tree_of_thought(
     recombined = await recombine(recombine_by, answers, model)
     node = await talk.prompt(f"These are the resulting thoughts:\n\n{recombined.text}", start)
     _move(talk, at, node)
-    return text_of(node), node
+    return talk.answer(node), node
 
 
 async def par_dispatch(talks: Sequence[Talk], flow: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> list[T]:
@@ -276,7 +276,7 @@ async def _follow(talk: Talk, prompts: Iterable[str], at: Node | None, send: _Se
         node = await send(prompt, node)
         _move(talk, at, node)
         nodes.append(node)
-    return [text_of(node) for node in nodes], nodes
+    return [talk.answer(node) for node in nodes], nodes
 
 
 async def _branches(
@@ -284,7 +284,7 @@ async def _branches(
 ) -> FlowResult:
     start = talk.conversation.here if at is None else at
     nodes = await _gather([send(prompt, start) for prompt in prompts], at_once)
-    return [text_of(node) for node in nodes], nodes
+    return [talk.answer(node) for node in nodes], nodes
 
 
 async def _gather(awaitables: Sequence[Awaitable[T]], at_once: int) -> list[T]:

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserContent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    RetryPromptPart,
+    SystemPromptPart,
+    TextPart,
+    ToolReturnPart,
+    UserContent,
+)
 from pydantic_ai.models import Model
+from pydantic_ai.run import AgentRun
+from pydantic_core import to_json
 
 from forkwise.conversation.adopt import Adoption, drop_empty_response
 from forkwise.conversation.conversation import Conversation
@@ -43,7 +54,8 @@ _turn: ContextVar[Turn | None] = ContextVar("forkwise_turn", default=None)
 class Talk:
     """An agent in a conversation.
 
-    ``options`` go to every run of the agent (``deps``, ``model``, ``usage_limits``, ``toolsets`` …). With ``saved`` the
+    ``options`` go to every run of the agent (``deps``, ``model``, ``usage_limits``, ``toolsets`` …). The agent's system
+    prompts are sent like its instructions, unless the conversation begins with a system prompt. With ``saved`` the
     conversation is written to the ledger after every run.
 
     >>> import asyncio
@@ -65,6 +77,16 @@ class Talk:
         self.conversation = conversation or (saved.conversation if saved else Conversation())
         self.options = options
         self._saved = saved
+        self._outputs: dict[int, str] = {}
+
+    @property
+    def saved_id(self) -> str | None:
+        """The id of the conversation in the ledger, if it is saved there."""
+        return None if self._saved is None else self._saved.id
+
+    def answer(self, node: Node) -> str:
+        """Return the answer at a node: the output of the run that ended there, or else the text of the message."""
+        return self._outputs.get(node.id) or text_of(node)
 
     async def prompt(self, prompt: str | Sequence[UserContent], at: Node | None = None) -> Node:
         """Send a prompt to the agent and return the node of its final answer.
@@ -93,7 +115,9 @@ class Talk:
         token = _turn.set(turn)
         try:
             history = self.conversation.path(at)
-            async with self.agent.iter(message_history=history, **{**self.options, **options}) as run:
+            merged = await self._add_system_prompts(history, {**self.options, **options})
+            async with self.agent.iter(message_history=history, **merged) as run:
+                turn.run = run
                 try:
                     requests = 0
                     async for step in run:
@@ -103,18 +127,34 @@ class Talk:
                             break
                 finally:
                     turn.record(run.all_messages())
+            if run.result is not None:
+                self._outputs[turn.node.id] = _format_output(run.result.output)
         finally:
             _turn.reset(token)
             if self._saved is not None:
                 self._saved.save()
         return turn.node
 
+    async def _add_system_prompts(self, history: Sequence[ModelMessage], options: dict[str, Any]) -> dict[str, Any]:
+        """Return ``options`` with the agent's system prompts as instructions.
+
+        pydantic-ai adds system prompts only to an empty history, and the history of a turn has its prompt already.
+        """
+        if any(isinstance(part, SystemPromptPart) for message in history for part in message.parts):
+            return options
+        known = {name: options[name] for name in ("deps", "model") if name in options}
+        prompts = [part.content for part in await self.agent.system_prompt_parts(message_history=history, **known)]
+        given = options.get("instructions")
+        instructions = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        return {**options, "instructions": [*prompts, *instructions]} if prompts else options
+
 
 class Turn:
     """One run of an agent in a conversation, recorded in the tree.
 
     ``start`` is the node that the run starts from. ``seen`` is the number of the run's messages that are in the tree
-    already, by default those up to ``start``. ``node`` is the last node recorded.
+    already, by default those up to ``start``. ``node`` is the last node recorded, ``run`` the run if a `Talk` started
+    it.
     """
 
     def __init__(self, talk: Talk, start: Node, depth: int = 0, *, seen: int | None = None) -> None:
@@ -122,6 +162,7 @@ class Turn:
         self.talk = talk
         self.depth = depth
         self.node = start
+        self.run: AgentRun[Any, Any] | None = None
         self._seen = len(path) if seen is None else seen
         self._adoption = Adoption(start.message, {call.tool_call_id for node in path for call in node.calls})
 
@@ -149,22 +190,44 @@ class Turn:
     def _settle(self, message: ModelRequest) -> None:
         """Record the results in a message, so that all branches see them."""
         for part in message.parts:
-            if isinstance(part, ToolReturnPart):
+            if isinstance(part, ToolReturnPart | RetryPromptPart) and is_answer(part):
                 id_ = self.call_id(part.tool_call_id)
+                content = part.content if isinstance(part, ToolReturnPart) else part.model_response()
                 if any(id_ == call.tool_call_id for call in self.node.calls):
-                    self.talk.conversation.settle(self.node, id_, part.content)
+                    self.talk.conversation.settle(self.node, id_, content)
 
 
-def current_turn() -> Turn | None:
-    """Return the turn that the running tool belongs to."""
-    return _turn.get()
+def current_turn(run_id: str | None = None) -> Turn | None:
+    """Return the turn that the running tool belongs to.
+
+    With ``run_id``, return it only if that run belongs to the turn: a tool may run another agent.
+    """
+    turn = _turn.get()
+    if turn is None or run_id is None:
+        return turn
+    return turn if turn.run is not None and turn.run.run_id == run_id else None
 
 
 def text_of(node: Node) -> str:
-    """Return the text of a model message."""
+    """Return the text of a model message, or the arguments of the call with which the model gave its output."""
     if not isinstance(node.message, ModelResponse):
         return ""
-    return "\n".join(part.content for part in node.message.parts if isinstance(part, TextPart))
+    text = "\n".join(part.content for part in node.message.parts if isinstance(part, TextPart))
+    if text:
+        return text
+    outputs = [call for call in node.calls if _is_output(node.results.get(call.tool_call_id))]
+    return "\n".join(call.args_as_json_str() for call in outputs)
+
+
+_OUTPUT_RESULT = "Final result processed."  # pydantic-ai's answer to the call of an output tool
+
+
+def _is_output(result: ToolReturnPart | None) -> bool:
+    return result is not None and result.content == _OUTPUT_RESULT
+
+
+def _format_output(output: object) -> str:
+    return output if isinstance(output, str) else to_json(output, fallback=str).decode(errors="backslashreplace")
 
 
 Recombination = Literal["none", "concatenate", "llm_merge", "llm_vote", "llm_judge"]
@@ -175,60 +238,106 @@ _VOTES = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of several answers, and its prompt (``asked``)."""
+    """One of several answers, and its prompt (``asked``).
+
+    ``number`` is the number by which the answer is called, by default its position counted from 1.
+    """
 
     asked: str
     text: str
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recombined:
-    """Several answers made one. ``winner`` is the index of the chosen answer, if one was chosen."""
+    """Several answers made one. ``winner`` is the index of the chosen answer, if one was chosen.
+
+    ``error`` is the reason why the model gave no verdict; ``text`` then has the answers one after another.
+    """
 
     text: str
     winner: int | None = None
+    error: str | None = None
 
 
 class _Choice(BaseModel):
     """The choice of the best answer."""
 
-    option: int = Field(description="the number of the best option, counted from 1")
+    option: int = Field(description="the number of the best option")
     reason: str = Field(default="", description="why, in one sentence")
 
 
-async def recombine(method: Recombination, answers: Sequence[Answer], model: Model | str | None) -> Recombined:
-    """Make one answer of several. ``model`` is asked in a separate conversation, without the answers' history."""
+async def recombine(
+    method: Recombination, answers: Sequence[Answer], model: Model | str | None, **options: Any
+) -> Recombined:
+    """Make one answer of several. ``model`` is asked in a separate conversation, without the answers' history.
+
+    ``options`` go to the model's runs (``usage``, ``usage_limits`` …). If the model fails or gives no usable verdict,
+    the answers are concatenated, and ``error`` has the reason.
+    """
     if method not in RECOMBINATIONS:
         raise ValueError(f"cannot recombine answers by {method!r}; choose one of {', '.join(RECOMBINATIONS)}")
     if method == "none" or not answers:
         return Recombined("")
+    numbered = {answer.number or position: answer for position, answer in enumerate(answers, start=1)}
     if method == "concatenate" or model is None:
-        return Recombined("\n\n".join(f"Response {n}:\n{a.text}" for n, a in enumerate(answers, start=1)))
+        return Recombined(_concatenate(numbered))
     if len(answers) == 1:
         return Recombined(answers[0].text, 0)
-    if method == "llm_merge":
-        prompt = "Merge these answers into one that keeps what is right and useful in each, without repeating.\n\n"
-        return Recombined(str((await Agent(model).run(prompt + _format_options(answers))).output))
-    votes = await asyncio.gather(*(_choose(answers, model) for _ in range(_VOTES if method == "llm_vote" else 1)))
+    try:
+        if method == "llm_merge":
+            return Recombined(await _merge(numbered, model, options))
+        option, text = await _vote(numbered, model, _VOTES if method == "llm_vote" else 1, options)
+    except Exception as error:  # noqa: BLE001 - any failure of the model costs its verdict, never the answers
+        reason = f"{type(error).__name__}: {error}"
+        text = f"There is no verdict, because {method} failed: {reason}\nAll answers follow."
+        return Recombined(f"{text}\n\n{_concatenate(numbered)}", error=reason)
+    return Recombined(text, list(numbered).index(option))
+
+
+async def _merge(answers: Mapping[int, Answer], model: Model | str, options: Mapping[str, Any]) -> str:
+    prompt = "Merge these answers into one that keeps what is right and useful in each, without repeating.\n\n"
+    text = str((await Agent(model).run(prompt + _format_options(answers), **options)).output)
+    if not text.strip():
+        raise ValueError("the model's answer is empty")
+    return text
+
+
+async def _vote(
+    answers: Mapping[int, Answer], model: Model | str, count: int, options: Mapping[str, Any]
+) -> tuple[int, str]:
+    """Let the model choose ``count`` times. Return the number of the winner and the text of the result."""
+    outcomes = await asyncio.gather(*(_choose(answers, model, options) for _ in range(count)), return_exceptions=True)
+    votes = [outcome for outcome in outcomes if isinstance(outcome, _Choice)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not votes:
+        raise errors[0]
     counted = Counter(vote.option for vote in votes)
     option = min(counted, key=lambda number: (-counted[number], number))
     reason = next(vote.reason for vote in votes if vote.option == option)
-    tally = f" with {counted[option]} of {len(votes)} votes" if method == "llm_vote" else ""
-    choice = f"Option {option} was chosen{tally}{f': {reason}' if reason else ''}"
-    return Recombined(f"{choice}\n\n{answers[option - 1].text}", option - 1)
+    tally = f" with {counted[option]} of {len(votes)} votes" if count > 1 else ""
+    lines = [f"Option {option} was chosen{tally}{f': {reason}' if reason else ''}"]
+    lines += [f"{len(errors)} of {count} votes failed: {type(errors[0]).__name__}: {errors[0]}"] if errors else []
+    return option, "\n".join(lines) + f"\n\n{answers[option].text}"
 
 
-async def _choose(answers: Sequence[Answer], model: Model | str) -> _Choice:
+async def _choose(answers: Mapping[int, Answer], model: Model | str, options: Mapping[str, Any]) -> _Choice:
     judge = Agent(model, output_type=_Choice)
 
     @judge.output_validator
     def check_range(choice: _Choice) -> _Choice:
-        if not 1 <= choice.option <= len(answers):
-            raise ModelRetry(f"there are options 1 to {len(answers)}")
+        if choice.option not in answers:
+            raise ModelRetry(f"there are the options {', '.join(map(str, answers))}")
         return choice
 
-    return (await judge.run(f"Choose the best of these answers.\n\n{_format_options(answers)}")).output
+    result = await judge.run(f"Choose the best of these answers.\n\n{_format_options(answers)}", **options)
+    choice: _Choice = result.output
+    return choice
 
 
-def _format_options(answers: Sequence[Answer]) -> str:
-    return "\n\n".join(f"Option {n} (asked: {a.asked})\n{a.text}" for n, a in enumerate(answers, start=1))
+def _concatenate(answers: Mapping[int, Answer]) -> str:
+    return "\n\n".join(f"Response {number}:\n{answer.text}" for number, answer in answers.items())
+
+
+def _format_options(answers: Mapping[int, Answer]) -> str:
+    return "\n\n".join(f"Option {n} (asked: {a.asked})\n{a.text}" for n, a in answers.items())

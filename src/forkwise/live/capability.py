@@ -21,7 +21,7 @@ from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
 from forkwise.errors import ForkNotFoundError
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
-from forkwise.fork.agent_workspace import agent_workspace
+from forkwise.fork.agent_workspace import PROVIDER, AgentFiles, BranchWorkspaceBackend
 from forkwise.live.branch_runtime import current_branch
 from forkwise.live.coordinator import ForkCoordinator
 from forkwise.live.fork_tools import create_fork_toolset, register_coordinator
@@ -103,12 +103,17 @@ class LiveForkCapability(AbstractCapability[Any]):
         return _toolset()
 
     def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """Return the directory as the workspace of a run that has none."""
+        """Return the directory as the workspace of a run that has none, also for a history that names a branch of it.
+
+        A merged history names the branch that was merged, whose files are the directory's now.
+        """
         if not isinstance(self.workspace, Workspace | Branch):
             return None
-        own = agent_workspace(self.workspace)
-        is_own = ref is None or own.ref is None or ref.id.partition("#")[0] == own.ref.id.partition("#")[0]
-        return own if is_own else None
+        own = BranchWorkspaceBackend(AgentFiles(self.workspace))
+        if ref is None:
+            return own
+        is_own = ref.provider == PROVIDER and ref.id.partition("#")[0] == own.ref.id.partition("#")[0]
+        return BranchWorkspaceBackend(own.files, ref) if is_own else None
 
     async def for_run(self, ctx: RunContext[Any]) -> LiveForkCapability:
         """Return a copy for this run, with a new coordinator or that of an earlier turn whose fork is not resolved."""
