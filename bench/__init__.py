@@ -1,1 +1,1 @@
-"""Figures: what forkwise costs, against the bare system calls and against every peer that is installed."""
+"""Benchmarks of forkwise against the bare system calls and against every peer that is installed."""

@@ -15,10 +15,10 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from bench.ground import Ground, laid_out
 from bench.line import Line
 from bench.peers import pydantic_deep
 from bench.rows import ROWS
+from bench.scratch import Scratch, open_scratch
 from bench.table import as_json, as_table
 
 _PEERS = Path(__file__).parents[1] / ".venv-peers"
@@ -26,39 +26,42 @@ _PEERS = Path(__file__).parents[1] / ".venv-peers"
 
 @click.command()
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures as JSON too; - is standard output.")
-@click.option("--quick", is_flag=True, help="Smaller trees and fewer rounds.")
-@click.option("--rows", metavar="NAME,...", help=f"Only these: {', '.join(ROWS)}.")
-@click.option("--page", metavar="FILE", help="Put the table into the first text block of this page too.")
-@click.option("--at", metavar="DIR", help="Where to work: the filesystem that is measured.")
+@click.option("--quick", is_flag=True, help="Use smaller trees and fewer rounds.")
+@click.option("--rows", metavar="NAME,...", help=f"Measure only these rows: {', '.join(ROWS)}.")
+@click.option("--page", metavar="FILE", help="Write the table into the first text block of this page too.")
+@click.option("--at", "directory", metavar="DIR", help="Directory to work in; its filesystem is measured.")
 @click.option("--peer", type=click.Choice([pydantic_deep.NAME]), help="Install this peer in an environment of its own.")
 def main(
-    json_file: str | None, quick: bool, rows: str | None, page: str | None, at: str | None, peer: str | None
+    json_file: str | None, quick: bool, rows: str | None, page: str | None, directory: str | None, peer: str | None
 ) -> None:
-    """Figures against the raw floor and every peer that is installed, all in one run."""
+    """Measure forkwise against the raw system calls and every installed peer, in one run."""
     if os.geteuid() != 0:
-        raise click.ClickException("the raw floor mounts overlayfs itself: run this as root, or in unshare -rm")
+        raise click.ClickException("the raw system calls mount overlayfs: run this as root, or in unshare -rm")
     chosen = rows.split(",") if rows else list(ROWS)
     if unknown := [name for name in chosen if name not in ROWS]:
-        raise click.UsageError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        raise click.UsageError(f"unknown row: {', '.join(unknown)}; the rows are {', '.join(ROWS)}")
     signal.signal(signal.SIGTERM, _interrupt)
     progress = Console(stderr=True)
     if peer:
         with progress.status(f"installing {peer}"):
             pydantic_deep.install(_PEERS / peer)
-    with progress.status("laying the ground") as status, laid_out(at, quick=quick, say=status.update) as ground:
-        begun = time.monotonic()
-        lines = _measure(chosen, ground, progress)
+    with (
+        progress.status("creating directories") as status,
+        open_scratch(directory, quick=quick, report=status.update) as scratch,
+    ):
+        started = time.monotonic()
+        lines = _measure(chosen, scratch, progress)
         status.stop()
-        _report(lines, json_file, page, quick=quick, seconds=time.monotonic() - begun)
+        _report(lines, json_file, page, quick=quick, seconds=time.monotonic() - started)
         status.start()
 
 
-def _measure(chosen: list[str], ground: Ground, progress: Console) -> list[Line]:
+def _measure(chosen: list[str], scratch: Scratch, progress: Console) -> list[Line]:
     lines: list[Line] = []
     for name in chosen:
-        begun = time.monotonic()
-        lines += ROWS[name](ground)
-        progress.print(f"[dim]{name}: {time.monotonic() - begun:.0f} s[/dim]", highlight=False)
+        started = time.monotonic()
+        lines += ROWS[name](scratch)
+        progress.print(f"[dim]{name}: {time.monotonic() - started:.0f} s[/dim]", highlight=False)
     return lines
 
 
@@ -78,11 +81,11 @@ def _report(lines: list[Line], json_file: str | None, page: str | None, *, quick
     if page:
         written = io.StringIO()
         Console(file=written, width=150).print(as_table(lines, caption=caption))
-        _put_into(page, written.getvalue())
+        _replace_table(page, written.getvalue())
 
 
-def _put_into(page: str, table: str) -> None:
-    """Replace what stands in a page's first text block."""
+def _replace_table(page: str, table: str) -> None:
+    """Replace the content of a page's first text block."""
     text = Path(page).read_text()
     before, fence, rest = text.partition("```text\n")
     if not fence:

@@ -1,4 +1,4 @@
-"""The raw floor: the system calls without which no branch, commit or abort can be, in a loop and nothing around it."""
+"""The raw floor: only the system calls that a branch, a commit or an abort cannot do without."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 
 __all__ = ["drop", "make", "read", "replace"]
 
-_OPTIONS = "userxattr,volatile,index=off"  # the ones forkwise mounts with
+_OPTIONS = "userxattr,volatile,index=off"  # the options that forkwise mounts with
 
 
-def make(home: str, lower: str) -> str:
-    """Three directories and a mount; ``home`` exists already. Gives where the mount is."""
-    upper, work, view = f"{home}/upper", f"{home}/work", f"{home}/view"
+def make(directory: str, lower: str) -> str:
+    """Create the directories of a branch in ``directory``, and mount it. Return the path of the mount."""
+    upper, work, view = f"{directory}/upper", f"{directory}/work", f"{directory}/view"
     os.mkdir(upper)
     os.mkdir(work)
     os.mkdir(view)
@@ -23,20 +23,20 @@ def make(home: str, lower: str) -> str:
 
 
 def read(path: str) -> None:
-    """Open, read, close."""
+    """Read the beginning of a file."""
     fd = os.open(path, os.O_RDONLY)
     os.read(fd, 65536)
     os.close(fd)
 
 
 def replace(moves: Iterable[tuple[str, str, str]]) -> None:
-    """For each (new, place, undo): keep what stands in the place under another name, put the new file there."""
-    for new, place, undo in moves:
-        os.link(place, undo)
-        os.rename(new, place)
+    """Replace files: for each (new, target, undo), link ``target`` to ``undo``, then rename ``new`` to ``target``."""
+    for new, target, undo in moves:
+        os.link(target, undo)
+        os.rename(new, target)
 
 
-def drop(home: str, gone: str) -> None:
-    """Take the mount down and the directories out of sight."""
-    umount2(f"{home}/view", MNT_DETACH)
-    os.rename(home, gone)
+def drop(directory: str, trash: str) -> None:
+    """Unmount a branch, and rename its directory to ``trash``."""
+    umount2(f"{directory}/view", MNT_DETACH)
+    os.rename(directory, trash)

@@ -1,4 +1,4 @@
-"""Figure: one thing measured several times, shown as its median and half the distance between its quartiles."""
+"""Figure: a measurement with several samples, shown as its median and half of its interquartile range."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Figure:
         return shown if len(self.samples) < 2 else f"{shown} ± {_digits(self.spread / size)}"
 
     def dump(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the figure as JSON data."""
         return {"median": self.median, "spread": self.spread, "unit": self.unit, "samples": list(self.samples)}
 
 

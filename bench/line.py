@@ -1,4 +1,4 @@
-"""Line: one line of the table, with what it is held against."""
+"""Line: one row of the table, with the figures and goals that it is compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Goal", "Line", "times"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Something a line must reach: a number and its bound."""
+    """A value and the bound that it must reach."""
 
     text: str
     value: float
@@ -25,7 +25,7 @@ class Goal:
 
 @dataclass(slots=True)
 class Line:
-    """One measurement of ours beside the others. A peer without a figure is not installed."""
+    """A measurement of forkwise beside the floor and the peers. A peer without a figure is not installed."""
 
     name: str
     ours: Figure
@@ -34,26 +34,28 @@ class Line:
     goals: list[Goal] = field(default_factory=list)
 
     def below_floor(self, bound: float) -> None:
-        """Ours must take at most so many times what the bare system calls take."""
+        """Require at most ``bound`` times the time of the bare system calls."""
         assert self.floor is not None
         self.goals.append(Goal(f"≤ {bound:g} × floor", self.ours.median / self.floor.median, bound))
 
     def faster_than(self, peer: str, bound: float) -> None:
-        """Ours must be so many times faster than a peer, where that is installed."""
+        """Require ``bound`` times the speed of a peer, if the peer is installed."""
         figure = self.peers.get(peer)
         if figure is not None:
             self.goals.append(Goal(f"≥ {bound:g} × {peer}", figure.median / self.ours.median, bound, at_least=True))
 
     def faster_than_seen(self, peer: str, seen: float, bound: float) -> None:
-        """Ours must be so many times faster than a peer, or than that was seen to be where it is not installed; of
-        memory, it must hold so many times less."""
+        """Require ``bound`` times the speed of a peer, or a ``bound``-th of its memory.
+
+        ``seen`` is the figure measured earlier, for machines where the peer is not installed.
+        """
         figure = self.peers.get(peer)
         theirs = seen if figure is None else figure.median
         note = "" if figure is not None else f" ({Figure((seen,), self.ours.unit)})"
         self.goals.append(Goal(f"≥ {bound:g} × {peer}{note}", theirs / self.ours.median, bound, at_least=True))
 
     def dump(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the line as JSON data."""
         return {
             "row": self.name,
             "ours": self.ours.dump(),
@@ -64,7 +66,7 @@ class Line:
 
 
 def times(ratio: float) -> str:
-    """A ratio, for people.
+    """Format a ratio for people.
 
     >>> times(1.234), times(56.7), times(12345.6)
     ('1.23 ×', '57 ×', '12,346 ×')

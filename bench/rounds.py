@@ -1,4 +1,4 @@
-"""Rounds: contenders that take turns, so that whatever else the machine does hits all of them alike."""
+"""Rounds: contenders take turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from bench.figure import Figure
 
 __all__ = ["Contender", "play", "timed"]
 
-#: Does one turn, with whatever has to be prepared and cleaned up around it, and gives the seconds that count.
+#: Runs one turn with its preparation and clean-up, and returns the seconds to count.
 Contender = Callable[[], float]
 
 
 def timed(action: Callable[[], object]) -> float:
-    """The seconds an action takes."""
-    begun = time.perf_counter()
+    """Return the seconds that ``action`` takes."""
+    started = time.perf_counter()
     action()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def play(contenders: Mapping[str, Contender], rounds: int, warm: int = 1) -> dict[str, Figure]:
-    """Let all have their turns, ``warm`` times for nothing and ``rounds`` times for the figures.
+    """Run all contenders in turn: ``warm`` rounds that are not counted, then ``rounds`` for the figures.
 
-    Every other round goes backwards, so that nobody always follows the same one.
+    Every other round runs in reverse order, so that no contender always follows the same one.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)

@@ -1,4 +1,4 @@
-"""The table, for people and as JSON."""
+"""The table of all lines, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["as_json", "as_table"]
 
 
 def as_table(lines: Sequence[Line], *, caption: str) -> Table:
-    """What a run found."""
-    table = Table(title="forkwise, against the raw floor and its peers", caption=caption, show_lines=True)
+    """Build the table of a run."""
+    table = Table(title="forkwise, the raw floor and peers", caption=caption, show_lines=True)
     table.add_column("row", max_width=34)
     table.add_column("ours", no_wrap=True)
     table.add_column("raw floor", no_wrap=True)
-    table.add_column("peers, and how many times ours they take", no_wrap=True)
+    table.add_column("peers (relative to ours)", no_wrap=True)
     table.add_column("must be", no_wrap=True)
     table.add_column("is", no_wrap=True)
     for line in lines:
@@ -36,7 +36,7 @@ def as_table(lines: Sequence[Line], *, caption: str) -> Table:
 
 
 def as_json(lines: Sequence[Line], *, quick: bool, seconds: float) -> dict[str, object]:
-    """The same with every sample."""
+    """Return the lines as JSON data, with every sample."""
     machine = {"kernel": platform.release(), "processors": os.cpu_count(), "python": platform.python_version()}
     return {"machine": machine, "quick": quick, "seconds": seconds, "rows": [line.dump() for line in lines]}
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-__all__ = ["content", "files", "name", "plant", "walk"]
+__all__ = ["content", "files", "name", "walk", "write"]
 
 
 def name(number: int) -> str:
-    """The path of a file by its number: a hundred in a directory, twenty-five such directories in another."""
+    """Return the path of a file by its number: 100 files in a directory, 25 directories in a parent directory."""
     return f"{number // 2500:02d}/{number // 100 % 25:02d}/file-{number % 100:02d}.txt"
 
 
 def content(number: int, size: int) -> bytes:
-    """The content of a file by its number: no two have the same."""
+    """Return the content of a file by its number; no two files have the same."""
     line = f"{name(number)} {number * 2654435761 % 2**32:08x}\n".encode()
     return (line * (size // len(line) + 1))[:size]
 
 
 def files(count: int, size: int) -> Iterator[tuple[str, bytes]]:
-    """All files of a tree."""
+    """Yield all files of a tree."""
     return ((name(n), content(n, size)) for n in range(count))
 
 
-def plant(root: str, count: int, size: int) -> None:
+def write(root: str, count: int, size: int) -> None:
     """Write a tree into a new directory."""
     made: set[str] = set()
     for path, data in files(count, size):
@@ -37,7 +37,7 @@ def plant(root: str, count: int, size: int) -> None:
 
 
 def walk(root: str) -> int:
-    """Visit every directory and stat every entry; gives the number of entries."""
+    """Read every directory and stat every entry; return the number of entries."""
     count = 0
     pending = [root]
     while pending:

@@ -1,5 +1,7 @@
-"""What an agent and its peers are given to do. Nothing of forkwise is imported here: peers run it in environments of
-their own."""
+"""Workload: models and histories for forkwise and for its peers.
+
+This module must not import forkwise: peers run it in environments of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ __all__ = ["long_history", "longest_gap", "stepping_model"]
 
 
 def stepping_model(requests: int) -> FunctionModel:
-    """A model that calls the tool ``step`` until it was asked so often, and then answers."""
+    """Build a model that calls the tool ``step``, and answers in its last of ``requests`` requests."""
 
     def think(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         since = 0
@@ -29,16 +31,16 @@ def stepping_model(requests: int) -> FunctionModel:
 
 
 def long_history(messages: int) -> list[ModelMessage]:
-    """A conversation of so many messages."""
-    said: list[ModelMessage] = []
+    """Build a conversation of ``messages`` messages."""
+    history: list[ModelMessage] = []
     for number in range(messages // 2):
-        said.append(ModelRequest(parts=[UserPromptPart(f"question {number}: {'x' * 300}")]))
-        said.append(ModelResponse(parts=[TextPart(f"answer {number}: {'y' * 400}")]))
-    return said
+        history.append(ModelRequest(parts=[UserPromptPart(f"question {number}: {'x' * 300}")]))
+        history.append(ModelResponse(parts=[TextPart(f"answer {number}: {'y' * 400}")]))
+    return history
 
 
-async def longest_gap(doing: Callable[..., Awaitable[object]], *given: Any) -> float:
-    """The longest time for which a task that only ticks is kept from it while something is done."""
+async def longest_gap(work: Callable[..., Awaitable[object]], *arguments: Any) -> float:
+    """Return the longest time for which ``work`` blocked the event loop, as seen by a task that wakes every 1 ms."""
     longest = 0.0
 
     async def tick() -> None:
@@ -49,6 +51,6 @@ async def longest_gap(doing: Callable[..., Awaitable[object]], *given: Any) -> f
             longest = max(longest, time.perf_counter() - due)
 
     ticking = asyncio.create_task(tick())
-    await doing(*given)
+    await work(*arguments)
     ticking.cancel()
     return longest

@@ -1,4 +1,4 @@
-"""BranchContext (the package ``branchcontext``) on BranchFS, where both are installed."""
+"""BranchContext (the package ``branchcontext``) on BranchFS, if both are installed."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _Candidate = Callable[[Path], bool]
 
 
 def is_installed() -> bool:
-    """Whether there are both the package and the filesystem."""
+    """Return whether the package and the filesystem are installed."""
     return branchfs.is_installed() and find_spec("branching") is not None
 
 
-def best_of(root: str, home: str, command: Sequence[str], n: int) -> Figure | None:
-    """A command tried so many times, the best committed; ``home`` is an empty directory."""
-    return _measured("BestOfN", root, home, [_running(command)] * n)
+def best_of(root: str, directory: str, command: Sequence[str], n: int) -> Figure | None:
+    """Measure a command that is tried ``n`` times; ``directory`` is empty."""
+    return _measure("BestOfN", root, directory, [_build_candidate(command)] * n)
 
 
-def first_wins(root: str, home: str, commands: Sequence[Sequence[str]]) -> Figure | None:
-    """Several commands, the first success committed."""
-    return _measured("Speculate", root, home, [_running(command) for command in commands])
+def first_wins(root: str, directory: str, commands: Sequence[Sequence[str]]) -> Figure | None:
+    """Measure several commands, of which the first success is committed; ``directory`` is empty."""
+    return _measure("Speculate", root, directory, [_build_candidate(command) for command in commands])
 
 
-def _measured(pattern: str, root: str, home: str, candidates: list[_Candidate]) -> Figure | None:
+def _measure(pattern: str, root: str, directory: str, candidates: list[_Candidate]) -> Figure | None:
     if not is_installed():
         return None
     branching = import_module("branching")
-    with branchfs.mounted(root, home) as filesystem:
+    with branchfs.mounted(root, directory) as filesystem:
         workspace = branching.Workspace(filesystem.mount)
         return Figure((timed(lambda: getattr(branching, pattern)(candidates)(workspace)),))
 
 
-def _running(command: Sequence[str]) -> _Candidate:
+def _build_candidate(command: Sequence[str]) -> _Candidate:
     return lambda path: subprocess.run(command, cwd=path, check=False).returncode == 0

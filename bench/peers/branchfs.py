@@ -1,4 +1,4 @@
-"""BranchFS, where FORKWISE_BRANCHFS names its binary."""
+"""BranchFS, if FORKWISE_BRANCHFS names its binary."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["is_installed", "mounted"]
 
 
 def is_installed() -> bool:
-    """Whether a binary was named."""
+    """Return whether a binary is named."""
     return bool(os.environ.get("FORKWISE_BRANCHFS"))
 
 
 @contextmanager
-def mounted(base: str, home: str) -> Iterator[BranchFS]:
-    """A BranchFS over a directory, for as long as the block lasts; ``home`` is an empty directory."""
+def mounted(base: str, directory: str) -> Iterator[BranchFS]:
+    """Mount a BranchFS over ``base`` for the block; ``directory`` is empty."""
     binary = os.environ["FORKWISE_BRANCHFS"]
-    where, storage = f"{home}/mount", f"{home}/storage"
-    os.mkdir(where)
+    mount, storage = f"{directory}/mount", f"{directory}/storage"
+    os.mkdir(mount)
     os.mkdir(storage)
-    filesystem = mount_branchfs(binary, base, where, storage)
+    filesystem = mount_branchfs(binary, base, mount, storage)
     try:
         yield filesystem
     finally:
-        unmount_branchfs(binary, where, storage)
+        unmount_branchfs(binary, mount, storage)

@@ -1,4 +1,4 @@
-"""btrfs snapshots, on an image in a file where the ground itself is no btrfs."""
+"""btrfs snapshots, on an image in a file, so that the directory of the run need not be a btrfs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 __all__ = ["is_installed", "mounted_image", "snapshot", "subvolume"]
 
-_SIZE = 4 << 30  # sparse: it takes what is written
+_SIZE = 4 << 30  # sparse
 
 
 def is_installed() -> bool:
-    """Whether its tools are there and the kernel knows it."""
+    """Return whether its tools are installed and the kernel supports it."""
     if shutil.which("btrfs") is None or shutil.which("mkfs.btrfs") is None or not os.path.exists("/dev/loop-control"):
         return False
     with open("/proc/filesystems") as file:
@@ -24,29 +24,29 @@ def is_installed() -> bool:
 
 
 @contextmanager
-def mounted_image(image: str, where: str) -> Iterator[str]:
-    """A new btrfs; its loop device goes with the mount."""
+def mounted_image(image: str, mount: str) -> Iterator[str]:
+    """Create a btrfs and mount it for the block; its loop device is detached with the mount."""
     with open(image, "wb") as file:
         file.truncate(_SIZE)
     _run("mkfs.btrfs", "-q", image)
-    os.mkdir(where)
-    _run("mount", "-t", "btrfs", "-o", "loop", image, where)
+    os.mkdir(mount)
+    _run("mount", "-t", "btrfs", "-o", "loop", image, mount)
     try:
-        yield where
+        yield mount
     finally:
-        umount2(where, MNT_DETACH)
+        umount2(mount, MNT_DETACH)
         os.unlink(image)
 
 
 def subvolume(path: str, source: str) -> None:
-    """A subvolume with a copy of a tree in it."""
+    """Create a subvolume with a copy of the tree ``source``."""
     _run("btrfs", "subvolume", "create", path)
     _run("cp", "-a", f"{source}/.", path)
     _run("btrfs", "filesystem", "sync", path)
 
 
 def snapshot(source: str, path: str) -> None:
-    """What stands for making a branch."""
+    """Take a snapshot, the counterpart of a branch."""
     _run("btrfs", "subvolume", "snapshot", source, path)
 
 

@@ -1,4 +1,4 @@
-"""fuse-overlayfs: the same layers, shown by a process instead of the kernel."""
+"""fuse-overlayfs: the same layers, served by a process instead of the kernel."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from contextlib import contextmanager
 
 from forkwise.linux.syscalls import MNT_DETACH, umount2
 
-__all__ = ["is_installed", "mounted", "show", "take_down"]
+__all__ = ["is_installed", "mount", "mounted", "unmount"]
 
 
 def is_installed() -> bool:
-    """Whether it is there and the kernel lets it serve."""
+    """Return whether it is installed and the kernel supports FUSE."""
     return shutil.which("fuse-overlayfs") is not None and os.path.exists("/dev/fuse")
 
 
-def show(home: str, lower: str) -> str:
-    """Three directories and a server; ``home`` exists already. Gives where the mount is."""
+def mount(directory: str, lower: str) -> str:
+    """Create the directories of a branch in ``directory``, and mount it. Return the path of the mount."""
     for part in ("upper", "work", "view"):
-        os.mkdir(f"{home}/{part}")
-    options = f"lowerdir={lower},upperdir={home}/upper,workdir={home}/work,volatile"
+        os.mkdir(f"{directory}/{part}")
+    options = f"lowerdir={lower},upperdir={directory}/upper,workdir={directory}/work,volatile"
     subprocess.run(
-        ["fuse-overlayfs", "-o", options, f"{home}/view"],
+        ["fuse-overlayfs", "-o", options, f"{directory}/view"],
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return f"{home}/view"
+    return f"{directory}/view"
 
 
-def take_down(home: str) -> None:
-    """Unmount; the server ends with it."""
-    umount2(f"{home}/view", MNT_DETACH)
+def unmount(directory: str) -> None:
+    """Unmount a branch, which ends its server."""
+    umount2(f"{directory}/view", MNT_DETACH)
 
 
 @contextmanager
-def mounted(home: str, lower: str) -> Iterator[str]:
-    """A view for as long as the block lasts."""
-    yield show(home, lower)
-    take_down(home)
+def mounted(directory: str, lower: str) -> Iterator[str]:
+    """Mount a branch for the block."""
+    yield mount(directory, lower)
+    unmount(directory)

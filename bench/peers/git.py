@@ -1,6 +1,6 @@
-"""git worktree: a repository that holds the same files, and its branches checked out beside it.
+"""git worktree: a repository with the same files, and its branches in worktrees.
 
-git is told not to sync anything, as forkwise is by ``durable=False``.
+It is configured to sync nothing, like forkwise with ``durable=False``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench import tree
 
 __all__ = ["Repository", "is_installed", "status"]
 
-_CONFIGURED = {
+_CONFIGURATION = {
     "core.fsync": "none",
     "gc.auto": "0",
     "advice.detachedHead": "false",
@@ -24,17 +24,17 @@ _CONFIGURED = {
 
 
 def is_installed() -> bool:
-    """Whether there is a git."""
+    """Return whether git is installed."""
     return shutil.which("git") is not None
 
 
 class Repository:
-    """A repository of so many files; with ``checkout`` they also lie in its directory."""
+    """A repository of ``files`` files; with ``checkout`` it is not bare, and has them checked out."""
 
     def __init__(self, path: str, files: int, size: int, *, checkout: bool) -> None:
         self.path = path
         _git("init", "-q", "-b", "main", *([] if checkout else ["--bare"]), path)
-        for key, value in _CONFIGURED.items():
+        for key, value in _CONFIGURATION.items():
             _git("-C", path, "config", key, value)
         stream = b"".join(_fast_import(files, size))
         subprocess.run(["git", "-C", path, "fast-import", "--quiet"], input=stream, check=True, env=_environment())
@@ -42,24 +42,24 @@ class Repository:
             _git("-C", path, "reset", "-q", "--hard")
 
     def add(self, worktree: str, branch: str) -> None:
-        """Check a new branch out somewhere else."""
+        """Check out a new branch in a worktree."""
         _git("-C", self.path, "worktree", "add", "-q", "-b", branch, worktree)
 
     def commit(self, worktree: str) -> None:
-        """Commit all that was changed there."""
+        """Commit all changes of a worktree."""
         _git("-C", worktree, "commit", "-q", "-a", "-m", "changed")
 
     def merge(self, branch: str) -> None:
-        """Bring a branch into the files of the repository's own directory."""
+        """Merge a branch into the checked out one."""
         _git("-C", self.path, "merge", "-q", branch)
 
     def remove(self, worktree: str) -> None:
-        """Drop a worktree with all that was changed in it."""
+        """Remove a worktree and its uncommitted changes."""
         _git("-C", self.path, "worktree", "remove", "--force", worktree)
 
 
 def status(path: str) -> None:
-    """``git status``, as an agent or an editor asks for it."""
+    """Run ``git status`` as an agent or an editor does."""
     _git("-C", path, "status", "--porcelain")
 
 

@@ -1,6 +1,6 @@
 """The rows of pydantic-deep, measured in its own environment: ``python -m bench.peers.pydantic_deep_rows ROW JSON``.
 
-Nothing of forkwise is imported here. The samples go to standard output as JSON.
+It must not import forkwise. It prints the samples as JSON.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from bench.workload import long_history, longest_gap, stepping_model
 
 
 async def command(root: str, rounds: int) -> list[float]:
-    """A shell command in a branch."""
+    """Measure a shell command in a branch."""
     branch: Any = branch_overlay(Workspace(LocalWorkspaceBackend(Path(root))))
     samples = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await branch.run("true", shell=True)
-        samples.append(time.perf_counter() - begun)
+        samples.append(time.perf_counter() - started)
     return samples
 
 
 async def merge(root: str, rounds: int) -> list[float]:
-    """All files of a directory changed in a branch, and merged."""
+    """Measure the merge of a branch that changed all files of a directory."""
     parent = Workspace(LocalWorkspaceBackend(Path(root)))
     samples = []
     for number in range(rounds):
@@ -57,14 +57,14 @@ async def merge(root: str, rounds: int) -> list[float]:
         for path in sorted(Path(root).rglob("*")):
             if path.is_file():
                 await branch.write_bytes(str(path.relative_to(root)), b"%d" % number + path.read_bytes())
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await branch.flush_to(parent)
-        samples.append(time.perf_counter() - begun)
+        samples.append(time.perf_counter() - started)
     return samples
 
 
 async def stall(root: str, at_once: int, commands: int) -> list[float]:
-    """What the event loop feels of branches that run commands."""
+    """Measure the longest stall of the event loop while branches run commands."""
     parent = Workspace(LocalWorkspaceBackend(Path(root)))
 
     async def work(branch: Any) -> None:
@@ -75,7 +75,7 @@ async def stall(root: str, at_once: int, commands: int) -> list[float]:
 
 
 async def diff_report(root: str, branches: str, rounds: int) -> list[float]:
-    """The CPU time of a report on branches whose files are in a JSON file."""
+    """Measure the CPU time of a report on branches whose files are in a JSON file."""
     parent = Workspace(LocalWorkspaceBackend(Path(root)))
     runtimes: Any = []
     for name, files in json.loads(Path(branches).read_text()).items():
@@ -86,30 +86,30 @@ async def diff_report(root: str, branches: str, rounds: int) -> list[float]:
         runtimes.append(SimpleNamespace(status=status, spec=SimpleNamespace(label=name), overlay=overlay))
     samples = []
     for _ in range(rounds):
-        begun = time.process_time()
+        started = time.process_time()
         await build_diff_report("fork", runtimes)
-        samples.append(time.process_time() - begun)
+        samples.append(time.process_time() - started)
     return samples
 
 
 async def fork(root: str, branches: int, requests: int, messages: int, rounds: int) -> list[float]:
-    """Branches that run to their end, off a long conversation."""
+    """Measure branches that run to completion, forked from a long conversation."""
     samples = []
     for _ in range(rounds):
-        begun = time.perf_counter()
-        made = await _forked(root, branches, requests, messages)
-        samples.append(time.perf_counter() - begun)
+        started = time.perf_counter()
+        made = await _fork(root, branches, requests, messages)
+        samples.append(time.perf_counter() - started)
         await made.aclose()
     return samples
 
 
 async def memory(root: str, branches: int, requests: int, messages: int) -> list[float]:
-    """What branches hold that are done."""
-    await (await _forked(root, 2, requests, 2)).aclose()  # what is loaded late is no branch's
+    """Measure the memory of finished branches."""
+    await (await _fork(root, 2, requests, 2)).aclose()  # imports on first use must not be counted
     history = long_history(messages)
     gc.collect()
     tracemalloc.start()
-    made = await _forked(root, branches, requests, messages, history=history)
+    made = await _fork(root, branches, requests, messages, history=history)
     gc.collect()
     held = float(tracemalloc.get_traced_memory()[0])
     await made.aclose()
@@ -117,12 +117,12 @@ async def memory(root: str, branches: int, requests: int, messages: int) -> list
 
 
 async def resolve(root: str, branches: int) -> list[float]:
-    """A fork resolved by a test command and a judge that takes no time."""
-    made = await _forked(root, branches, 1, 0, test_command="true")
+    """Measure the resolution of a fork by a test command and a judge that takes no time."""
+    made = await _fork(root, branches, 1, 0, test_command="true")
     coordinators.JudgeAgent = _First
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await made.resolve(MergeStrategy(kind="auto_with_fallback"))
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     await made.aclose()
     return [taken]
 
@@ -132,14 +132,14 @@ class _First:
         pass
 
     async def evaluate(self, goal: str, report: object, outcomes: Sequence[Any]) -> tuple[JudgeVerdict, RunUsage]:
-        verdict = JudgeVerdict(winner_branch_id=outcomes[0].branch_id, confidence=1.0, reasoning="it came first")
+        verdict = JudgeVerdict(winner_branch_id=outcomes[0].branch_id, confidence=1.0, reasoning="it is the first")
         return verdict, RunUsage()
 
 
-async def _forked(
+async def _fork(
     root: str, branches: int, requests: int, messages: int, *, history: Any = None, test_command: str | None = None
 ) -> Any:
-    # With its capability, by which a branch keeps what it said: without, a branch that is stopped could not be picked.
+    # The capability stores the messages of a branch; without it, a branch that is stopped could not be picked.
     capability = LiveForkCapability(max_branches=branches)
     agent: Any = Agent(stepping_model(requests), deps_type=DeepAgentDeps, capabilities=[capability])
 
@@ -157,14 +157,14 @@ async def _forked(
         test_command=test_command,
     )
     specs = [BranchSpec(str(number), f"go {number}") for number in range(branches)]
-    said = long_history(messages) if history is None else history
-    await made.fork(specs, parent_history=said, workspace=Workspace(LocalWorkspaceBackend(Path(root))))
+    parent_history = long_history(messages) if history is None else history
+    await made.fork(specs, parent_history=parent_history, workspace=Workspace(LocalWorkspaceBackend(Path(root))))
     await asyncio.wait([runtime.task for runtime in made.branches.values()])
     assert {status.state for status in made.inspect_branches()} == {"done"}
     return made
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # that there are no checkpoints
+    warnings.simplefilter("ignore")  # it warns that there are no checkpoints
     row = globals()[sys.argv[1]]
     print(json.dumps(asyncio.run(row(**json.loads(sys.argv[2])))))

@@ -1,10 +1,9 @@
-"""The rows of the table, each a function from the ground to the lines it measured there."""
+"""The rows of the table: functions that measure, and return lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.ground import Ground
 from bench.line import Line
 from bench.rows.abort import measure_abort
 from bench.rows.branch import measure_branch
@@ -22,11 +21,12 @@ from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
+from bench.scratch import Scratch
 
 __all__ = ["ROWS"]
 
-#: In the order they are measured. What deletes much comes late: some filesystems are slower to create for a while.
-ROWS: dict[str, Callable[[Ground], list[Line]]] = {
+#: In the order of measurement. Rows that delete many files come late: afterwards some filesystems create files slowly.
+ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "branch": measure_branch,
     "commit": measure_commit,
     "walk": measure_walk,

@@ -1,15 +1,15 @@
-"""A branch dropped: with a thousand changed files no slower than with one."""
+"""Abort of a branch, which must not take longer with a thousand changed files than with one."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from bench import bare
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.peers import git
 from bench.rounds import Contender, play, timed
 from bench.rows.commit import SIZE, change
+from bench.scratch import Scratch
 from forkwise import Workspace
 from forkwise.files.store import trash
 
@@ -20,16 +20,16 @@ _COUNTS = (1_000, 1)
 _NOISE = 1.2
 
 
-def measure_abort(ground: Ground) -> list[Line]:
-    """Both numbers of files, ours and the floor taking turns; then git."""
-    root = ground.planted(_FILES, SIZE)
-    workspace = ground.workspace(root)
+def measure_abort(scratch: Scratch) -> list[Line]:
+    """Measure forkwise and the floor in turn for both numbers of files, then git."""
+    root = scratch.shared_tree(_FILES, SIZE)
+    workspace = scratch.workspace(root)
     contenders: dict[str, Contender] = {}
     for files in _COUNTS:
         contenders[f"ours {files}"] = partial(_abort, workspace, files)
-        contenders[f"floor {files}"] = partial(_drop, ground, root, files)
-    ground.say("aborts")
-    figures = play(contenders, ground.rounds(30, 10), warm=2)
+        contenders[f"floor {files}"] = partial(_drop, scratch, root, files)
+    scratch.report("aborting branches")
+    figures = play(contenders, scratch.rounds(30, 10), warm=2)
     lines = [
         Line(f"abort with {n:,} changed file{'s' * (n > 1)}", figures[f"ours {n}"], figures[f"floor {n}"])
         for n in _COUNTS
@@ -37,9 +37,9 @@ def measure_abort(ground: Ground) -> list[Line]:
     much, little = lines
     much.peers["git worktree remove"] = None
     if git.is_installed():
-        ground.say(f"a git repository of {_FILES:,} files")
-        repository = git.Repository(ground.fresh("repository"), _FILES, SIZE, checkout=False)
-        figures |= play({"git": lambda: _remove(ground, repository)}, ground.rounds(3, 1), warm=0)
+        scratch.report(f"creating a git repository of {_FILES:,} files")
+        repository = git.Repository(scratch.new_path("repository"), _FILES, SIZE, checkout=False)
+        figures |= play({"git": lambda: _remove(scratch, repository)}, scratch.rounds(3, 1), warm=0)
         much.peers["git worktree remove"] = figures["git"]
     much.goals.append(Goal("≤ 1 × with 1 (within 20 %)", much.ours.median / little.ours.median, _NOISE))
     much.faster_than("git worktree remove", 10)
@@ -56,24 +56,24 @@ def _abort(workspace: Workspace, files: int) -> float:
         return taken
 
 
-def _drop(ground: Ground, root: str, files: int) -> float:
-    ballast, home = ground.directory("ballast"), ground.directory("floor")
-    _write(bare.make(home, root), bare.make(ballast, root), files)
-    gone = ground.fresh("gone")
-    taken = timed(lambda: bare.drop(home, gone))
-    bare.drop(ballast, ground.fresh("gone"))
+def _drop(scratch: Scratch, root: str, files: int) -> float:
+    ballast, directory = scratch.make_directory("ballast"), scratch.make_directory("floor")
+    _write(bare.make(directory, root), bare.make(ballast, root), files)
+    dropped = scratch.new_path("dropped")
+    taken = timed(lambda: bare.drop(directory, dropped))
+    bare.drop(ballast, scratch.new_path("dropped"))
     return taken
 
 
 def _write(root: str, ballast: str, files: int) -> None:
-    """Change so many files, and as many elsewhere as make a thousand: nobody starts with warmer processor caches."""
+    """Change ``files`` files; if few, also change many in ``ballast``, so that processor caches are equally warm."""
     change(root, files)
     if files < _COUNTS[0]:
         change(ballast, _COUNTS[0])
 
 
-def _remove(ground: Ground, repository: git.Repository) -> float:
-    worktree = ground.fresh("worktree")
+def _remove(scratch: Scratch, repository: git.Repository) -> float:
+    worktree = scratch.new_path("worktree")
     repository.add(worktree, worktree.rpartition("/")[2])
     change(worktree, 1_000)
     return timed(lambda: repository.remove(worktree))

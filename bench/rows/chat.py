@@ -1,4 +1,4 @@
-"""A chat in a real pseudo-terminal: how soon it is there, and how soon a key is answered while ten branches stream."""
+"""A chat in a real pseudo-terminal: the time to the first frame, and from a key to its effect while branches stream."""
 
 from __future__ import annotations
 
@@ -7,57 +7,57 @@ import time
 from pathlib import Path
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
-from bench.panels import Panels
+from bench.scratch import Scratch
+from bench.terminal_program import TerminalProgram
 
 __all__ = ["measure_chat"]
 
 _BRANCHES = 10
 _WORDS = 20_000
 _PACE = 0.02  # seconds for each word of each branch: fifty tokens a second, each
-_LETTERS = [chr(number) for number in range(0x410, 0x450)]  # which nothing else on the screen is written with
+_LETTERS = [chr(number) for number in range(0x410, 0x450)]  # nothing else on the screen contains them
 _LEAVE = b"\x11"  # ctrl+q
 _TAB, _BACK = b"\t", b"\x1b[Z"
 
 
-def measure_chat(ground: Ground) -> list[Line]:
-    """Started several times over; then one of them is written in and walked through."""
-    directory = ground.directory("chat")
-    script = Path(ground.directory("script"), "script.json")
+def measure_chat(scratch: Scratch) -> list[Line]:
+    """Measure the first frame of several chats, then keys in one of them."""
+    directory = scratch.make_directory("chat")
+    script = Path(scratch.make_directory("script"), "script.json")
     words = " ".join(f"word{number}" for number in range(_WORDS))
     script.write_text(json.dumps({"pace": _PACE, "reply": [{"say": words}]}))
     chat = (["chat", "--new", "--model", f"script:{script}"], _LEAVE)
 
-    ground.say("a chat's first frame")
+    scratch.report("the first frame of a chat")
     frames = []
-    for _ in range(ground.rounds(9, 3)):
-        panels = Panels(directory, *chat)
-        # Its first letter is under the cursor, and is drawn apart.
-        frames.append(panels.drawn("ay something") - panels.begun)
-        panels.drawn("tokens")  # it has started
+    for _ in range(scratch.rounds(9, 3)):
+        panels = TerminalProgram(directory, *chat)
+        # The first letter is under the cursor, and is drawn separately.
+        frames.append(panels.wait_for("ay something") - panels.started)
+        panels.wait_for("tokens")  # the session is open
         panels.close()
 
-    ground.say("keys while ten branches stream")
-    panels = Panels(directory, *chat)
-    panels.drawn("tokens")
+    scratch.report("keys while ten branches stream")
+    panels = TerminalProgram(directory, *chat)
+    panels.wait_for("tokens")
     labels = [f"b{number:02}" for number in range(1, _BRANCHES + 1)]
     panels.press(f"/fork {' | '.join(f'{label}: go' for label in labels)}\r".encode())
-    panels.drawn(f"FORK: {_BRANCHES}")
+    panels.wait_for(f"FORK: {_BRANCHES}")
     for label in labels:
         panels.press(_TAB)
-        panels.drawn(f"branch {label}")
+        panels.wait_for(f"branch {label}")
     letters, tabs = [], []
-    for turn in range(ground.rounds(60, 20)):
+    for turn in range(scratch.rounds(60, 20)):
         pressed = panels.press(_LETTERS[turn].encode())
-        letters.append(panels.drawn(_LETTERS[turn]) - pressed)
-        time.sleep(0.05)  # as fast as a person presses them
-        backwards, at = turn // (_BRANCHES - 1) % 2 == 0, turn % (_BRANCHES - 1)
+        letters.append(panels.wait_for(_LETTERS[turn]) - pressed)
+        time.sleep(0.05)  # a user presses keys no faster
+        backwards, position = turn // (_BRANCHES - 1) % 2 == 0, turn % (_BRANCHES - 1)
         pressed = panels.press(_BACK if backwards else _TAB)
-        tabs.append(panels.drawn(f"branch {labels[-2 - at if backwards else at + 1]}") - pressed)
+        tabs.append(panels.wait_for(f"branch {labels[-2 - position if backwards else position + 1]}") - pressed)
         time.sleep(0.05)
-    panels.press(b"\x15/abort\r")  # in an empty line
-    panels.drawn("aborted")
+    panels.press(b"\x15/abort\r")  # ctrl+u clears the line
+    panels.wait_for("aborted")
     panels.close()
     first = Line("forkwise chat: the first frame, from the start of the process", Figure(tuple(frames)))
     first.goals.append(Goal("< 1 s", first.ours.median, 1.0))

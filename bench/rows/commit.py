@@ -1,4 +1,4 @@
-"""A commit of changed 4 KB files, against renames with undo links and against the way through git."""
+"""Commits of changed 4 KB files, compared with bare renames and links, and with a worktree and a merge in git."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import count
 
 from bench import bare, tree
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.peers import branchfs, git
 from bench.rounds import Contender, play, timed
+from bench.scratch import Scratch
 from forkwise import Workspace
 from forkwise.files.store import trash
 from forkwise.files.views.branchfs import BranchFS
@@ -23,50 +23,50 @@ __all__ = ["SIZE", "change", "measure_commit"]
 SIZE = 4096
 _FILES = 5_000
 _COUNTS = (1, 10, 100, 1_000)
-_BRANCHFS = 0.12e-3  # seconds a file, as measured with a build of its own
+_BRANCHFS = 0.12e-3  # seconds per file, measured with a separate build
 
 _edits = count(1)
 
 
 def change(root: str, files: int) -> None:
-    """Write so many files anew, twenty in a directory."""
+    """Overwrite ``files`` files, twenty in each directory."""
     data = tree.content(next(_edits) * _FILES, SIZE)
     for number in _numbers(files):
         with open(f"{root}/{tree.name(number)}", "wb") as file:
             file.write(data)
 
 
-def measure_commit(ground: Ground) -> list[Line]:
-    """All contenders in turn, for each number of files."""
-    workspace = ground.workspace(ground.own(_FILES, SIZE))
-    floor = ground.own(_FILES, SIZE)
+def measure_commit(scratch: Scratch) -> list[Line]:
+    """Measure all contenders in turn for each number of files."""
+    workspace = scratch.workspace(scratch.own_tree(_FILES, SIZE))
+    floor = scratch.own_tree(_FILES, SIZE)
     repository = None
     if git.is_installed():
-        ground.say(f"a git repository of {_FILES:,} files")
-        repository = git.Repository(ground.fresh("repository"), _FILES, SIZE, checkout=True)
+        scratch.report(f"creating a git repository of {_FILES:,} files")
+        repository = git.Repository(scratch.new_path("repository"), _FILES, SIZE, checkout=True)
     lines = []
     with ExitStack() as cleanup:
         filesystem = None
         if branchfs.is_installed():
-            base = ground.own(_FILES, SIZE)
-            filesystem = cleanup.enter_context(branchfs.mounted(base, ground.directory("branchfs")))
+            base = scratch.own_tree(_FILES, SIZE)
+            filesystem = cleanup.enter_context(branchfs.mounted(base, scratch.make_directory("branchfs")))
         for files in _COUNTS:
-            ground.say(f"commits of {files:,} files")
+            scratch.report(f"committing {files:,} files")
             contenders: dict[str, Contender] = {
                 "ours": partial(_commit, workspace, files, durable=False),
-                "floor": partial(_replace, ground, floor, files),
+                "floor": partial(_replace, scratch, floor, files),
             }
             full = 12 if files == 1_000 else 40
-            figures = play(contenders, ground.rounds(full, full // 3), warm=2)
+            figures = play(contenders, scratch.rounds(full, full // 3), warm=2)
             synced = {"durable": partial(_commit, workspace, files, durable=True)}
-            figures |= play(synced, ground.rounds(5, 3))
+            figures |= play(synced, scratch.rounds(5, 3))
             slow: dict[str, Contender] = {}
             if repository is not None:
-                slow["git worktree"] = partial(_through_git, ground, repository, files)
+                slow["git worktree"] = partial(_through_git, scratch, repository, files)
                 slow["whole"] = partial(_through_ours, workspace, files)
             if filesystem is not None:
                 slow["BranchFS"] = partial(_commit_branchfs, filesystem, files)
-            figures |= play(slow, ground.rounds(3, 1), warm=0)
+            figures |= play(slow, scratch.rounds(3, 1), warm=0)
             lines.append(_line(files, figures))
     return lines
 
@@ -84,7 +84,7 @@ def _line(files: int, figures: dict[str, Figure]) -> Line:
         line.faster_than("git worktree", 30)
         if "whole" in figures and "git worktree" in figures:
             ratio = figures["git worktree"].median / figures["whole"].median
-            line.goals.append(Goal("≥ 30 ×, all of both ways", ratio, 30, at_least=True))
+            line.goals.append(Goal("≥ 30 ×, branch to commit", ratio, 30, at_least=True))
     if figures.get("BranchFS") is not None:
         line.faster_than("BranchFS", 1)
     return line
@@ -98,8 +98,8 @@ def _commit(workspace: Workspace, files: int, *, durable: bool) -> float:
     return taken
 
 
-def _replace(ground: Ground, root: str, files: int) -> float:
-    new, undo = ground.directory("new"), ground.directory("undo")
+def _replace(scratch: Scratch, root: str, files: int) -> float:
+    new, undo = scratch.make_directory("new"), scratch.make_directory("undo")
     data = tree.content(next(_edits) * _FILES, SIZE)
     moves = []
     for slot, number in enumerate(_numbers(files)):
@@ -110,7 +110,7 @@ def _replace(ground: Ground, root: str, files: int) -> float:
 
 
 def _through_ours(workspace: Workspace, files: int) -> float:
-    """Branch, change, commit: what ``_through_git`` does."""
+    """Branch, change and commit, as ``_through_git`` does."""
 
     def action() -> None:
         branch = workspace.branch("change")
@@ -120,8 +120,8 @@ def _through_ours(workspace: Workspace, files: int) -> float:
     return timed(action)
 
 
-def _through_git(ground: Ground, repository: git.Repository, files: int) -> float:
-    worktree = ground.fresh("worktree")
+def _through_git(scratch: Scratch, repository: git.Repository, files: int) -> float:
+    worktree = scratch.new_path("worktree")
     branch = os.path.basename(worktree)
     steps: list[Callable[[], object]] = [
         lambda: repository.add(worktree, branch),

@@ -1,4 +1,4 @@
-"""Conversations: branches off a long one, what a path costs to serialise, and an agent that branches itself."""
+"""Conversations: branches of a long one, serialisation of a path, and an agent that branches itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import play, timed
+from bench.scratch import Scratch
 from forkwise.conversation.branch_self import branch_self
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.talk import Talk
@@ -23,38 +23,38 @@ __all__ = ["measure_conversation"]
 _MESSAGES = 1_000
 _BRANCHES = 1_000
 _PROMPTS = 5
-_CALL = 0.1  # seconds that a model takes
+_CALL = 0.1  # seconds per model request
 
 
-def measure_conversation(ground: Ground) -> list[Line]:
-    """In memory, all of it."""
-    ground.say("conversations")
-    return [*_branches(ground), _path(ground), _branching(ground)]
+def measure_conversation(scratch: Scratch) -> list[Line]:
+    """Measure conversations in memory."""
+    scratch.report("conversations")
+    return [*_branches(scratch), _path(scratch), _branching(scratch)]
 
 
-def _branches(ground: Ground) -> list[Line]:
+def _branches(scratch: Scratch) -> list[Line]:
     seconds, held = [], []
-    for _ in range(ground.rounds(7, 3)):
+    for _ in range(scratch.rounds(7, 3)):
         talk = _long()
         trunk = talk.here
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(_BRANCHES):
             talk.fork(trunk).say(f"branch {number}")
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         talk = _long()
         tracemalloc.start()
         for number in range(_BRANCHES):
             talk.fork(trunk).say(f"branch {number}")
         held.append(float(tracemalloc.get_traced_memory()[0]))
         tracemalloc.stop()
-    name = f"{_BRANCHES:,} branches off a {_MESSAGES:,}-message conversation"
+    name = f"{_BRANCHES:,} branches of a {_MESSAGES:,}-message conversation"
     made, memory = Line(name, Figure(tuple(seconds))), Line(f"{name}: memory", Figure(tuple(held), "B"))
     made.goals.append(Goal("< 0.1 s", made.ours.median, 0.1))
     memory.goals.append(Goal("< 5 MB", memory.ours.median, 5e6))
     return [made, memory]
 
 
-def _path(ground: Ground) -> Line:
+def _path(scratch: Scratch) -> Line:
     talk = _long()
     flat = talk.path()
     figures = play(
@@ -62,7 +62,7 @@ def _path(ground: Ground) -> Line:
             "ours": lambda: timed(lambda: ModelMessagesTypeAdapter.dump_json(talk.path())),
             "flat": lambda: timed(lambda: ModelMessagesTypeAdapter.dump_json(flat)),
         },
-        ground.rounds(30, 10),
+        scratch.rounds(30, 10),
         warm=2,
     )
     line = Line(
@@ -72,7 +72,7 @@ def _path(ground: Ground) -> Line:
     return line
 
 
-def _branching(ground: Ground) -> Line:
+def _branching(scratch: Scratch) -> Line:
     async def think(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         await asyncio.sleep(_CALL)
         return ModelResponse(parts=[TextPart("done")])
@@ -84,7 +84,7 @@ def _branching(ground: Ground) -> Line:
 
     line = Line(
         f"branch_self, {_PROMPTS} prompts, {_CALL * 1000:.0f} ms a call",
-        play({"ours": branch}, ground.rounds(7, 3))["ours"],
+        play({"ours": branch}, scratch.rounds(7, 3))["ours"],
     )
     line.goals.append(Goal("< 0.3 s", line.ours.median, 0.3))
     return line

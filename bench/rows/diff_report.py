@@ -1,4 +1,4 @@
-"""The diff report of a fork: a thousand paths in each of ten branches, no two of which agree on any."""
+"""The diff report of a fork: a thousand paths that differ in each of ten branches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Line
 from bench.peers import pydantic_deep
+from bench.scratch import Scratch
 from forkwise import BranchDiffReport, BranchOverlay, StateBackend, build_diff_report
 from forkwise.live.diff.build import BranchLike
 
@@ -19,24 +19,24 @@ __all__ = ["measure_diff_report"]
 _PATHS = 1_000
 _BRANCHES = 10
 _LINES = 60
-# Seconds, as seen for pydantic-deep from PyPI on the machine this was written on.
+# Seconds, measured for pydantic-deep from PyPI on the machine where this was written.
 _THEIRS = 1.5
 
 
-def measure_diff_report(ground: Ground) -> list[Line]:
-    """The CPU time it takes to build, and to read every diff in it too."""
-    ground.say(f"a diff report on {_PATHS:,} paths")
+def measure_diff_report(scratch: Scratch) -> list[Line]:
+    """Measure the CPU time to build the report, and to read every diff in it as well."""
+    scratch.report(f"building a diff report on {_PATHS:,} paths")
     parent, branches = _fork()
-    rounds = ground.rounds(7, 3)
+    rounds = scratch.rounds(7, 3)
     built, read = [], []
     for _ in range(rounds):
         runtimes = _runtimes(parent, branches)
-        begun = time.process_time()
+        started = time.process_time()
         report = build_diff_report("fork", runtimes)
-        built.append(time.process_time() - begun)
+        built.append(time.process_time() - started)
         _read(report)
-        read.append(time.process_time() - begun)
-    peers = {pydantic_deep.NAME: _peer(ground, parent, branches, rounds)}
+        read.append(time.process_time() - started)
+    peers = {pydantic_deep.NAME: _peer(scratch, parent, branches, rounds)}
     size = f"{_PATHS:,} paths × {_BRANCHES} branches, CPU time"
     lines = [
         Line(f"diff report, {size}", Figure(tuple(built)), peers=peers),
@@ -48,7 +48,7 @@ def measure_diff_report(ground: Ground) -> list[Line]:
 
 
 def _fork() -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """The files of the parent, and those of each branch: two lines changed in every one."""
+    """Return the files of the parent and of each branch, which changes two lines in every file."""
     parent = {
         f"src/part{number % 20}/module{number}.py": "".join(f"line {n} of {number}\n" for n in range(_LINES))
         for number in range(_PATHS)
@@ -81,11 +81,11 @@ def _read(report: BranchDiffReport) -> int:
     return sum(len(change.unified_diff_vs_parent) for path in report.paths for change in path.branches.values())
 
 
-def _peer(ground: Ground, parent: dict[str, str], branches: dict[str, dict[str, str]], rounds: int) -> Figure | None:
-    root = Path(ground.directory("diffed"))
+def _peer(scratch: Scratch, parent: dict[str, str], branches: dict[str, dict[str, str]], rounds: int) -> Figure | None:
+    root = Path(scratch.make_directory("parent"))
     for path, text in parent.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    told = Path(ground.directory("told")) / "branches.json"
-    told.write_text(json.dumps(branches))
-    return pydantic_deep.measure("diff_report", root=str(root), branches=str(told), rounds=rounds)
+    branches_file = Path(scratch.make_directory("peer")) / "branches.json"
+    branches_file.write_text(json.dumps(branches))
+    return pydantic_deep.measure("diff_report", root=str(root), branches=str(branches_file), rounds=rounds)

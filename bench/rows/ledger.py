@@ -1,13 +1,13 @@
-"""The ledger: how fast events are written, and a list of a thousand forks."""
+"""The ledger: the time to write events, and to list a thousand forks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import play, timed
+from bench.scratch import Scratch
 from forkwise import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.ledger import Ledger
@@ -16,36 +16,36 @@ __all__ = ["measure_ledger"]
 
 _EVENTS = 10_000
 _FORKS = 1_000
-_OF_AN_ATTEMPT = 4  # added, started, scored, ended
+_EVENTS_PER_ATTEMPT = 4  # added, started, scored, ended
 
 
-def measure_ledger(ground: Ground) -> list[Line]:
-    """In a ledger of their own each."""
-    return [_writing(ground), _listing(ground)]
+def measure_ledger(scratch: Scratch) -> list[Line]:
+    """Measure each in a ledger of its own."""
+    return [_measure_writes(scratch), _measure_list(scratch)]
 
 
-def _writing(ground: Ground) -> Line:
-    ground.say(f"{_EVENTS:,} events")
+def _measure_writes(scratch: Scratch) -> Line:
+    scratch.report(f"writing {_EVENTS:,} events")
 
     def write() -> float:
-        with open_ledger(Workspace(ground.directory("written"))) as ledger:
-            return timed(lambda: _fill(ledger, forks=1, attempts=_EVENTS // _OF_AN_ATTEMPT))
+        with open_ledger(Workspace(scratch.make_directory("written"))) as ledger:
+            return timed(lambda: _fill(ledger, forks=1, attempts=_EVENTS // _EVENTS_PER_ATTEMPT))
 
-    figures = play({"ours": write}, ground.rounds(3, 1), warm=0)
+    figures = play({"ours": write}, scratch.rounds(3, 1), warm=0)
     line = Line(f"ledger: {_EVENTS:,} events written", figures["ours"])
     line.goals.append(Goal("< 2 s", figures["ours"].median, 2))
     return line
 
 
-def _listing(ground: Ground) -> Line:
-    workspace = Workspace(ground.directory("listed"))
-    ground.say(f"{_FORKS:,} forks")
+def _measure_list(scratch: Scratch) -> Line:
+    workspace = Workspace(scratch.make_directory("listed"))
+    scratch.report(f"writing {_FORKS:,} forks")
     with open_ledger(workspace) as ledger:
         _fill(ledger, forks=_FORKS, attempts=8)
     start = "from forkwise.cli import main; main()"
     words = [sys.executable, "-c", start, "ls", "--all", "-C", str(workspace.path)]
     listing = {"ours": lambda: timed(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))}
-    figures = play(listing, ground.rounds(20, 5), warm=2)
+    figures = play(listing, scratch.rounds(20, 5), warm=2)
     line = Line(f"forkwise ls over {_FORKS:,} forks, from start to end", figures["ours"])
     line.goals.append(Goal("< 0.3 s", figures["ours"].median, 0.3))
     return line

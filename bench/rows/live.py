@@ -1,4 +1,4 @@
-"""A thousand branches of one workspace, alive at once."""
+"""A thousand branches of one workspace at the same time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from functools import partial
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import timed
+from bench.scratch import Scratch
 from forkwise import Branch, Workspace
 from forkwise.files.store import trash
 
@@ -18,8 +18,8 @@ __all__ = ["measure_live"]
 
 _BRANCHES = 1_000
 
-# In a process of its own, where no memory lies free that others have used before. What tracemalloc sees are the
-# objects; what the kernel sees has the allocator's own needs in it.
+# In a process of its own, because an older one may reuse freed memory. tracemalloc counts Python objects; the resident
+# size also contains the overhead of the allocator.
 _MEMORY = """
 import gc, json, os, sys, tracemalloc
 from forkwise import Workspace
@@ -45,27 +45,27 @@ for branch in [first, *live]:
 """
 
 
-def measure_live(ground: Ground) -> list[Line]:
-    """How long it takes to make them, to look into them all and to abort them all, and what they hold in memory."""
-    root = ground.planted(1_000)
-    workspace = ground.workspace(root)
-    ground.say(f"{_BRANCHES:,} branches")
+def measure_live(scratch: Scratch) -> list[Line]:
+    """Measure the time to create, mount and abort all branches, and the memory of each."""
+    root = scratch.shared_tree(1_000)
+    workspace = scratch.workspace(root)
+    scratch.report(f"creating {_BRANCHES:,} branches")
     taken: dict[str, list[float]] = {"made": [], "seen": [], "aborted": [], "process": [], "objects": []}
-    for _ in range(ground.rounds(3, 1)):
+    for _ in range(scratch.rounds(3, 1)):
         live: list[Branch] = []
         taken["made"].append(timed(partial(_make, workspace, live)))
-        taken["seen"].append(timed(partial(_look_into, live)))
+        taken["seen"].append(timed(partial(_mount, live)))
         taken["aborted"].append(timed(partial(_abort, live)))
         trash.wait_until_empty()
-        for what in ("process", "objects"):
-            taken[what].append(_memory(root, what) / _BRANCHES)
+        for kind in ("process", "objects"):
+            taken[kind].append(_memory(root, kind) / _BRANCHES)
     made, seen, aborted = (Figure(tuple(taken[name])) for name in ("made", "seen", "aborted"))
     process, objects = (Figure(tuple(taken[name]), "B") for name in ("process", "objects"))
     return [
-        Line(f"{_BRANCHES:,} live branches: made", made, goals=[Goal("< 3 s", made.median, 3)]),
+        Line(f"{_BRANCHES:,} live branches: created", made, goals=[Goal("< 3 s", made.median, 3)]),
         Line(f"{_BRANCHES:,} live branches: all views mounted", seen),
-        Line(f"{_BRANCHES:,} live branches: process memory each", process, goals=[_small(process)]),
-        Line(f"{_BRANCHES:,} live branches: Python objects each", objects, goals=[_small(objects)]),
+        Line(f"{_BRANCHES:,} live branches: process memory each", process, goals=[_memory_goal(process)]),
+        Line(f"{_BRANCHES:,} live branches: Python objects each", objects, goals=[_memory_goal(objects)]),
         Line(f"{_BRANCHES:,} live branches: all aborted", aborted, goals=[Goal("< 3 s", aborted.median, 3)]),
     ]
 
@@ -74,7 +74,7 @@ def _make(workspace: Workspace, live: list[Branch]) -> None:
     live += [workspace.branch(f"live-{number}") for number in range(_BRANCHES)]
 
 
-def _look_into(live: list[Branch]) -> None:
+def _mount(live: list[Branch]) -> None:
     for branch in live:
         str(branch.path)
 
@@ -84,10 +84,10 @@ def _abort(live: list[Branch]) -> None:
         branch.abort()
 
 
-def _small(figure: Figure) -> Goal:
+def _memory_goal(figure: Figure) -> Goal:
     return Goal("< 20 KB", figure.median / 1024, 20)
 
 
-def _memory(root: str, what: str) -> float:
-    command = [sys.executable, "-c", _MEMORY, root, str(_BRANCHES), what]
+def _memory(root: str, kind: str) -> float:
+    command = [sys.executable, "-c", _MEMORY, root, str(_BRANCHES), kind]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))

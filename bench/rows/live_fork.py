@@ -1,5 +1,4 @@
-"""Live forks of an agent: what it costs to run in branches instead of bare, what they hold, and how long a fork takes
-to be resolved by its tests."""
+"""Live forks of an agent: the overhead over bare runs, the memory of branches, and a resolution by tests."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import RunUsage
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Line
 from bench.peers import pydantic_deep
 from bench.rounds import play
+from bench.scratch import Scratch
 from bench.workload import long_history, stepping_model
 from forkwise import BranchOutcome, BranchSpec, ForkCoordinator, JudgeVerdict, Workspace
 
@@ -29,26 +28,26 @@ _BRANCHES = 10
 _REQUESTS = 5
 _SIZE = {"branches": _BRANCHES, "requests": _REQUESTS, "messages": _MESSAGES}
 _FILES = 10_000
-_PEER_SECONDS = 50.0  # that pydantic-deep was seen to take where it is resolved by a test command
-_PEER_BYTES = 10.9 * 2**20  # that it was seen to hold
+_PEER_SECONDS = 50.0  # measured for a resolution of pydantic-deep by a test command
+_PEER_BYTES = 10.9 * 2**20  # measured for branches of pydantic-deep
 
 
-def measure_live_fork(ground: Ground) -> list[Line]:
-    """Ten branches of five requests each, off a long conversation."""
-    ground.say("live forks")
-    return [_running(ground), _memory(ground), _resolving(ground)]
+def measure_live_fork(scratch: Scratch) -> list[Line]:
+    """Measure ten branches with five requests each, forked from a long conversation."""
+    scratch.report("running live forks")
+    return [_measure_run(scratch), _measure_memory(scratch), _measure_resolution(scratch)]
 
 
-def _running(ground: Ground) -> Line:
-    root = ground.planted(1_000)
-    workspace = ground.workspace(root)
+def _measure_run(scratch: Scratch) -> Line:
+    root = scratch.shared_tree(1_000)
+    workspace = scratch.workspace(root)
     agent, history = _agent(), long_history(_MESSAGES)
     figures = play(
         {
             "ours": lambda: asyncio.run(_timed(_fork(agent, workspace, history))),
             "bare": lambda: asyncio.run(_timed(_bare(agent, history))),
         },
-        ground.rounds(9, 3),
+        scratch.rounds(9, 3),
         warm=1,
     )
     line = Line(
@@ -61,11 +60,11 @@ def _running(ground: Ground) -> Line:
     return line
 
 
-def _memory(ground: Ground) -> Line:
-    root = ground.planted(1_000)
-    workspace = ground.workspace(root)
+def _measure_memory(scratch: Scratch) -> Line:
+    root = scratch.shared_tree(1_000)
+    workspace = scratch.workspace(root)
     agent, history = _agent(), long_history(_MESSAGES)
-    held = [asyncio.run(_held(agent, workspace, history)) for _ in range(ground.rounds(3, 2))]
+    held = [asyncio.run(_find_memory(agent, workspace, history)) for _ in range(scratch.rounds(3, 2))]
     name = f"memory held by {_BRANCHES} finished branches, {_MESSAGES:,}-message history"
     theirs = pydantic_deep.measure("memory", unit="B", root=root, **_SIZE)
     line = Line(name, Figure(tuple(held), "B"), peers={pydantic_deep.NAME: theirs})
@@ -73,10 +72,10 @@ def _memory(ground: Ground) -> Line:
     return line
 
 
-def _resolving(ground: Ground) -> Line:
-    root = ground.planted(_FILES)
-    workspace = ground.workspace(root)
-    taken = [asyncio.run(_resolved(_agent(), workspace)) for _ in range(ground.rounds(5, 2))]
+def _measure_resolution(scratch: Scratch) -> Line:
+    root = scratch.shared_tree(_FILES)
+    workspace = scratch.workspace(root)
+    taken = [asyncio.run(_time_resolution(_agent(), workspace)) for _ in range(scratch.rounds(5, 2))]
     name = f'resolve with test_command="true", {_BRANCHES} branches, {_FILES:,}-file parent'
     theirs = pydantic_deep.measure("resolve", root=root, branches=_BRANCHES)
     line = Line(name, Figure(tuple(taken)), peers={pydantic_deep.NAME: theirs})
@@ -85,11 +84,11 @@ def _resolving(ground: Ground) -> Line:
 
 
 async def _timed(work: Coroutine[Any, Any, ForkCoordinator | None]) -> float:
-    begun = time.perf_counter()
-    made = await work
-    taken = time.perf_counter() - begun
-    if made is not None:
-        await made.aclose()
+    started = time.perf_counter()
+    coordinator = await work
+    taken = time.perf_counter() - started
+    if coordinator is not None:
+        await coordinator.aclose()
     return taken
 
 
@@ -104,7 +103,7 @@ async def _fork(agent: Agent[None, str], workspace: Workspace, history: list[Mod
     return coordinator
 
 
-async def _held(agent: Agent[None, str], workspace: Workspace, history: list[ModelMessage]) -> float:
+async def _find_memory(agent: Agent[None, str], workspace: Workspace, history: list[ModelMessage]) -> float:
     gc.collect()
     tracemalloc.start()
     coordinator = await _fork(agent, workspace, history)
@@ -115,27 +114,27 @@ async def _held(agent: Agent[None, str], workspace: Workspace, history: list[Mod
     return held
 
 
-async def _resolved(agent: Agent[None, str], workspace: Workspace) -> float:
+async def _time_resolution(agent: Agent[None, str], workspace: Workspace) -> float:
     coordinator = await _fork(agent, workspace, [])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await coordinator.resolve()
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     await coordinator.aclose()
     return taken
 
 
 class _First:
-    """A judge that takes no time."""
+    """A judge that returns the first branch at once."""
 
     async def evaluate(
         self, goal: str, diff_report: object, outcomes: Sequence[BranchOutcome]
     ) -> tuple[JudgeVerdict, RunUsage]:
-        verdict = JudgeVerdict(winner_branch_id=outcomes[0].branch_id, confidence=1.0, reasoning="it came first")
+        verdict = JudgeVerdict(winner_branch_id=outcomes[0].branch_id, confidence=1.0, reasoning="it is the first")
         return verdict, RunUsage()
 
 
 def _agent() -> Agent[None, str]:
-    """An agent that calls a tool four times, then answers."""
+    """Build an agent that calls a tool four times, then answers."""
     agent = Agent(stepping_model(_REQUESTS))
 
     @agent.tool_plain

@@ -1,4 +1,4 @@
-"""Modules: many branches in one turn, beside the time that their models and tools take by themselves."""
+"""Modules: many branches in one turn, compared with the time of their models and tools alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import play, timed
+from bench.scratch import Scratch
 
 __all__ = ["measure_modules"]
 
@@ -19,23 +19,23 @@ _MODEL = 0.1  # seconds
 _TOOL = 0.1
 
 
-def measure_modules(ground: Ground) -> list[Line]:
-    """Branches that answer at once, and branches that call a plain tool first."""
-    return [_line(ground, "branches", 3, 0, 0.35), _line(ground, "branches with a plain tool each", 4, 1, 0.6)]
+def measure_modules(scratch: Scratch) -> list[Line]:
+    """Measure branches that answer at once, and branches that call a plain tool first."""
+    return [_line(scratch, "branches", 3, 0, 0.35), _line(scratch, "branches with a plain tool each", 4, 1, 0.6)]
 
 
-def _line(ground: Ground, what: str, requests: int, tools: int, bound: float) -> Line:
+def _line(scratch: Scratch, kind: str, requests: int, tools: int, bound: float) -> Line:
     module = _module(calls_tool=bool(tools))
-    ground.say(f"{_BRANCHES} {what}")
+    scratch.report(f"running {_BRANCHES} {kind}")
 
     def floor() -> None:
         time.sleep(requests * _MODEL + tools * _TOOL)
 
     contenders: dict[str, Callable[[], float]] = {"ours": lambda: timed(module), "floor": lambda: timed(floor)}
-    figures = play(contenders, ground.rounds(10, 3))
-    name = f"{_BRANCHES} {what} in one turn, 0.1 s a request (floor: one after the other that must be)"
+    figures = play(contenders, scratch.rounds(10, 3))
+    name = f"{_BRANCHES} {kind} in one turn, 0.1 s per request (floor: the requests that depend on each other)"
     line = Line(name, figures["ours"], figures["floor"])
-    line.goals.append(Goal(f"< {bound:g} s in all", figures["ours"].median, bound))
+    line.goals.append(Goal(f"< {bound:g} s in total", figures["ours"].median, bound))
     return line
 
 
@@ -75,7 +75,7 @@ def _module(*, calls_tool: bool) -> Callable[[], Any]:
 
         @tool
         def work(self) -> str:
-            """Work, without letting anybody else."""
+            """Block the event loop for a while."""
             time.sleep(_TOOL)
             return "done"
 
@@ -83,7 +83,7 @@ def _module(*, calls_tool: bool) -> Callable[[], Any]:
 
     def run() -> None:
         root()
-        told = [entry["content"] for entry in root.history if entry["role"] == "tool"]
-        assert sum("<value>1</value>" in result for result in told) == _BRANCHES, told
+        results = [entry["content"] for entry in root.history if entry["role"] == "tool"]
+        assert sum("<value>1</value>" in result for result in results) == _BRANCHES, results
 
     return run

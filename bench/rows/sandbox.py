@@ -1,4 +1,4 @@
-"""Sandboxes: starting one, calling a function in one, a hundred at once, and a build inside."""
+"""Sandboxes: start, function call, memory of a hundred at once, and a build inside."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
 from bench.rounds import Contender, play, timed
+from bench.scratch import Scratch
 from forkwise import Branch, BranchContext
 from forkwise.sandbox.run import spawn
 
@@ -22,17 +22,17 @@ _MODULES = 2_000
 _MOUNTS = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp")
 
 
-def measure_sandbox(ground: Ground) -> list[Line]:
-    """All in branches of the big tree, but for the build, which has a tree of its own."""
-    branch = ground.workspace(ground.planted(ground.many)).branch("sandbox")
+def measure_sandbox(scratch: Scratch) -> list[Line]:
+    """Measure in a branch of the big tree; the build has a tree of its own."""
+    branch = scratch.workspace(scratch.shared_tree(scratch.many)).branch("sandbox")
     try:
-        return [_start(ground, branch), _call(ground, branch), _many(ground, branch), _build(ground)]
+        return [_start(scratch, branch), _call(scratch, branch), _many(scratch, branch), _build(scratch)]
     finally:
         branch.abort()
 
 
-def _start(ground: Ground, branch: Branch) -> Line:
-    ground.say("starting sandboxes")
+def _start(scratch: Scratch, branch: Branch) -> Line:
+    scratch.report("starting sandboxes")
     peers = {
         "bwrap": ["bwrap", "--unshare-all", *_MOUNTS, "true"],
         "unshare": ["unshare", "-Urmpf", "true"],
@@ -40,8 +40,8 @@ def _start(ground: Ground, branch: Branch) -> Line:
     }
     contenders: dict[str, Contender] = {"ours": lambda: timed(lambda: branch.run(["true"], check=True))}
     contenders |= {name: _command(words) for name, words in peers.items() if shutil.which(words[0])}
-    figures = play(contenders, ground.rounds(60, 20), warm=5)
-    line = Line(f"true, confined, in a branch of {ground.many:,} files", figures["ours"], figures.get("bwrap"))
+    figures = play(contenders, scratch.rounds(60, 20), warm=5)
+    line = Line(f"true, confined, in a branch of {scratch.many:,} files", figures["ours"], figures.get("bwrap"))
     line.peers = {name: figures.get(name) for name in ("unshare", "sandlock")}
     if line.floor is not None:
         line.below_floor(1.5)
@@ -52,8 +52,8 @@ def _command(words: list[str]) -> Contender:
     return lambda: timed(lambda: subprocess.run(words, check=True))
 
 
-def _call(ground: Ground, branch: Branch) -> Line:
-    ground.say("calling functions in sandboxes")
+def _call(scratch: Scratch, branch: Branch) -> Line:
+    scratch.report("calling functions in sandboxes")
     path = branch.path
 
     def context() -> None:
@@ -66,48 +66,48 @@ def _call(ground: Ground, branch: Branch) -> Line:
             os._exit(0)
         os.waitpid(pid, 0)
 
-    figures = play({"ours": lambda: timed(context), "fork": lambda: timed(fork)}, ground.rounds(60, 20), warm=5)
+    figures = play({"ours": lambda: timed(context), "fork": lambda: timed(fork)}, scratch.rounds(60, 20), warm=5)
     line = Line("a function in BranchContext, start to result (floor: bare fork)", figures["ours"], figures["fork"])
     line.below_floor(3)
     return line
 
 
-def _many(ground: Ground, branch: Branch) -> Line:
-    ground.say(f"{_AT_ONCE} sandboxes at once")
+def _many(scratch: Scratch, branch: Branch) -> Line:
+    scratch.report(f"starting {_AT_ONCE} sandboxes at once")
     before = _memory("self")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null_fd = os.open(os.devnull, os.O_RDWR)
     try:
-        running = [spawn(branch, ["sleep", "60"], (nothing, nothing, nothing)) for _ in range(_AT_ONCE)]
+        running = [spawn(branch, ["sleep", "60"], (null_fd, null_fd, null_fd)) for _ in range(_AT_ONCE)]
         assert all(process.alive for process in running)
         here = (_memory("self") - before) / _AT_ONCE
         inside = sum(_memory(str(process.pid)) for process in running) / _AT_ONCE
         for process in running:
             process.close()
     finally:
-        os.close(nothing)
+        os.close(null_fd)
     line = Line(
-        f"{_AT_ONCE} sandboxes at once: memory each, here and in its first process", Figure((here + inside,), "B")
+        f"{_AT_ONCE} sandboxes at once: memory each, in this process and in its init", Figure((here + inside,), "B")
     )
     line.goals.append(Goal("< 2 MB each", here + inside, 2 << 20))
     return line
 
 
 def _memory(process: str) -> int:
-    """The memory that a process shares with nobody."""
+    """Return the private memory of a process in bytes."""
     with open(f"/proc/{process}/smaps_rollup") as file:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private"))
 
 
-def _build(ground: Ground) -> Line:
-    ground.say(f"compiling {_MODULES:,} modules")
-    modules = 400 if ground.quick else _MODULES
-    root = ground.directory("modules")
+def _build(scratch: Scratch) -> Line:
+    scratch.report(f"compiling {_MODULES:,} modules")
+    modules = 400 if scratch.quick else _MODULES
+    root = scratch.make_directory("modules")
     for number in range(modules):
         with open(f"{root}/module{number}.py", "w") as file:
             file.write(
                 f"class Thing{number}:\n" + "".join(f"    def m{n}(self):\n        return {n}\n" for n in range(40))
             )
-    branch = ground.workspace(root).branch("build")
+    branch = scratch.workspace(root).branch("build")
     compile_all = [sys.executable, "-m", "compileall", "-q", "-f", root]
 
     def turn(action: Callable[[], object]) -> Contender:
@@ -119,7 +119,7 @@ def _build(ground: Ground) -> Line:
                 "ours": turn(lambda: branch.run(compile_all, check=True)),
                 "outside": turn(lambda: subprocess.run(compile_all, check=True)),
             },
-            ground.rounds(7, 5),
+            scratch.rounds(7, 5),
         )
     finally:
         branch.abort()

@@ -1,5 +1,4 @@
-"""The panels in a real pseudo-terminal: how soon they are there, and how soon a key is answered while ten attempts
-print."""
+"""The panels of ``watch`` in a real pseudo-terminal: the time to the first frame, and from a key to its effect."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.figure import Figure
-from bench.ground import Ground
 from bench.line import Goal, Line
-from bench.panels import MAIN, PATIENCE, Panels
+from bench.scratch import Scratch
+from bench.terminal_program import MAIN, PATIENCE, TerminalProgram
 from forkwise import Workspace, open_ledger
 from forkwise.fork.control import abort_fork
 
@@ -22,32 +21,32 @@ _ATTEMPTS = 10
 _PRINTS = """
 import os, time
 for step in range(100_000):
-    print(f"step {step} of {os.environ['FORKWISE_ATTEMPT']}, and what it is about", flush=True)
+    print(f"step {step} of {os.environ['FORKWISE_ATTEMPT']}, with some more text", flush=True)
     time.sleep(0.02)
 """
 _WATCH = (["watch"], b"q")
 
 
-def measure_terminal(ground: Ground) -> list[Line]:
-    """Started several times over; then one of them is walked through."""
-    directory = ground.directory("watched")
-    with _printing(directory) as fork:
-        ground.say("the panels' first frame")
+def measure_terminal(scratch: Scratch) -> list[Line]:
+    """Measure the first frame several times, then keys while ten attempts print."""
+    directory = scratch.make_directory("watched")
+    with _run_printing_fork(directory) as fork:
+        scratch.report("the first frame of watch")
         frames = []
-        for _ in range(ground.rounds(9, 3)):
-            panels = Panels(directory, *_WATCH)
-            frames.append(panels.drawn(fork) - panels.begun)
-            panels.drawn(f"{fork}.1")
+        for _ in range(scratch.rounds(9, 3)):
+            panels = TerminalProgram(directory, *_WATCH)
+            frames.append(panels.wait_for(fork) - panels.started)
+            panels.wait_for(f"{fork}.1")
             panels.close()
-        ground.say("keys while ten attempts print")
-        panels = Panels(directory, *_WATCH)
-        panels.drawn(f"{fork}.1")
+        scratch.report("keys while ten attempts print")
+        panels = TerminalProgram(directory, *_WATCH)
+        panels.wait_for(f"{fork}.1")
         keys = []
-        for turn in range(ground.rounds(60, 20)):
-            down, at = turn // (_ATTEMPTS - 1) % 2 == 0, turn % (_ATTEMPTS - 1)
+        for turn in range(scratch.rounds(60, 20)):
+            down, position = turn // (_ATTEMPTS - 1) % 2 == 0, turn % (_ATTEMPTS - 1)
             pressed = panels.press(b"\x1b[B" if down else b"\x1b[A")
-            keys.append(panels.drawn(f"{fork}.{at + 2 if down else _ATTEMPTS - 1 - at} ") - pressed)
-            time.sleep(0.05)  # as fast as a person presses them; it is what comes in between that is to be felt
+            keys.append(panels.wait_for(f"{fork}.{position + 2 if down else _ATTEMPTS - 1 - position} ") - pressed)
+            time.sleep(0.05)  # a user presses keys no faster; output is drawn in between
         panels.close()
     first = Line("forkwise watch: the first frame, from the start of the process", Figure(tuple(frames)))
     first.goals.append(Goal("< 1 s", first.ours.median, 1.0))
@@ -57,15 +56,15 @@ def measure_terminal(ground: Ground) -> list[Line]:
 
 
 @contextmanager
-def _printing(directory: str) -> Iterator[str]:
-    """A fork of ten attempts that print all the time, run by another process; gives its id."""
+def _run_printing_fork(directory: str) -> Iterator[str]:
+    """Run a fork of ten attempts that print all the time in another process; yield its id."""
     words = ["best-of", str(_ATTEMPTS), "--max-parallel", str(_ATTEMPTS), "--quiet", "--"]
     quiet = subprocess.DEVNULL
     program = [sys.executable, "-c", _PRINTS]
     with subprocess.Popen([*MAIN, *words, *program], cwd=directory, stdout=quiet, stderr=quiet) as process:
         fork = ""
         try:
-            fork = _begun(directory)
+            fork = _wait_for_attempts(directory)
             yield fork
         finally:
             if fork:
@@ -74,7 +73,7 @@ def _printing(directory: str) -> Iterator[str]:
                 process.terminate()
 
 
-def _begun(directory: str) -> str:
+def _wait_for_attempts(directory: str) -> str:
     deadline = time.monotonic() + PATIENCE
     with open_ledger(Workspace(directory)) as ledger:
         while time.monotonic() < deadline:
@@ -82,4 +81,4 @@ def _begun(directory: str) -> str:
                 if summary.attempts.get("running") == _ATTEMPTS:
                     return summary.fork.id
             time.sleep(0.05)
-    raise TimeoutError("the attempts did not begin")
+    raise TimeoutError(f"not all attempts were running after {PATIENCE:g} s")
