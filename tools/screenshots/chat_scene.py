@@ -6,7 +6,6 @@ All pictures are taken in one run, because a session, its branches and its judge
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffView, NwayScreen
-from tools.screenshots.picture import SIZE, ignore_terminal_colours, use_state, wait_for, wait_until_settled
+from tools.screenshots.picture import SIZE, ignore_terminal_colours, temporary_state, wait_for, wait_until_settled
 
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
@@ -99,8 +98,8 @@ _SCRIPT: list[dict[str, Any]] = [
 
 async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
     """Draw all pictures. Return them by scene and theme, such as ``chat-tree-dark``."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, use_state(Path(scratch) / "state"):
-        script_directory, project = Path(scratch) / "script", Path(scratch) / "project"
+    with temporary_state() as scratch:
+        script_directory, project = scratch / "script", scratch / "project"
         script_directory.mkdir()
         (project / ".forkwise").mkdir(parents=True)
         (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')

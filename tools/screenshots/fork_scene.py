@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,7 @@ from forkwise.tui.diff_view import DiffScreen, NwayScreen
 from forkwise.tui.fork_model import ForkModel, ForkSnapshot
 from forkwise.tui.watch import WatchApp, WatchScreen
 from forkwise.tui.widgets import QuestionScreen
-from tools.screenshots.picture import SIZE, ignore_terminal_colours, use_state, wait_for, wait_until_settled
+from tools.screenshots.picture import SIZE, ignore_terminal_colours, temporary_state, wait_for, wait_until_settled
 
 __all__ = ["FORK_SCENES", "draw_fork"]
 
@@ -163,10 +162,10 @@ def _set_times(row: Row) -> Row:
 
 async def draw_fork(themes: Mapping[str, str]) -> dict[str, str]:
     """Draw all pictures. Return them by scene and theme, such as ``watch-dark``."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, use_state(Path(scratch) / "state"):
-        project = Path(scratch) / "project"
+    with temporary_state() as scratch:
+        project = scratch / "project"
         _write_files(project, _PROJECT)
-        with _run_speculate(project, Path(scratch)) as scene_directory, ignore_terminal_colours():
+        with _run_speculate(project, scratch) as scene_directory, ignore_terminal_colours():
             model = _Clock(project)
             app = WatchApp(model)
             app.animation_level = "none"

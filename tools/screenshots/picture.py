@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
-__all__ = ["SIZE", "drop_fonts", "ignore_terminal_colours", "use_state", "wait_for", "wait_until_settled"]
+__all__ = ["SIZE", "drop_fonts", "ignore_terminal_colours", "temporary_state", "wait_for", "wait_until_settled"]
 
 SIZE = (120, 36)
 """The columns and lines of a picture."""
@@ -35,7 +36,7 @@ async def wait_for(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
         if condition():
             return
         await pilot.pause(_POLL_S)
-    raise TimeoutError("the screen did not show what the scene waits for")
+    raise TimeoutError(f"{pilot.app.screen} did not show what the scene waits for")
 
 
 async def wait_until_settled(pilot: Pilot[Any]) -> str:
@@ -81,14 +82,16 @@ def ignore_terminal_colours() -> Iterator[None]:
 
 
 @contextmanager
-def use_state(directory: Path) -> Iterator[None]:
-    """Set the state directory of forkwise."""
+def temporary_state() -> Iterator[Path]:
+    """Create a temporary directory, and use ``state`` in it as the state directory of forkwise for the block."""
     held = os.environ.get("FORKWISE_STATE")
-    os.environ["FORKWISE_STATE"] = str(directory)
-    try:
-        yield
-    finally:
-        if held is None:
-            del os.environ["FORKWISE_STATE"]
-        else:
-            os.environ["FORKWISE_STATE"] = held
+    # After an error branches may still be mounted; that must not hide the error.
+    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-", ignore_cleanup_errors=True) as scratch:
+        os.environ["FORKWISE_STATE"] = f"{scratch}/state"
+        try:
+            yield Path(scratch)
+        finally:
+            if held is None:
+                del os.environ["FORKWISE_STATE"]
+            else:
+                os.environ["FORKWISE_STATE"] = held

@@ -5,7 +5,6 @@ The conversation is stored in a ledger and loaded from it, as the command does.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.tui.transcript import Transcript
 from forkwise.tui.walk import WalkApp, WalkScreen
-from tools.screenshots.picture import SIZE, ignore_terminal_colours, use_state, wait_for, wait_until_settled
+from tools.screenshots.picture import SIZE, ignore_terminal_colours, temporary_state, wait_for, wait_until_settled
 
 __all__ = ["TREE_SCENES", "draw_tree"]
 
@@ -63,8 +62,8 @@ def _answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
 
 async def draw_tree(themes: Mapping[str, str]) -> dict[str, str]:
     """Draw the picture in each theme. Return them by scene and theme, such as ``tree-dark``."""
-    with tempfile.TemporaryDirectory(prefix="forkwise-scenes-") as scratch, use_state(Path(scratch) / "state"):
-        project = Path(scratch) / "project"
+    with temporary_state() as scratch:
+        project = scratch / "project"
         project.mkdir()
         with open_ledger(Workspace(project)) as ledger:
             stored = StoredConversation(Conversation(), ledger.conversations)
