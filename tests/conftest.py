@@ -8,10 +8,12 @@ import signal
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from forkwise.errors import MountError
+from tests.branchfs import BUILDS, mounted
 from tests.counts import IS_FUZZ
 from tests.need import need
 
@@ -62,3 +64,23 @@ def pytest_runtest_setup() -> Generator[None, object, object]:
 def pytest_runtest_call() -> Generator[None, object, object]:
     with _needs_mounts():
         return (yield)
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def branchfs_mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """A directory with a BranchFS mount for the tests of a module: the stand-in in two builds, and the real one."""
+    directory = tmp_path_factory.mktemp("branchfs")
+    with mounted(directory, request.param):
+        yield directory
+
+
+@pytest.fixture
+def branchfs(branchfs_mount: Path) -> Path:
+    """A BranchFS mount of a small project, as it is before the test. The test ends all branches that it creates."""
+    base = branchfs_mount / "base"
+    for path in base.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (base / "a.txt").write_text("one\n")
+    (base / "sub").mkdir()
+    (base / "sub/x").write_text("x")
+    return branchfs_mount / "mount"

@@ -96,6 +96,8 @@ class _Progress:
         self.diff = ""
         self.output = options.output
         self._quiet = options.quiet
+        self._wants_changes = options.patch is not None or options.git is not None
+        self.paths: tuple[str, ...] = ()
         self._stack = ExitStack()
 
     def __enter__(self) -> _Progress:
@@ -111,8 +113,12 @@ class _Progress:
         self._stack.enter_context(self.board)
 
     def winner_found(self, branch: Branch) -> None:
-        """Keep the winner's diff."""
-        self.diff = branch.diff()
+        """Keep the winner's diff; on a BranchFS or DaxFS mount, which compares both trees for it, only if requested."""
+        if not branch.view_kind.native:
+            self.diff = branch.diff()
+        elif self._wants_changes:
+            self.diff = branch.diff()
+            self.paths = tuple(change.path for change in branch.delta())
 
     async def refresh_forever(self) -> None:
         """Refresh the board until cancelled."""
@@ -187,15 +193,16 @@ def _commit_to_git(
     assert outcome.fork is not None
     assert outcome.winner is not None
     assert outcome.winner.attempt is not None
+    paths = outcome.commit.paths or progress.paths
     if options.message is not None:
-        return repository.commit(outcome.commit.paths, f"{options.message}\n")
+        return repository.commit(paths, f"{options.message}\n")
     winner = progress.ledger.attempt(outcome.winner.attempt)
     subject = " ".join(" ".join(options.words).split()) or winner.label
     facts = [
         f"By forkwise {progress.ledger.fork(outcome.fork).kind}: attempt {winner.id} of {len(outcome.all_results)}",
         *([] if outcome.winner.tests is None else [f"tests: {outcome.winner.tests.summary}"]),
     ]
-    return repository.commit(outcome.commit.paths, f"{truncate(subject, 72)}\n\n{'; '.join(facts)}.\n")
+    return repository.commit(paths, f"{truncate(subject, 72)}\n\n{'; '.join(facts)}.\n")
 
 
 def _print_outcome(
@@ -243,7 +250,10 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
         output.conflicts(commit.conflicts)
         for path in commit.skipped:
             output.line(f"  skipped {path}", "yellow")
-        output.line(f"Undo with: {command_line(options.directory, 'undo', str(commit.undo_id))}")
+        if not outcome.note:
+            output.line(f"Undo with: {command_line(options.directory, 'undo', str(commit.undo_id))}")
+    if outcome.note:
+        output.line(f"{outcome.note}.")
     _print_next_step(outcome, options, output)
 
 
@@ -266,6 +276,7 @@ def _outcome_record(
         "commit": outcome.commit and commit_record(outcome.commit),
         "git": git and asdict(git),
         "patch": None if options.patch is None or outcome.winner is None else str(options.patch),
+        "note": outcome.note,
         "attempts": [attempt_record(row) for row in board.rows()],
     }
 

@@ -217,6 +217,8 @@ def size_text(size: int) -> str:
 
 def totals(values: Commit | Delta) -> str:
     """Format how many paths were added, changed and deleted."""
+    if getattr(values, "note", ""):
+        return "its paths are not recorded"
     return f"{len(values.added)} added, {len(values.changed)} changed, {len(values.deleted)} deleted"
 
 
@@ -240,11 +242,14 @@ def change_record(change: Change) -> dict[str, Any]:
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:
-    """Return a commit as a JSON value. ``undo_id`` is None for a commit into a branch: only the workspace has undo."""
+    """Return a commit as a JSON value.
+
+    ``undo_id`` is None for a commit into a branch, because only the workspace has undo, and for a commit with a note.
+    """
     return {
         **asdict(commit),
         "at": commit.at.isoformat(),
-        "undo_id": commit.undo_id if commit.branch.count("/") == 2 else None,
+        "undo_id": commit.undo_id if commit.branch.count("/") == 2 and not commit.note else None,
         "conflicts": [conflict_record(conflict) for conflict in commit.conflicts],
     }
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 from forkwise.concurrency import run_in_thread, run_sync, try_call
-from forkwise.errors import ForkwiseWarning
+from forkwise.errors import BranchError, ForkwiseWarning
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
@@ -61,7 +61,8 @@ def preserve_cwd(state: str) -> Iterator[None]:
 
 def _is_lost(state: str) -> bool:
     try:
-        return f"{os.getcwd()}/".startswith(f"{state}/branches/")
+        cwd = os.getcwd()
+        return f"{cwd}/".startswith(f"{state}/branches/") or not os.path.isdir(cwd)
     except FileNotFoundError:
         return True
 
@@ -104,22 +105,26 @@ class SpeculationResult:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOutcome:
-    """The outcome of a pattern: the winner and whether it was committed. ``fork`` is the fork's id in the ledger."""
+    """The outcome of a pattern: the winner and whether it was committed. ``fork`` is the fork's id in the ledger.
+
+    ``note`` says what the workspace's own filesystem cannot do for it (BranchFS, DaxFS); it is empty otherwise.
+    """
 
     winner: SpeculationResult | None = None
     all_results: list[SpeculationResult] = field(default_factory=list)
     committed: bool = False
     commit: Commit | None = None
     fork: str | None = None
+    note: str = ""
 
     @classmethod
     def of(
-        cls, winner: Attempt | None, attempts: Iterable[Attempt], commit: Commit | None, fork: str
+        cls, winner: Attempt | None, attempts: Iterable[Attempt], commit: Commit | None, fork: str, note: str = ""
     ) -> SpeculationOutcome:
         """Build the outcome of ``attempts``, in the order in which they were added."""
         results = {a.id: SpeculationResult.of(a) for a in attempts}
         won = None if winner is None else results.get(winner.id) or SpeculationResult.of(winner)
-        return cls(won, list(results.values()), commit is not None, commit, fork)
+        return cls(won, list(results.values()), commit is not None, commit, fork, note)
 
 
 class Observer(Protocol):
@@ -135,12 +140,14 @@ class Observer(Protocol):
 class Search:
     """The forks of one run of a pattern, as an async context manager.
 
-    ``how`` and ``detail`` are recorded in the ledger and say how the winner was found.
+    ``how`` and ``detail`` are recorded in the ledger and say how the winner was found. ``holds`` says that the user
+    picks the winner later.
     """
 
-    def __init__(self, fork: Fork, observer: Observer | None = None) -> None:
+    def __init__(self, fork: Fork, observer: Observer | None = None, *, holds: bool = False) -> None:
         self.fork = fork
         self._observer = observer
+        self._holds = holds
         self.how = DEFAULT_CRITERION
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
@@ -173,7 +180,15 @@ class Search:
         return best
 
     async def inside(self, attempt: Attempt) -> Fork:
-        """Return the fork inside ``attempt``; start it on the first call."""
+        """Return the fork inside ``attempt``; start it on the first call.
+
+        Raises BranchError on DaxFS if the user picks the winner: the inner winner is committed before that.
+        """
+        if self._holds and attempt.own_branch.view_kind.ends_chain:
+            raise BranchError(
+                f"{attempt.own_branch.view} commits a branch with those around it, so attempts inside attempts cannot "
+                "wait for a pick: commit the winner, or use one level"
+            )
         for fork in self._inner:
             if fork.inside is attempt:
                 return fork
@@ -313,12 +328,13 @@ class Pattern(ABC):
         parent = await run_in_thread(parent_of, workspace)
         with span("fork", kind=self._kind), preserve_cwd(parent.state_dir.state):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
-            async with Search(fork, observer) as search:
+            async with Search(fork, observer, holds=self.settings.keep and not self._commits) as search:
                 if observer is not None:
                     observer.fork_started(fork.id)
                 winner = await self.explore(search)
                 commit = await self._conclude(search, winner)
-                return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id)
+                note = parent.child_view().limits
+                return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id, note)
 
     @abstractmethod
     async def explore(self, search: Search) -> Attempt | None:

@@ -54,7 +54,7 @@ async def resume(
             )
             if observer is not None:
                 observer.fork_started(record.id)
-            return _load_outcome(ledger, record, landed.commit)
+            return _load_outcome(ledger, record, landed.commit, workspace.child_view().limits)
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
@@ -97,11 +97,11 @@ def _drop_resolved(fork: StoredFork) -> None:
             _drop_resolved(inner)
 
 
-def _load_outcome(ledger: Ledger, fork: ForkRecord, commit: Commit) -> SpeculationOutcome:
+def _load_outcome(ledger: Ledger, fork: ForkRecord, commit: Commit, note: str) -> SpeculationOutcome:
     """Load the outcome of a fork that another process decided."""
     results = {attempt.id: _load_result(attempt) for attempt in ledger.attempts(fork.id)}
     winner = None if fork.winner is None else results[fork.winner]
-    return SpeculationOutcome(winner, list(results.values()), True, commit, fork.id)
+    return SpeculationOutcome(winner, list(results.values()), True, commit, fork.id, note)
 
 
 def _load_result(attempt: AttemptRecord) -> SpeculationResult:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from forkwise.errors import AbortError, BranchError, BranchNotFoundError, MountError
+from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.journal import sync_filesystem
 from forkwise.files.store.record import RolledBack
@@ -109,22 +110,39 @@ class Parent(ABC):
         """Create a branch, in constant time.
 
         As a context manager the branch is committed when the block ends (``on_success=None``: stays open) and aborted
-        when the block raises (``on_error=None``: stays open).
+        when the block raises (``on_error=None``: stays open). A branch of that name whose process died before it ended
+        the branch is renamed if it has changes, with a warning, and dropped otherwise.
         """
         check_name(name)
         check_outcomes(on_success, on_error)
         view = self.child_view()
         pool = self._pool_for(view)
-        with locked(self.state_dir.state, shared=True) as lock:
-            head = self._settled_head()
-            pooled = None if head is None else self._make(name, view, lock, head, pool)
-        if head is None:
-            with locked(self.state_dir.state) as lock:
-                self._recover()
-                pooled = self._make(name, view, lock, self.state_dir.head, pool)
+        try:
+            pooled = self._make_settled(name, view, pool)
+        except BranchError:
+            if not self._vacate(name):
+                raise
+            pooled = self._make_settled(name, view, pool)
         if pool is not None:
             pool.refill()
+        return self._child(name, view, on_success, on_error, pooled)
+
+    def _child(
+        self,
+        name: str,
+        view: View,
+        on_success: OnSuccess = None,
+        on_error: OnError = None,
+        pooled: PooledHome | None = None,
+    ) -> Branch:
+        """Return the handle of a branch forked from here."""
         return Branch(self, name, view, on_success, on_error, pooled)
+
+    def _open_child(self, name: str) -> Branch:
+        """Open an existing branch forked from here."""
+        from forkwise.files.views import view_named  # noqa: PLC0415
+
+        return self._child(name, view_named(BranchInfo.load(self.state_dir.home(name)).view))
 
     def children(self) -> list[Branch]:
         """List the open branches of this one, whichever process created them."""
@@ -135,6 +153,58 @@ class Parent(ABC):
             except BranchNotFoundError:
                 continue  # it was committed or aborted after the names were read
         return found
+
+    def _vacate(self, name: str) -> bool:
+        """Free the name of a branch whose process died; return False if the branch is kept or in use."""
+        home = self.state_dir.home(name)
+        with deferred(), locked(self.state_dir.state):
+            self._recover()
+            try:
+                found = self._open_child(name)
+            except BranchNotFoundError:
+                return self._discard_unusable(home)
+            tree = found._list_tree()
+            if any(one.kept or one.owner_alive for one in tree):
+                return False
+            if not any(one._has_changes() for one in tree):
+                found._remove()
+                self._after_child_removed()
+                return True
+            for one in tree:
+                one.view_kind.hide(one.home)
+            new_name = self._free_name(name)
+            os.rename(home, self.state_dir.home(new_name))
+            renamed = self._open_child(new_name)
+            info = BranchInfo.load(renamed.home)
+            info.kept = True
+            info.save(renamed.home)
+        warnings.warn(
+            f"the process that created {found.branch_path} died before it committed or aborted the branch; its changes "
+            f"are kept in {renamed.branch_path}: commit or abort that branch",
+            ForkwiseWarning,
+            stacklevel=3,
+        )
+        return True
+
+    def _discard_unusable(self, home: str) -> bool:
+        """Remove a home that no branch can be opened from, if it may be removed; return whether its name is free."""
+        return not os.path.isdir(home)
+
+    def _free_name(self, name: str) -> str:
+        """Return a name for an abandoned branch that no other branch has."""
+        stem = os.fsencode(name)[: _LONGEST_NAME - 20].decode(errors="ignore")
+        taken = set(self.state_dir.names())
+        return next(free for n in count(1) if (free := f"{stem}-abandoned-{n}") not in taken)
+
+    def _make_settled(self, name: str, view: View, pool: BranchPool | None) -> PooledHome | None:
+        """Create a branch's home, after rolling back an interrupted commit; see ``_make``."""
+        with locked(self.state_dir.state, shared=True) as lock:
+            head = self._settled_head()
+            if head is not None:
+                return self._make(name, view, lock, head, pool)
+        with locked(self.state_dir.state) as lock:
+            self._recover()
+            return self._make(name, view, lock, self.state_dir.head, pool)
 
     def _make(self, name: str, view: View, lock: Lock, head: int, pool: BranchPool | None) -> PooledHome | None:
         """Create a branch's home. Return the pooled home it was created from, if the pool had one."""
@@ -259,9 +329,7 @@ class Branch(Parent):
     @classmethod
     def open(cls, parent: Parent, name: str) -> Branch:
         """Open the existing branch ``name`` of ``parent``, whichever process created it."""
-        from forkwise.files.views import view_named  # noqa: PLC0415
-
-        return cls(parent, name, view_named(BranchInfo.load(parent.state_dir.home(name)).view))
+        return parent._open_child(name)
 
     def __repr__(self) -> str:
         return f"<Branch {self.branch_path} of {self.workspace.path} ({self.view})>"
@@ -533,10 +601,21 @@ class Branch(Parent):
 
     # Under the lock
 
+    def _list_tree(self) -> list[Branch]:
+        """List this branch and all branches below it. Called under the lock."""
+        return [self, *(below for child in self.children() for below in child._list_tree())]
+
+    def _has_changes(self) -> bool:
+        """Return whether it has changes; True if it cannot be read, for example because of a mount inside."""
+        try:
+            return bool(self._scan().delta())
+        except OSError:
+            return True
+
     def _remove(self) -> None:
         """Move the branch and all its branches to the trash. Called under the lock."""
-        for name in self.state_dir.names():
-            Branch.open(self, name)._remove()
+        for child in self.children():
+            child._remove()
         self.view_kind.release(self.home)
         discard(self.state_dir, self.home)
 

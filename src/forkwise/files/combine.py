@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchStaleError, ConflictError, ForkwiseWarning
 from forkwise.files.commit import check_trust
-from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.path_merge import Clash, MergedPath, Metadata, Version, merge_path
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
@@ -41,7 +40,7 @@ def siblings(parent: Parent, branches: Sequence[Branch]) -> dict[str, Branch]:
     """Return the branches by name. Raises BranchError if their changes cannot be combined."""
     if not branches:
         raise ValueError("there is no branch to combine")
-    if isinstance(parent.workspace, MountedWorkspace):
+    if parent.child_view().native:
         raise BranchError(
             f"branches cannot be combined on {parent.workspace.fstype}: it does not report what a branch changed"
         )

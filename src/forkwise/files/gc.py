@@ -54,7 +54,7 @@ def collect(
             is_wanted = (wanted or {}).get(branch.branch_path)
             if _is_needed(branch, is_wanted, removed):
                 continue
-            if is_wanted is None and not force and _has_changes(branch):
+            if is_wanted is None and not force and branch._has_changes():
                 listed.append(branch.branch_path)
                 continue
             removed.append(branch.branch_path)
@@ -93,14 +93,6 @@ def _is_needed(branch: Branch, is_wanted: bool | None, removed: Collection[str])
         info = BranchInfo.load(branch.home)
         is_wanted = info.kept or (info.owner is not None and info.owner.alive)
     return is_wanted or any(f"{branch.branch_path}/{name}" not in removed for name in branch.state_dir.names())
-
-
-def _has_changes(branch: Branch) -> bool:
-    """Return whether a branch has changes; True if it cannot be read, for example because of a mount inside."""
-    try:
-        return bool(branch._scan().delta())
-    except OSError:
-        return True
 
 
 def _abandoned_homes(workspace: Workspace) -> Iterator[str]:

@@ -1,251 +1,501 @@
 """Workspaces on a BranchFS or DaxFS mount: the filesystem itself creates, commits and drops their branches.
 
-They have the interface of Workspace and Branch. Operations that these filesystems lack (history, undo, deltas, rebase)
-raise BranchError.
+forkwise records every branch in the state directory, outside the mount, like any other branch: its name, its owner, the
+number of its parent's last commit. Only the files belong to the filesystem, which has no undo; ``limits`` of its view
+says what else it lacks.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol
 
-from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError, MountError
-from forkwise.files.branch import Branch, OnError, OnSuccess, Status, check_name, check_outcomes
-from forkwise.files.store.changes import Commit, OnConflict
-from forkwise.files.store.state import StateDir, locate
+from forkwise.errors import (
+    BranchError,
+    BranchNotFoundError,
+    BranchStaleError,
+    ForkwiseWarning,
+    MountError,
+)
+from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
+from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.record import Record
+from forkwise.files.store.scan import Scan, compare_trees
+from forkwise.files.store.state import StateDir, locate, locked
+from forkwise.files.store.transaction import as_commit_error
+from forkwise.files.store.trash import deferred, discard
+from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
 
-__all__ = ["Driver", "MountedBranch", "MountedWorkspace", "find_driver", "mount_branchfs"]
+if TYPE_CHECKING:
+    from forkwise.files.gc import Collected
+    from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.files.store.pool import PooledHome
+
+__all__ = [
+    "BranchfsView",
+    "DaxfsView",
+    "Driver",
+    "MountedBranch",
+    "MountedView",
+    "MountedWorkspace",
+    "find_branching_mount",
+    "mount_workspace",
+]
 
 
 class Driver(Protocol):
-    """The operations of a branching filesystem."""
+    """The operations of a branching filesystem. Its branches have names of their own."""
 
     mount: str
 
     def path(self, name: str) -> str: ...
+    def split(self, path: str) -> tuple[str | None, str]: ...
+    def exists(self, name: str) -> bool: ...
+    def is_own_name(self, name: str) -> bool: ...
     def create(self, name: str, parent: str | None = None) -> str: ...
     def commit(self, name: str) -> None: ...
-    def abort(self, name: str) -> None: ...
+    def abort(self, name: str, *, nested: bool = False) -> None: ...
 
 
-def find_driver(path: str) -> tuple[str, Callable[[], Driver]] | None:
-    """Find the branching filesystem that contains a directory.
+# Symbolic links in a branch's home, whose targets are the record: the filesystem's name of the branch, that of the
+# branch it was forked from unless that is main, and the path at which the branch is visible.
+_NAME, _PARENT, _PATH = "mount-branch", "mount-parent", "mount-path"
 
-    Return its name and a factory of its driver; None if the directory is on an ordinary filesystem.
+
+class MountedView(View):
+    """A branch that the workspace's own filesystem shows."""
+
+    whole: ClassVar[bool] = True
+    native: ClassVar[bool] = True
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def refusal(self, site: Site) -> Refusal | None:
+        return None
+
+    def make(self, home: str, lowers: Sequence[str]) -> None:
+        parent, inside = self.driver.split(lowers[0])
+        name = self.driver.create(f"branch-{secrets.token_hex(8)}", parent)
+        try:
+            os.symlink(name, f"{home}/{_NAME}")
+            if parent is not None:
+                os.symlink(parent, f"{home}/{_PARENT}")
+            os.symlink(os.path.join(self.driver.path(name), inside).rstrip("/"), f"{home}/{_PATH}")
+        except BaseException:
+            self.driver.abort(name, nested=parent is not None)
+            raise
+
+    def show(self, home: str, lowers: Sequence[str], *, writable: bool, premounted: DetachedMount | None = None) -> str:
+        path = self.visible_path(home)
+        if path is None:
+            raise BranchNotFoundError(self.describe_gone(home), branch=os.path.basename(home))
+        return path
+
+    def visible_path(self, home: str) -> str | None:
+        path = self.target(home)
+        return path if os.path.isdir(path) else None
+
+    def hide(self, home: str) -> bool:
+        return False
+
+    def freeze(self, home: str, lowers: Sequence[str]) -> None:
+        """Do nothing: a branch with branches of its own stays writable, and these see what is written to it."""
+
+    def release(self, home: str) -> None:
+        if self.is_gone(home):
+            return
+        self.driver.abort(os.readlink(f"{home}/{_NAME}"), nested=os.path.lexists(f"{home}/{_PARENT}"))
+
+    def target(self, home: str) -> str:
+        """Return the path at which the filesystem shows a branch, whether the branch exists or not."""
+        return os.readlink(f"{home}/{_PATH}")
+
+    def is_gone(self, home: str) -> bool:
+        """Return whether the filesystem no longer has the branch."""
+        try:
+            return not self.driver.exists(os.readlink(f"{home}/{_NAME}"))
+        except FileNotFoundError:
+            return True
+
+    def describe_gone(self, home: str) -> str:
+        """Return the message for a branch that the filesystem no longer has."""
+        return (
+            f"there is no branch {os.path.basename(home)!r} any more: it was committed or aborted without forkwise, or "
+            f"{self.driver.mount} was mounted again"
+        )
+
+
+class BranchfsView(MountedView):
+    """A branch of BranchFS."""
+
+    name: ClassVar[str] = "branchfs"
+    limits: ClassVar[str] = (
+        "BranchFS commits and drops the branches itself: a commit cannot be undone and does not list its paths, "
+        "directories that stayed empty are not part of it, and a diff has to compare both trees"
+    )
+
+
+class DaxfsView(MountedView):
+    """A branch of DaxFS."""
+
+    name: ClassVar[str] = "daxfs"
+    ends_chain: ClassVar[bool] = True
+    limits: ClassVar[str] = (
+        "DaxFS commits and drops the branches itself: a commit cannot be undone, does not list its paths, includes the "
+        "branches around the committed one, and is visible only in branches and mounts created later; tests run in the "
+        "branch itself, and a diff has to compare both trees"
+    )
+
+
+def find_branching_mount(path: str) -> tuple[type[MountedView], str] | None:
+    """Find the branching filesystem that contains a path.
+
+    Return its view and its mount point; None if the path is on another filesystem.
     """
-    mount = branchfs.find_mount(path)
-    if mount is not None:
-        return "branchfs", lambda: branchfs.BranchFS(mount)
-    dax_mount = daxfs.find_mount(path)
-    if dax_mount is not None:
-        return "daxfs", lambda: daxfs.DaxFS(dax_mount, f"{locate(dax_mount).state}/daxfs")
+    if (mount := branchfs.find_mount(path)) is not None:
+        return BranchfsView, mount
+    if (mount := daxfs.find_mount(path)) is not None:
+        return DaxfsView, mount
     return None
 
 
-def mount_branchfs(
+class _MountedParent(Parent):
+    """A workspace or a branch on a branching filesystem, as the parent of branches."""
+
+    def _child(
+        self,
+        name: str,
+        view: View,
+        on_success: OnSuccess = None,
+        on_error: OnError = None,
+        pooled: PooledHome | None = None,
+    ) -> Branch:
+        return MountedBranch(self, name, view, on_success, on_error)
+
+    def _open_child(self, name: str) -> Branch:
+        home, view = self.state_dir.home(name), _view_of(self)
+        BranchInfo.load(home)
+        if view.is_gone(home):
+            raise BranchNotFoundError(view.describe_gone(home), branch=name)
+        return MountedBranch(self, name, view)
+
+    def _discard_unusable(self, home: str) -> bool:
+        if os.path.isdir(home):
+            discard(self.state_dir, home)
+        return True
+
+    def _recover(self) -> None:
+        """Finish the record of a commit that was interrupted: it has happened if its branch no longer exists."""
+        state_dir = self.state_dir
+        if not state_dir.is_interrupted:
+            return
+        number = state_dir.head + 1
+        history = state_dir.history(number)
+        record = Record.load(history)
+        if record is None or record.home is None or not _view_of(self).is_gone(state_dir.home(record.home)):
+            if os.path.isdir(history):
+                discard(state_dir, history)
+            state_dir.settle()
+            return
+        if state_dir.settled_head() is not None:
+            state_dir.begin()
+        state_dir.advance(number, settled=True)
+        if os.path.isdir(state_dir.home(record.home)):
+            discard(state_dir, state_dir.home(record.home))
+
+
+class MountedWorkspace(_MountedParent, Workspace):
+    """A workspace on a BranchFS or DaxFS mount. ``Workspace(path)`` creates one if ``path`` is on such a mount.
+
+    ``path`` may also be a directory below the mount point, or the directory of a branch: new branches then show that
+    directory, and are forked from that branch.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        view: str | None = None,
+        state: str | os.PathLike[str] | None = None,
+        durable: bool = True,
+    ) -> None:
+        found = find_branching_mount(os.fspath(path))
+        assert found is not None
+        kind, mount = found
+        if view is not None and view != kind.name:
+            raise MountError(
+                f"{os.fspath(path)} is on a {kind.name} mount, which has its own branches: the view {view} is not "
+                "available",
+                view=view,
+                reason=f"the workspace is on a {kind.name} mount",
+                remedy=f"leave the view out, or open the directory {kind.name} was mounted from",
+            )
+        self.site = locate(path, state, outside=mount)
+        self.target = self.site.workspace
+        self.state_dir = StateDir(self.site.state, self.site.state)
+        self.durable = durable
+        driver = branchfs.BranchFS(mount) if kind is BranchfsView else daxfs.DaxFS(mount, f"{self.site.state}/daxfs")
+        self._view = kind(driver)
+        self._pool = None
+        self._own_mount: _OwnMount | None = None
+        if self._is_interrupted:
+            with locked(self.state_dir.state):
+                self._recover()
+
+    def history(self) -> list[Commit]:
+        return [replace(commit, note=self.child_view().limits) for commit in super().history()]
+
+    def undo(self, commit: int | Commit | None = None) -> Commit:
+        """Raise BranchError: the filesystem keeps nothing of what a commit replaced."""
+        _refuse(self, "undo a commit")
+
+    def gc(self, *, force: bool = False, keep: int = 50, dry_run: bool = False) -> Collected:
+        if not dry_run:
+            with locked(self.state_dir.state):
+                self._recover()
+                _discard_gone(self)
+        return super().gc(force=force, keep=keep, dry_run=dry_run)
+
+    def close(self) -> None:
+        if self._own_mount is not None:
+            self._own_mount.close(self)
+            self._own_mount = None
+
+
+class MountedBranch(_MountedParent, Branch):
+    """A branch on a BranchFS or DaxFS mount."""
+
+    __slots__ = ("_committed_with",)
+
+    def __init__(
+        self, parent: Parent, name: str, view: View, on_success: OnSuccess = None, on_error: OnError = None
+    ) -> None:
+        super().__init__(parent, name, view, on_success, on_error)
+        self.target = _view_of(self).target(self.home)
+        self._committed_with: Commit | None = None  # DaxFS: the commit of a branch inside it
+
+    @property
+    def is_frozen(self) -> bool:
+        """Always False: the filesystem cannot make a branch read-only."""
+        return False
+
+    def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
+        """Have the filesystem merge the branch into its parent; the result names no paths.
+
+        A stale branch is refused here, because a build of BranchFS might commit it. On DaxFS the commit includes the
+        branches around this one; calling ``commit`` on those afterwards returns the same commit.
+        """
+        if on_conflict not in ("refuse", "ours", "theirs", "merge"):
+            raise ValueError(f"on_conflict takes refuse, ours, theirs or merge, not {on_conflict!r}")
+        if self._committed_with is not None:
+            return self._committed_with
+        self._require_open()
+        view = _view_of(self)
+        with deferred(), as_commit_error(f"{self.branch_path} was not committed"), locked(self.state_dir.state):
+            self._recover()
+            chain = self._list_chain()
+            for branch in chain:
+                branch._check_committable(chain)
+            outermost = chain[-1]
+            commit = _record_commit(outermost, lambda: view.driver.commit(os.readlink(f"{self.home}/{_NAME}")))
+            try:
+                if view.ends_chain:
+                    for left in reversed(outermost._list_tree()):
+                        if not view.is_gone(left.home):
+                            view.driver.abort(os.readlink(f"{left.home}/{_NAME}"), nested=True)
+                discard(outermost.parent.state_dir, outermost.home)
+            except (OSError, BranchError) as error:
+                # The commit is done: an exception would say that it failed.
+                warnings.warn(
+                    f"{self.branch_path} was committed, but cleaning up failed: {error}", ForkwiseWarning, stacklevel=2
+                )
+        for branch in chain:
+            branch._ended = "committed"
+            branch._committed_with = None if branch is self else commit
+        return commit
+
+    def _list_chain(self) -> list[MountedBranch]:
+        """List the branches that a commit ends: this one, and on DaxFS all around it, the outermost last."""
+        chain = [self]
+        while _view_of(self).ends_chain and isinstance(chain[-1].parent, MountedBranch):
+            chain.append(chain[-1].parent)
+        return chain
+
+    def _check_committable(self, chain: Sequence[MountedBranch]) -> None:
+        info = BranchInfo.load(self.home)
+        if _view_of(self).is_gone(self.home):
+            raise BranchNotFoundError(_view_of(self).describe_gone(self.home), branch=self.name)
+        if self is chain[0] and (names := [child.name for child in self.children()]):
+            raise BranchError(
+                f"{self.branch_path} has branches of its own that are still open: {', '.join(names)}; "
+                "commit or abort those first",
+                branch=self.name,
+            )
+        if info.generation != self.parent.state_dir.head:
+            raise BranchStaleError(
+                f"{self.branch_path} is stale: another branch was committed to {self.parent.branch_path} since the "
+                "fork; abort it and fork again",
+                branch=self.name,
+            )
+
+    def _scan(self) -> Scan:
+        """Compare the branch's tree with its parent's: the filesystem does not tell what it changed."""
+        return compare_trees(self.target, self.parent.lowers[0], _view_of(self).driver.is_own_name)
+
+    def rebase(self, *, merge: bool = True) -> NoReturn:
+        _refuse(self, "rebase a branch")
+
+    def freeze(self) -> NoReturn:
+        _refuse(self, "make a branch read-only")
+
+    def thaw(self) -> NoReturn:
+        _refuse(self, "make a branch read-only")
+
+    def _recover(self) -> None:
+        self.parent._recover()  # may find that this branch was committed
+        super()._recover()
+
+
+def _record_commit(branch: MountedBranch, carry_out: Callable[[], None]) -> Commit:
+    """Record the commit of a branch in its parent's history around the filesystem's own commit.
+
+    If that raises, nothing is recorded. After a kill in between, ``_recover`` finds out whether it happened.
+    """
+    state_dir = branch.parent.state_dir
+    number = state_dir.head + 1
+    history = state_dir.history(number)
+    record = Record(
+        number=number,
+        kind="commit",
+        branch=branch.branch_path,
+        at=time.time(),
+        durable=False,
+        layer=None,
+        side=f"history/{number}",
+        home=branch.name,
+    )
+    state_dir.make()
+    state_dir.begin()
+    try:
+        os.mkdir(history, 0o700)
+        record.save(history, sync=False)
+        carry_out()
+    except BaseException:
+        if os.path.isdir(history):
+            discard(state_dir, history)
+        state_dir.settle()
+        raise
+    state_dir.advance(number, settled=True)
+    return replace(record.commit(), note=branch.view_kind.limits)
+
+
+def _discard_gone(parent: Parent) -> None:
+    """Discard the records of branches that the filesystem no longer has. Called under the lock."""
+    for name in parent.state_dir.names():
+        home = parent.state_dir.home(name)
+        if _view_of(parent).is_gone(home):
+            discard(parent.state_dir, home)
+    for child in parent.children():
+        _discard_gone(child)
+
+
+def _view_of(parent: Parent) -> MountedView:
+    view = parent.child_view()
+    assert isinstance(view, MountedView)
+    return view
+
+
+def _refuse(parent: Parent, operation: str) -> NoReturn:
+    raise BranchError(
+        f"{parent.child_view().name} cannot {operation}; to let forkwise do it, open the directory that is mounted at "
+        f"{_view_of(parent).driver.mount} as a workspace"
+    )
+
+
+class _OwnMount:
+    """A BranchFS mount that this process created; ``directory`` holds the parts that forkwise created for it."""
+
+    def __init__(self, binary: str, mountpoint: str, storage: str, directory: str, *, is_storage_own: bool) -> None:
+        self.binary = binary
+        self.mountpoint = mountpoint
+        self.storage = storage
+        self.directory = directory
+        self.is_storage_own = is_storage_own
+
+    def close(self, workspace: Workspace) -> None:
+        """Unmount it, and remove what forkwise created for it unless a branch was kept."""
+        kept = [branch.branch_path for branch in workspace.branches() if branch.kept]
+        branchfs.unmount_branchfs(self.binary, self.mountpoint, self.storage)
+        if kept and self.is_storage_own:
+            warnings.warn(
+                f"{', '.join(kept)} was kept, but {self.mountpoint} is unmounted: BranchFS has its files in "
+                f"{self.storage}, which is not removed",
+                ForkwiseWarning,
+                stacklevel=3,
+            )
+            return
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def mount_workspace(
     base: str | os.PathLike[str],
     mountpoint: str | os.PathLike[str] | None,
     binary: str | os.PathLike[str] | None,
     storage: str | os.PathLike[str] | None,
-) -> str:
-    """Mount a directory with a BranchFS binary. Return the mount point."""
+) -> MountedWorkspace:
+    """Mount a directory with a BranchFS binary and open it; ``close`` unmounts it again.
+
+    Without ``storage`` the mount gets a new one: BranchFS's default is shared by all mounts, and a second mount of it
+    shows the files of the first.
+    """
     program = os.fspath(binary) if binary else os.environ.get("FORKWISE_BRANCHFS") or shutil.which("branchfs")
     if not program or not shutil.which(program):
         raise MountError(
             f"{os.fspath(base)} cannot be mounted: there is no BranchFS binary {program or ''}".rstrip(),
             view="branchfs",
             reason="no BranchFS binary",
-            remedy="pass binary=, set FORKWISE_BRANCHFS, or open the directory itself: Workspace(path) needs no mount",
+            remedy="pass branchfs_bin=, set FORKWISE_BRANCHFS, or open the directory itself: Workspace(path) needs no "
+            "mount",
         )
-    target = os.fspath(mountpoint) if mountpoint else tempfile.mkdtemp(prefix="forkwise-branchfs-")
-    storage_path = None if storage is None else os.fspath(storage)
-    return branchfs.mount_branchfs(program, os.fspath(base), target, storage_path).mount
-
-
-class MountedWorkspace(Workspace):
-    """A workspace on a BranchFS or DaxFS mount. ``Workspace(path)`` creates one if ``path`` is on such a mount."""
-
-    def __init__(self, path: str | os.PathLike[str], *, view: str | None = None, **_: Any) -> None:
-        found = find_driver(os.path.realpath(path))
-        assert found is not None
-        self._name, driver = found
-        if view is not None and view != self._name:
-            raise MountError(
-                f"{os.fspath(path)} is a {self._name} mount, which has its own branches: the view {view} is not "
-                "available",
-                view=view,
-                reason=f"the workspace is a {self._name} mount",
-                remedy=f"leave the view out, or open the directory {self._name} was mounted from",
-            )
-        self.driver = driver()
-        self.target = self.driver.mount
-        self.durable = True
-        self.generation = 0
-
-    @property
-    def state(self) -> Path:
-        """The mount itself: the filesystem stores its branches."""
-        return Path(self.target)
-
-    @property
-    def fstype(self) -> str:
-        return self._name
-
-    def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
-        return MountedBranch.make(self, name, on_success, on_error)
-
-    def open(self, name: str) -> Branch:
-        wanted = name.removeprefix("/main/").strip("/")
-        if not os.path.isdir(self.driver.path(wanted)):
-            raise BranchNotFoundError(f"there is no branch {wanted!r} on {self.target}", branch=wanted)
-        return MountedBranch(self, wanted, wanted)
-
-    def branches(self) -> list[Branch]:
-        _cannot(self._name, "list its branches")
-
-    def history(self) -> list[Commit]:
-        _cannot(self._name, "report its commits")
-
-    def undo(self, commit: int | Commit | None = None) -> Commit:
-        _cannot(self._name, "undo a commit")
-
-    def gc(self, *, force: bool = False, keep: int = 50, dry_run: bool = False) -> NoReturn:
-        _cannot(self._name, "collect garbage")
-
-
-class MountedBranch(Branch):
-    """A branch on a BranchFS or DaxFS mount."""
-
-    __slots__ = ("_children", "_generation", "driver_name")
-
-    def __init__(
-        self,
-        parent: MountedWorkspace | MountedBranch,
-        name: str,
-        driver_name: str,
-        on_success: OnSuccess = None,
-        on_error: OnError = None,
-    ) -> None:
-        self.parent = parent
-        self.name = name
-        self.driver_name = driver_name
-        self.home = self._driver.path(driver_name)
-        self.state_dir = StateDir(self.home, self.home)
-        self.target = self.home
-        self._on_success = on_success
-        self._on_error = on_error
-        self._ended = None
-        self._untouched = 0
-        self._children = 0
-        self._generation = parent.generation
-
-    @classmethod
-    def make(
-        cls, parent: MountedWorkspace | MountedBranch, name: str, on_success: OnSuccess, on_error: OnError
-    ) -> MountedBranch:
-        """Create a branch through the filesystem's driver."""
-        check_name(name)
-        check_outcomes(on_success, on_error)
-        above = parent.driver_name if isinstance(parent, MountedBranch) else None
-        driver_name = _mounted(parent).driver.create(name, above)
-        return cls(parent, name, driver_name, on_success, on_error)
-
-    @property
-    def _driver(self) -> Driver:
-        return _mounted(self).driver
-
-    @property
-    def generation(self) -> int:
-        """The number of branches that this process committed into it."""
-        return self._children
-
-    @generation.setter
-    def generation(self, value: int) -> None:
-        self._children = value
-
-    @property
-    def view(self) -> str:
-        return self.workspace.fstype
-
-    @property
-    def path(self) -> Path:
-        self._require_open()
-        return Path(self.home)
-
-    @property
-    def is_frozen(self) -> bool:
-        return False
-
-    @property
-    def status(self) -> Status:
-        if self._ended:
-            return self._ended
-        return "open" if self._generation == _parent(self).generation else "stale"
-
-    def branch(self, name: str, on_success: OnSuccess = "commit", on_error: OnError = "abort") -> Branch:
-        self._require_open()
-        return MountedBranch.make(self, name, on_success, on_error)
-
-    def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
-        """Have the filesystem merge the branch into its parent; the result names no paths.
-
-        Some BranchFS and DaxFS builds let a stale branch be written and committed after its sibling: refuse that here.
-        """
-        self._require_open()
-        parent = _parent(self)
-        if self._generation != parent.generation:
-            raise BranchStaleError(f"{self.branch_path} is stale: a sibling was committed first", branch=self.name)
-        self._driver.commit(self.driver_name)
-        parent.generation += 1
-        self._ended = "committed"
-        return Commit(id=0, kind="commit", branch=self.branch_path, at=datetime.fromtimestamp(time.time(), UTC))
-
-    def abort(self) -> None:
-        self._require_open()
-        self._driver.abort(self.driver_name)
-        self._ended = "aborted"
-
-    def keep(self) -> Branch:
-        self._on_success = self._on_error = None
-        return self
-
-    def delta(self) -> NoReturn:
-        _cannot(self.view, "report what a branch changed")
-
-    def diff(self) -> NoReturn:
-        _cannot(self.view, "report what a branch changed")
-
-    def rebase(self, *, merge: bool = True) -> NoReturn:
-        _cannot(self.view, "rebase a branch")
-
-    def freeze(self) -> NoReturn:
-        _cannot(self.view, "freeze a branch")
-
-    def thaw(self) -> NoReturn:
-        _cannot(self.view, "freeze a branch")
-
-
-def _mounted(node: Branch | Workspace) -> MountedWorkspace:
-    workspace = node.workspace
-    assert isinstance(workspace, MountedWorkspace)
-    return workspace
-
-
-def _parent(branch: MountedBranch) -> MountedWorkspace | MountedBranch:
-    parent = branch.parent
-    assert isinstance(parent, MountedWorkspace | MountedBranch)
-    return parent
-
-
-def _cannot(filesystem: str, operation: str) -> NoReturn:
-    raise BranchError(
-        f"{filesystem} cannot {operation}; to let forkwise do it, open the directory it was mounted from as a workspace"
+    target = None if mountpoint is None else os.path.abspath(mountpoint)
+    if target is not None and branchfs.find_mount(target) == os.path.realpath(target):
+        raise MountError(
+            f"{target} is a BranchFS mount already",
+            view="branchfs",
+            reason="already mounted",
+            remedy=f"open it with Workspace({target!r}), or choose another mount point",
+        )
+    directory = tempfile.mkdtemp(prefix="forkwise-branchfs-")
+    own = _OwnMount(
+        program,
+        target or f"{directory}/mount",
+        os.path.abspath(storage) if storage is not None else f"{directory}/storage",
+        directory,
+        is_storage_own=storage is None,
     )
+    try:
+        for path in (own.mountpoint, own.storage):
+            os.makedirs(path, exist_ok=True)
+        mounted = branchfs.mount_branchfs(program, os.path.abspath(base), own.mountpoint, own.storage)
+        try:
+            workspace = MountedWorkspace(mounted.mount, state=f"{directory}/state" if target is None else None)
+        except BaseException:
+            branchfs.unmount_branchfs(program, own.mountpoint, own.storage)
+            raise
+    except BaseException:
+        with suppress(OSError):
+            shutil.rmtree(directory)
+        raise
+    workspace._own_mount = own
+    return workspace

@@ -68,7 +68,12 @@ class ShelvedBranch:
 
 
 def shelve(branch: Branch) -> ShelvedBranch:
-    """Hide a branch until it is unshelved. Raises BranchError if it has branches of its own."""
+    """Hide a branch until it is unshelved.
+
+    Raises BranchError if it has branches of its own, or if it is on BranchFS or DaxFS.
+    """
+    if branch.view_kind.native:
+        raise BranchError(f"{branch.view} cannot hide the branch {branch.branch_path}", branch=branch.name)
     with locked(branch.state_dir.state):
         branch._recover()
         BranchInfo.load(branch.home)

@@ -45,9 +45,9 @@ class Workspace(Parent):
     def __new__(cls, path: str | os.PathLike[str], **_: Any) -> Workspace:
         if cls is not Workspace or not os.path.isdir(path) or is_ordinary(path):
             return super().__new__(cls)
-        from forkwise.files.mounted import MountedWorkspace, find_driver  # noqa: PLC0415 - rarely needed
+        from forkwise.files.mounted import MountedWorkspace, find_branching_mount  # noqa: PLC0415 - rarely needed
 
-        return super().__new__(MountedWorkspace if find_driver(os.path.realpath(path)) else cls)
+        return super().__new__(MountedWorkspace if find_branching_mount(os.fspath(path)) else cls)
 
     def __init__(
         self,
@@ -73,17 +73,28 @@ class Workspace(Parent):
         base: str | os.PathLike[str],
         mountpoint: str | os.PathLike[str] | None = None,
         *,
-        binary: str | os.PathLike[str] | None = None,
         storage: str | os.PathLike[str] | None = None,
+        branchfs_bin: str | os.PathLike[str] | None = None,
+        binary: str | os.PathLike[str] | None = None,
     ) -> Workspace:
-        """Mount a directory with BranchFS and open it.
+        """Mount a directory with BranchFS and open it; ``close``, or the end of a ``with`` block, unmounts it.
 
-        ``binary`` defaults to ``$FORKWISE_BRANCHFS``, then to ``branchfs`` on the ``PATH``. Only BranchFS needs this:
-        ``Workspace(path)`` opens any directory without a mount.
+        Without ``mountpoint`` and ``storage`` the mount gets new directories, which ``close`` removes. ``branchfs_bin``
+        (or ``binary``) defaults to ``$FORKWISE_BRANCHFS``, then to ``branchfs`` on the ``PATH``. Only BranchFS needs
+        this: ``Workspace(path)`` opens any directory without a mount.
         """
-        from forkwise.files.mounted import mount_branchfs  # noqa: PLC0415
+        from forkwise.files.mounted import mount_workspace  # noqa: PLC0415
 
-        return cls(mount_branchfs(base, mountpoint, binary, storage))
+        return mount_workspace(base, mountpoint, branchfs_bin or binary, storage)
+
+    def close(self) -> None:
+        """Unmount the workspace if ``Workspace.mount`` mounted it; otherwise there is nothing to close."""
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<Workspace {self.path}>"

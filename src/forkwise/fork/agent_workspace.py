@@ -78,9 +78,7 @@ class AgentFiles:
         """Whether each change is a separate commit."""
         if isinstance(self.source, Branch):
             return False
-        from forkwise.files.mounted import MountedWorkspace  # noqa: PLC0415 - rarely needed
-
-        if isinstance(self.source, MountedWorkspace) or self.source.child_view().whole:
+        if self.source.child_view().whole:
             warnings.warn(
                 f"changes that an agent makes in {self.workspace_path} itself cannot be undone: with the view "
                 f"{self.source.fstype} a branch for each change would cost too much; forkwise doctor has alternatives",

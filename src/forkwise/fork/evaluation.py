@@ -1,7 +1,7 @@
 """Evaluation: score an attempt that succeeded, by functions, the size of its diff, or the project's tests.
 
 Tests run in a sandbox on a scratch branch of the attempt's branch, which is dropped afterwards, so that their caches
-and reports are not committed.
+and reports are not committed (except on DaxFS, see ``scratch``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
+from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.candidate import describe_value, to_bool, to_score
 from forkwise.sandbox.confinement import Confinement
@@ -30,7 +31,7 @@ from forkwise.testing.parse import read_report
 from forkwise.testing.report import TestReport, combine
 
 if TYPE_CHECKING:
-    from forkwise.files.branch import Branch, Parent
+    from forkwise.files.branch import Parent
 
 __all__ = [
     "DEFAULT_CRITERION",
@@ -171,7 +172,13 @@ _SCRATCH_NAME = re.compile(r"scratch-[0-9a-f]{12}")
 
 @asynccontextmanager
 async def scratch(parent: Parent) -> AsyncIterator[Branch]:
-    """Create a branch for the block, and drop it afterwards."""
+    """Create a branch for the block, and drop it afterwards.
+
+    On DaxFS, where that would end the branch around it as well, the block gets ``parent`` itself.
+    """
+    if isinstance(parent, Branch) and parent.view_kind.ends_chain:
+        yield parent
+        return
     creation = run_in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
     try:
         yield await asyncio.shield(creation)

@@ -210,7 +210,12 @@ def _estimate_changed_files(branch: Branch) -> int | None:
 
 
 def _count_changed_files(branch: Branch) -> int | None:
-    """Count the files that a branch changed; None if the delta cannot be read, which does not fail the attempt."""
+    """Count the files that a branch changed; None if the delta cannot be read, which does not fail the attempt.
+
+    On a BranchFS or DaxFS mount that would read the whole tree.
+    """
+    if branch.view_kind.native:
+        return None
     with suppress(BranchingError, OSError):
         return sum(1 for change in branch.delta() if change.type != "directory")
     return None

@@ -24,7 +24,6 @@ from forkwise.errors import (
     LedgerError,
 )
 from forkwise.files.branch import Branch
-from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.store import trash
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
@@ -52,6 +51,7 @@ __all__ = [
     "keep_winner",
     "open_ledger",
     "parent_of",
+    "revocable_parent_of",
     "write_ends",
     "write_with_retry",
 ]
@@ -117,13 +117,28 @@ def default_parallel() -> int:
 def parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
     """Open the parent of a new fork. In an attempt, its own directory stands for its branch.
 
-    Raises BranchError for a BranchFS or DaxFS mount, whose branches cannot be compared, tested separately or undone.
+    Raises BranchError in an attempt on DaxFS: a commit of the inner fork would commit the attempt's branch with it.
     """
     found = _parent_of(target)
-    if isinstance(found.workspace, MountedWorkspace):
+    attempt = current_attempt()
+    if attempt is not None and found is attempt.branch and attempt.branch.view_kind.ends_chain:
         raise BranchError(
-            f"{found.workspace.path} is a {found.workspace.fstype} mount, and its own branches cannot be judged or "
-            "undone: open the directory that is mounted there"
+            f"attempt {attempt.id} cannot fork its branch on {attempt.branch.view}, whose commits include the branches "
+            "around the committed one: the attempt would be committed before it is evaluated"
+        )
+    return found
+
+
+def revocable_parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
+    """Open the parent of a fork whose decision can be overridden and undone.
+
+    Raises BranchError for a BranchFS or DaxFS mount, whose commits cannot be undone.
+    """
+    found = parent_of(target)
+    if found.child_view().native:
+        raise BranchError(
+            f"{found.workspace.path} is a {found.workspace.fstype} mount, whose commits cannot be undone: a live fork "
+            "needs that. Open the directory that is mounted there"
         )
     return found
 

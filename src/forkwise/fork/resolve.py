@@ -61,6 +61,8 @@ def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = Fals
         try:
             return branch.commit(on_conflict=on_conflict, trust=trust)
         except BranchStaleError:
+            if branch.view_kind.native:
+                raise
             done = branch.rebase()
         if done.merged and on_conflict == "refuse":
             raise ConflictError(
@@ -98,6 +100,8 @@ def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
             except ConflictError as error:
                 return _land_with_conflicts(branch, policy, error.conflicts)
         except BranchStaleError:
+            if branch.view_kind.native:
+                raise
             branch.rebase(merge=False)
 
 

@@ -36,7 +36,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
-from forkwise.fork.fork import Fork, ForkSettings, parent_of
+from forkwise.fork.fork import Fork, ForkSettings, revocable_parent_of
 from forkwise.fork.resolve import replace_winner, unshelve_loser
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import (
@@ -115,7 +115,7 @@ def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
     if isinstance(backend, DiskBackend) and (workspace is None or _has_same_files(backend, workspace)):
         return ForkSource(backend.source, backend)
     if workspace is not None:
-        parent = parent_of(workspace)
+        parent = revocable_parent_of(workspace)
         return ForkSource(parent, _PlainBackend(parent))
     directory = Path(tempfile.mkdtemp(prefix="forkwise-live-"))
     (directory / "files").mkdir()

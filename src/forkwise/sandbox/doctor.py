@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forkwise.files.mounted import find_branching_mount
 from forkwise.files.store.state import locate
 from forkwise.files.views import catalogue
 from forkwise.linux.mountinfo import find_entry, mounts
@@ -76,14 +77,15 @@ class Report:
 
 def examine(path: str | os.PathLike[str]) -> Report:
     """Examine which views and means of confinement work for a directory."""
-    site = locate(path)
+    native = find_branching_mount(os.fspath(path))
+    site = locate(path, outside=None if native is None else native[1])
     system = os.uname()
     return Report(
         workspace=site.workspace,
         state=site.state,
         user=f"{_user_name()} (uid {os.geteuid()})",
         kernel=f"{system.sysname} {system.release} {system.machine}",
-        filesystem=_find_mount(site.workspace)[0],
+        filesystem=_find_filesystem(site.workspace),
         views=_examine_views(site),
         confinement=examine_confinement(site),
     )
@@ -229,10 +231,10 @@ def _user_name() -> str:
         return "unnamed"
 
 
-def _find_mount(path: str) -> tuple[str, str]:
-    """Return the type and the source of the filesystem that a path is on."""
+def _find_filesystem(path: str) -> str:
+    """Return the type of the filesystem that a path is on."""
     found = find_entry(path, mounts())
-    return (found.fstype, found.source) if found else ("unknown", "")
+    return found.fstype if found else "unknown"
 
 
 def _examine_views(site: Site) -> list[Finding]:
@@ -251,10 +253,17 @@ def _examine_view(view: View, site: Site) -> Finding:
     return Finding(view.name, False, refusal.reason, refusal.remedy)
 
 
+def _examine_own_filesystem(site: Site, name: str) -> Finding | None:
+    """Return a finding if the workspace's own filesystem is the branching filesystem ``name``."""
+    found = find_branching_mount(site.workspace)
+    if found is None or found[0].name != name:
+        return None
+    return Finding(name, True, f"this workspace is on such a mount: {found[0].limits}")
+
+
 def _examine_branchfs(site: Site) -> Finding:
-    fstype, source = _find_mount(site.workspace)
-    if fstype == "fuse.branchfs" or (fstype == "fuse" and source == "branchfs"):
-        return Finding("branchfs", True, "this workspace is a BranchFS mount")
+    if (native := _examine_own_filesystem(site, "branchfs")) is not None:
+        return native
     binary = os.environ.get("FORKWISE_BRANCHFS") or shutil.which("branchfs")
     if binary is None:
         return Finding(
@@ -276,8 +285,8 @@ def _examine_branchfs(site: Site) -> Finding:
 
 
 def _examine_daxfs(site: Site) -> Finding:
-    if _find_mount(site.workspace)[0] == "daxfs":
-        return Finding("daxfs", True, "this workspace is a DaxFS mount")
+    if (native := _examine_own_filesystem(site, "daxfs")) is not None:
+        return native
     with open("/proc/filesystems") as file:
         loaded = any(line.split()[-1] == "daxfs" for line in file)
     if loaded:

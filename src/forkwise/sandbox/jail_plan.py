@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
+from forkwise.files.store.state import is_ordinary
+from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
 from forkwise.files.views.overlay import OPTIONS, clear_volatile_mark, private_owners, record_private_mount
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
@@ -92,6 +94,11 @@ def plan_landlock(view_path: str, temporary: str, confinement: Confinement) -> J
 
     Writes are confined to the branch, a temporary directory and the ``writable`` paths.
     """
+    if confinement.read_only and _find_branchfs(view_path) is not None:
+        raise NamespaceError(
+            f"{view_path} is on BranchFS, whose control files let any process commit or abort branches: hiding them "
+            "needs mount namespaces, which are not available here. Allow those, or use the confinement 'open'"
+        )
     if confinement.network != "host":
         raise NamespaceError(
             f"the network {confinement.network!r} needs network namespaces, which are not available here: "
@@ -138,7 +145,10 @@ def _mounts(
             mounts += [Mount("bind", p, p) for p in _RUNTIME if os.path.isdir(p)]
         mounts.append(Mount("dev", "/dev", writable=True, options=temporary))
     writable = [Mount("bind", p, p, writable=True) for p in confinement.writable_paths()]
+    branchfs_mount = _find_branchfs(view_path) if confinement.read_only and view_path is not None else None
     cover = _cover_state(workspace_path, branch) if confinement.read_only else []
+    if branchfs_mount is not None and not _is_inside(branchfs_mount, *_TEMPORARY):
+        cover.append(Mount("tmpfs", branchfs_mount, options="mode=755,size=64k"))
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
     mounts += [m for m in writable if m not in covered] + cover + covered
@@ -147,12 +157,22 @@ def _mounts(
     elif isinstance(branch, Branch):
         lowers = list(branch.parent.lowers)
         mounts.append(Mount("overlay", workspace_path, branch.home, writable=True, lowers=lowers, options=OPTIONS))
+    if branchfs_mount is not None:
+        mounts.append(Mount("mask", f"{workspace_path}/{CONTROL_FILE}"))
     # On top of the branch, because a hidden path may be inside the workspace.
     mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_inside(workspace_path, p)]
     if confinement.network != "host":
         mounts += [Mount("mask", p) for p in _find_bound_sockets()]
     mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
     return mounts
+
+
+def _find_branchfs(path: str) -> str | None:
+    """Return the mount point of the BranchFS that contains a path.
+
+    A control file accepts ioctls even on a read-only mount, so a sandbox must see none, not even of other branches.
+    """
+    return None if is_ordinary(path) else find_mount(os.path.realpath(path))
 
 
 def _size_option(confinement: Confinement) -> str:

@@ -181,7 +181,9 @@ def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, di
     for skipped_path in result.skipped:
         output.line(f"  skipped {skipped_path}", "yellow")
     parent = result.branch.rpartition("/")[0]
-    if parent == "/main":
+    if result.note:
+        output.line(f"{result.note}.")
+    elif parent == "/main":
         output.line(f"Undo with: {command_line(directory, 'undo', str(result.undo_id))}")
     else:
         output.line(f"It is now part of {parent}, and reaches the workspace when that branch is committed.")

@@ -58,7 +58,9 @@ def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -
     output.conflicts(commit.conflicts)
     for path in commit.skipped:
         output.line(f"  skipped {path}", "yellow")
-    if commit.branch.count("/") == 2:
+    if commit.note:
+        output.line(f"{commit.note}.")
+    elif commit.branch.count("/") == 2:
         output.line(f"Undo with: {command_line(directory, 'undo', str(commit.undo_id))}")
 
 

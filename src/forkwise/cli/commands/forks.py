@@ -126,6 +126,8 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
     from forkwise.display.board import Board, attempt_record
+    from forkwise.files.store.state import is_ordinary
+    from forkwise.files.workspace import Workspace
 
     board = Board(ledger, fork.id, output)
     if output.as_json:
@@ -151,7 +153,8 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
     if advice := remedy(fork, directory):
         output.line(f"The fork {advice}", "yellow")
     elif fork.commit is not None and fork.undone is None and fork.origin == "/main":
-        output.line(f"Undo with: {command_line(directory, 'undo', str(fork.commit))}")
+        limits = "" if is_ordinary(directory) else Workspace(directory).child_view().limits
+        output.line(f"{limits}." if limits else f"Undo with: {command_line(directory, 'undo', str(fork.commit))}")
 
 
 def _verdict_text(verdict: dict[str, Any]) -> str:

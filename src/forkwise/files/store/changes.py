@@ -114,6 +114,7 @@ class Commit:
 
     ``conflicts`` are those that ``on_conflict`` decided, ``skipped`` the FIFOs, sockets and devices that were left
     out. ``Workspace.undo`` takes its ``id``; ``undoes`` and ``undone_by`` link an undo and the commit that it undid.
+    A commit by the workspace's own filesystem (BranchFS, DaxFS) has a ``note``: it cannot be undone and lists no paths.
     """
 
     id: int
@@ -128,6 +129,7 @@ class Commit:
     undoes: int | None = None
     undone_by: int | None = None
     durable: bool = True
+    note: str = ""
 
     @property
     def undo_id(self) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ __all__ = [
     "Reader",
     "Scan",
     "Touched",
+    "compare_trees",
     "scan_layer",
     "scan_tree",
     "user_attributes",
@@ -36,6 +38,7 @@ __all__ = [
 
 
 _BLOCK = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HANDLE = 21  # bytes before the file handle in an origin: version, magic, length, flags, type, filesystem UUID
 
 
@@ -389,17 +392,20 @@ def _is_untouched(fd: int, name: str, new: os.stat_result, old: os.stat_result, 
     holder = parent.holder(name)
     if holder is None:
         return False
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with (
-        open(os.open(name, flags, dir_fd=fd), "rb", buffering=0) as ours,
-        open(os.open(name, flags, dir_fd=holder), "rb", buffering=0) as theirs,
+        open(os.open(name, _READ, dir_fd=fd), "rb") as ours,
+        open(os.open(name, _READ, dir_fd=holder), "rb") as theirs,
     ):
         if user_attributes(ours.fileno()) != user_attributes(theirs.fileno()):
             return False
-        while block := ours.read(_BLOCK):
-            if block != theirs.read(_BLOCK):
-                return False
-        return not theirs.read(1)
+        return _is_same_stream(ours, theirs)
+
+
+def _is_same_stream(first: BufferedReader, second: BufferedReader) -> bool:
+    while block := first.read(_BLOCK):
+        if block != second.read(_BLOCK):
+            return False
+    return not second.read(1)
 
 
 def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, rolled_back: RolledBack) -> Scan:
@@ -488,3 +494,64 @@ class _TreeReader(Reader):
         inside.pending = [path]
         inside.read()
         return inside.is_touched
+
+
+def compare_trees(tree: str, parent: str, is_ignored: Callable[[str], bool]) -> Scan:
+    """Compare a whole tree with its parent's, entry by entry, without any record of the fork.
+
+    Files of the same size, mode and mtime count as equal, others are read. ``is_ignored`` is called with names at the
+    root. No extended attributes are read, because the filesystem may have none.
+    """
+    with Lower([parent]) as lower:
+        root = open_root(tree)
+        try:
+            reader = _ComparingReader(root, lower, is_ignored)
+            reader.read()
+            return reader.scan
+        finally:
+            os.close(root)
+
+
+class _ComparingReader(Reader):
+    def __init__(self, root: int, lower: Lower, is_ignored: Callable[[str], bool]) -> None:
+        super().__init__(root, lower)
+        self.is_ignored = is_ignored
+
+    def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
+        present = set()
+        with os.scandir(fd) as found:
+            for item in found:
+                if not path and self.is_ignored(item.name):
+                    continue
+                present.add(item.name)
+                self._read_entry(path, item.name, fd, item.stat(follow_symlinks=False), parent)
+        for name in sorted(parent.names() - present):
+            if path or not self.is_ignored(name):
+                self.add(Entry(path, name, None, parent.lookup(name), True, True))
+
+    def _read_entry(self, path: str, name: str, fd: int, new: os.stat_result, parent: LowerDirectory) -> None:
+        old = parent.lookup(name)
+        kind = entry_type(new.st_mode)
+        if kind == "special":
+            self.scan.specials.append(join(path, name))
+            return
+        if kind == "directory":
+            self.pending.append(join(path, name))
+        if old is None or new.st_mode != old.st_mode or not _has_same_content(fd, name, new, old, parent):
+            self.add(Entry(path, name, new, old, False, True))
+
+
+def _has_same_content(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:
+    """Return whether two entries of the same type are equal; directories always are."""
+    if stat.S_ISDIR(new.st_mode) or (new.st_size == old.st_size and new.st_mtime_ns == old.st_mtime_ns):
+        return True
+    holder = parent.holder(name)
+    if holder is None or new.st_size != old.st_size:
+        return False
+    if stat.S_ISLNK(new.st_mode):
+        return os.readlink(name, dir_fd=fd) == os.readlink(name, dir_fd=holder)
+    with (
+        open(os.open(name, _READ, dir_fd=fd), "rb") as ours,
+        open(os.open(name, _READ, dir_fd=holder), "rb") as theirs,
+    ):
+        return _is_same_stream(ours, theirs)

@@ -185,14 +185,17 @@ class StateDir:
         return is_in_progress or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
 
 
-def locate(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None) -> Site:
+def locate(
+    path: str | os.PathLike[str], state: str | os.PathLike[str] | None = None, *, outside: str | None = None
+) -> Site:
     """Find, or create, the state directory of a workspace.
 
     In this order: the directory in ``state`` or $FORKWISE_STATE; the user's state directory, if it is on the
     workspace's filesystem; a hidden directory next to the workspace or next to one of its parents; the user's state
-    directory even though it is on another filesystem.
+    directory even though it is on another filesystem. ``outside`` is a mount point that must not contain it.
     """
     workspace = os.path.realpath(path)
+    outside = outside or workspace
     if not os.path.isdir(workspace):
         raise MountError(
             f"{os.fspath(path)!r} is not a directory: a workspace is an existing directory",
@@ -201,11 +204,11 @@ def locate(path: str | os.PathLike[str], state: str | os.PathLike[str] | None = 
         )
     key = _key(workspace)
     given = os.fspath(state) if state is not None else os.environ.get("FORKWISE_STATE")
-    roots = [os.path.abspath(given)] if given else _roots(workspace)
+    roots = [os.path.abspath(given)] if given else _roots(outside)
     made = [r for r in roots if os.path.isdir(f"{r}/{key}")]
     problems = []
     for root in made or roots:
-        problem = _find_problem(root, workspace) or _make(root, f"{root}/{key}")
+        problem = _find_problem(root, outside) or _make(root, f"{root}/{key}")
         if problem is None:
             return Site(workspace, os.path.realpath(f"{root}/{key}"))
         problems.append(f"{root}: {problem}")

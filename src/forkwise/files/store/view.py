@@ -68,6 +68,12 @@ class View(ABC):
     whole: ClassVar[bool]
     #: Names of the files with which a layered view marks its layer, in addition to whiteouts and attributes.
     mark_files: ClassVar[frozenset[str]] = frozenset()
+    #: Whether the workspace's own filesystem stores, commits and drops the branch (BranchFS, DaxFS).
+    native: ClassVar[bool] = False
+    #: Whether the end of a branch is also the end of the branches around it (DaxFS).
+    ends_chain: ClassVar[bool] = False
+    #: What this view lacks that all others have, as one sentence for the user; empty if nothing.
+    limits: ClassVar[str] = ""
 
     @abstractmethod
     def refusal(self, site: Site) -> Refusal | None:

@@ -1,7 +1,7 @@
 """The driver for a workspace that is itself a BranchFS mount, whose branches the filesystem creates itself.
 
-It is not a View: BranchFS creates, commits and aborts through a control file in every branch. Newer builds accept
-ioctls there; older ones return ENOTTY and accept the same commands as text.
+BranchFS creates, commits and aborts through a control file in every branch. Newer builds accept ioctls there; older
+ones return ENOTTY and accept the same commands as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from contextlib import contextmanager, suppress
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, BranchStaleError, CommitError, MountError
 from forkwise.linux.mountinfo import MountEntry, find_entry, mounts
 
-__all__ = ["ABORT", "COMMIT", "CREATE", "BranchFS", "find_mount", "is_branchfs", "mount_branchfs", "unmount_branchfs"]
+__all__ = [
+    "ABORT",
+    "COMMIT",
+    "CONTROL_FILE",
+    "CREATE",
+    "BranchFS",
+    "find_mount",
+    "is_branchfs",
+    "mount_branchfs",
+    "unmount_branchfs",
+]
 
 _MAGIC = ord("b")
 _NAME_SIZE = 128
@@ -28,7 +38,9 @@ CREATE = 2 << 30 | _NAME_SIZE << 16 | _MAGIC << 8 | 0  # _IOR('b', 0, char[128])
 COMMIT = _MAGIC << 8 | 1  # _IO('b', 1)
 ABORT = _MAGIC << 8 | 2  # _IO('b', 2)
 
-_CONTROL = ".branchfs_ctl"
+#: The file at the root of the mount and of every branch that accepts commands.
+CONTROL_FILE = ".branchfs_ctl"
+
 _NAME = re.compile(r"[^\s/@\0][^\s/\0]*")
 _MOUNT_TIMEOUT_S = 30.0
 
@@ -46,6 +58,25 @@ class BranchFS:
     def path(self, name: str) -> str:
         """Return the path at which a branch is visible."""
         return f"{self.mount}/@{name}"
+
+    def split(self, path: str) -> tuple[str | None, str]:
+        """Split a path below the mount into the branch that shows it (None: main) and the path inside the branch.
+
+        BranchFS shows a nested branch at ``/@inner`` and at ``/@outer/@inner``.
+        """
+        parts = [part for part in path[len(self.mount) :].split("/") if part]
+        branch = None
+        while parts and parts[0].startswith("@") and self.exists(parts[0][1:]):
+            branch = parts.pop(0)[1:]
+        return branch, "/".join(parts)
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a branch of that name."""
+        return os.path.exists(f"{self.path(name)}/{CONTROL_FILE}")
+
+    def is_own_name(self, name: str) -> bool:
+        """Return whether an entry at the root of a branch belongs to BranchFS: a control file, or another branch."""
+        return name == CONTROL_FILE or name.startswith("@")
 
     def create(self, name: str, parent: str | None = None) -> str:
         """Create a branch of ``parent``, or of the mount's current content, and return the name that BranchFS uses."""
@@ -75,8 +106,8 @@ class BranchFS:
         except OSError as error:
             raise _explain(error, CommitError, f"{self.path(name)} could not be committed", name) from error
 
-    def abort(self, name: str) -> None:
-        """Drop a branch with everything written to it."""
+    def abort(self, name: str, *, nested: bool = False) -> None:
+        """Drop a branch with everything written to it, whether it is ``nested`` in another or not."""
         try:
             with self._control(name) as control:
                 if not _ioctl(control, ABORT):
@@ -88,7 +119,7 @@ class BranchFS:
     def _control(self, name: str | None) -> Iterator[int]:
         directory = self.mount if name is None else self.path(name)
         try:
-            control = os.open(f"{directory}/{_CONTROL}", os.O_RDWR | os.O_CLOEXEC)
+            control = os.open(f"{directory}/{CONTROL_FILE}", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise BranchNotFoundError(
                 f"there is no branch at {directory}: it was committed or aborted, or {self.mount} is not mounted",

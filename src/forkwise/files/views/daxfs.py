@@ -1,7 +1,7 @@
 """The driver for a workspace that is itself a DaxFS mount; each of its branches is a separate mount.
 
-It is not a View: DaxFS creates, commits and aborts branches by mount options. The calls of the new mount interface are
-here because only DaxFS needs to pass a dma-buf by them.
+DaxFS creates, commits and aborts branches by mount options. The calls of the new mount interface are here because only
+DaxFS needs to pass a dma-buf by them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,24 @@ class DaxFS:
         """Return the path at which a branch is visible."""
         return f"{self.mount_directory}/{name}"
 
+    def split(self, path: str) -> tuple[str | None, str]:
+        """Split a path on DaxFS into the branch that its mount shows (None: main) and the path inside the branch."""
+        entry = find_entry(path, mounts())
+        if entry is None or entry.fstype != "daxfs":
+            raise MountError(f"{path} is not on a DaxFS mount", view="daxfs", remedy="mount it first")
+        shown = next((o.partition("=")[2] for o in entry.options if o.startswith("branch=")), "main")
+        name = shown.rstrip("/").rpartition("/")[2]
+        return None if name in ("", "main") else name, path[len(entry.point.rstrip("/")) :].strip("/")
+
+    def exists(self, name: str) -> bool:
+        """Return whether a branch of that name is mounted."""
+        entry = find_entry(self.path(name), mounts())
+        return entry is not None and entry.fstype == "daxfs" and entry.point == self.path(name)
+
+    def is_own_name(self, name: str) -> bool:
+        """Return whether an entry at the root of a branch belongs to DaxFS itself: none does."""
+        return False
+
     def create(self, name: str, parent: str | None = None) -> str:
         """Create a branch of ``parent`` (or of main), mount it, and return its name."""
         entries = mounts()
@@ -81,9 +99,15 @@ class DaxFS:
         """Merge a branch and its ancestors into main and unmount it; all other branches become stale."""
         self._remount(name, "commit", CommitError)
 
-    def abort(self, name: str) -> None:
-        """Drop a branch and its ancestors up to main, and unmount it."""
-        self._remount(name, "abort", AbortError)
+    def abort(self, name: str, *, nested: bool = False) -> None:
+        """Drop a branch, and unmount it.
+
+        A ``nested`` branch is only unmounted, which drops it alone: the mount option drops the branches around it too.
+        """
+        if nested:
+            self._unmount(name)
+        else:
+            self._remount(name, "abort", AbortError)
 
     def _remount(self, name: str, flag: str, failure: type[BranchError]) -> None:
         path = self.path(name)
@@ -91,8 +115,11 @@ class DaxFS:
             mount("none", path, None, MS_REMOUNT | remount_flags(path), flag)
         except OSError as error:
             raise _explain(error, failure, f"{path}: {flag} failed", name) from error
-        umount2(path, MNT_DETACH)
-        os.rmdir(path)
+        self._unmount(name)
+
+    def _unmount(self, name: str) -> None:
+        umount2(self.path(name), MNT_DETACH)
+        os.rmdir(self.path(name))
 
 
 def find_mount(path: str) -> str | None:
