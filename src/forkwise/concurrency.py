@@ -27,6 +27,7 @@ __all__ = [
     "is_loop_running",
     "run_in_thread",
     "run_sync",
+    "start_loop",
     "try_call",
 ]
 
@@ -285,7 +286,7 @@ def _shared_loop() -> asyncio.AbstractEventLoop:
     global _shared
     with _lock:
         if _shared is None:
-            _shared, stop = _start_loop("forkwise loop")
+            _shared, stop = start_loop("forkwise loop")
             process_id = os.getpid()
             atexit.register(lambda: stop(1) if os.getpid() == process_id else None)
         return _shared
@@ -293,14 +294,14 @@ def _shared_loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def _temporary_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop, stop = _start_loop("forkwise nested loop")
+    loop, stop = start_loop("forkwise nested loop")
     try:
         yield loop
     finally:
         stop(None)
 
 
-def _start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, Callable[[float | None], None]]:
+def start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, Callable[[float | None], None]]:
     """Run a new event loop in a daemon thread; return it and a function that stops it, given a timeout in seconds."""
     started: Future[asyncio.AbstractEventLoop] = Future()
 

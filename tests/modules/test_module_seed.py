@@ -1,4 +1,4 @@
-"""Every example of the specification, with only the import changed, blocking and async."""
+"""The guide to branching, with every kind of call and every provider. ``tests/seeds`` runs its examples unchanged."""
 
 # ruff: noqa: RUF012
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tests.seeds.page import Page
 def main(name: str) -> int:
     """Run the examples of a page in order and print the name of each that worked; return the number of failures."""
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ResourceWarning)  # examples may leave a file to the garbage collector
     page: Page = importlib.import_module(f"tests.seeds.{name}").page
     failures = 0
     for example in page.blocks:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.branchfs import mounted
 from tests.seeds.process import User, run_page
 
 #: The page, and the package that its examples import.
-PAGES = ("branchcontext",)
+PAGES = ("branchcontext", "acorn")
 
 
 @pytest.mark.parametrize("user", ["root", "unprivileged"])
@@ -22,3 +24,12 @@ def test_examples_run_unchanged_except_for_the_import(name: str, user: User, tmp
     page = importlib.import_module(f"tests.seeds.{name}").page
     assert list(page.examples) == list(page.blocks), "every block of the page has its function, in the page's order"
     assert run_page(name, user, project, home).splitlines() == list(page.blocks)
+
+
+def test_examples_of_branchcontext_run_on_a_mount(tmp_path: Path) -> None:
+    """Seed: "You just create a `Workspace` pointed at a mounted path - the backend is detected automatically." """
+    (tmp_path / "home").mkdir()
+    page = importlib.import_module("tests.seeds.branchcontext").page
+    with mounted(tmp_path) as mount:
+        user: User = "root" if os.geteuid() == 0 else "unprivileged"
+        assert run_page("branchcontext", user, mount, tmp_path / "home").splitlines() == list(page.blocks)

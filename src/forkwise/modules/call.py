@@ -103,15 +103,14 @@ class Step:
     finishing: dict[str, Any] | None = field(default=None, repr=False)
 
     def add_tool(self, function: Callable[..., Any]) -> None:
-        """Add a tool for the following turns, also for branches."""
-        self.tools[:] = index_tools([*self.tools, function], {FINISH}).values()
+        """Add a tool for the following turns, also for branches. Adding a function again changes nothing."""
+        added = Tool.of(function)
+        if all(Tool.of(tool).function != added.function or Tool.of(tool).name != added.name for tool in self.tools):
+            self.tools[:] = index_tools([*self.tools, added], {FINISH}).values()
 
     def remove_tool(self, name: str) -> None:
-        """Remove a tool for the following turns."""
-        kept = [tool for tool in self.tools if Tool.of(tool).name != name]
-        if len(kept) == len(self.tools):
-            raise ValueError(f"there is no tool {name!r}")
-        self.tools[:] = kept
+        """Remove a tool for the following turns, if there is one of that name."""
+        self.tools[:] = [tool for tool in self.tools if Tool.of(tool).name != name]
 
     def finish(self, **output: Any) -> None:
         """End the call with this output when ``on_step`` returns."""
@@ -535,7 +534,7 @@ class Call:
                 if request.id in failures:
                     failure = ParseError(failures[request.id].error or "", raw_output=request.raw)
                 elif after is None:
-                    raise ModuleError("Non-finish tool called in single-turn mode")
+                    raise ModuleError(f"Non-finish tool called in single-turn mode: {request.name}")
         raise failure
 
     def _find_finish(self, requests: Sequence[ToolRequest]) -> tuple[Done | None, dict[str, ToolResult]]:

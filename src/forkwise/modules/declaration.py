@@ -217,7 +217,7 @@ def _collect_tools(module: Module) -> list[Tool]:
     own = [getattr(module, name) for name in marked if is_tool(getattr(module, name))]
     reserved = {FINISH, PARENT_TOOL} | ({BRANCH} if module.branches else set())
     reserved |= {SEARCH} if module.tool_discovery else set()
-    listed = [tool for item in module.tools for tool in (item.get_tools() if isinstance(item, Service) else [item])]
+    listed = [tool for item in module.tools for tool in (item.build_tools() if isinstance(item, Service) else [item])]
     return list(index_tools([*listed, *own], reserved).values())
 
 

@@ -98,18 +98,18 @@ class Module:
         """Run the module and block until its output is there, also inside an event loop."""
         return run_sync(_run(self, inputs), current_loop())
 
-    def branch(self, module_class: Any, /, merge: Any = None, **inputs: Any) -> Any:
+    def branch(self, module_class: Any, /, merge: Any = "end_result", **kwargs: Any) -> Any:
         """Run a branch of the call in which this code runs, and add its result to that call's history.
 
-        Returns the branch's output (or None), or an awaitable, as a call of a module does. Raises `BranchError` if the
-        branch fails.
+        ``kwargs`` are the branch's inputs. Returns the branch's output (or None), or an awaitable, as a call of a
+        module does. Raises `BranchError` if the branch fails.
         """
         if not (isinstance(module_class, type) and issubclass(module_class, Module)):
             raise TypeError(f"a branch is a Module subclass, not {module_class!r}")
         call = _current_call(self)
         if call is None or call.loop is None:
-            return _run_or_return(_branch_last_call(self, module_class, merge, inputs))
-        branch = run_branch(call, module_class, merge, inputs)
+            return _run_or_return(_branch_last_call(self, module_class, merge, kwargs))
+        branch = run_branch(call, module_class, merge, kwargs)
         if not is_loop_running():
             return run_sync(branch, call.loop)
         if asyncio.get_running_loop() is call.loop:

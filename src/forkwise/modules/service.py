@@ -1,41 +1,59 @@
 """`Service`: a resource that several tools share (a connection, a store), set up before a module runs.
 
-Users are counted: the first sets the service up and the last tears it down, in whichever branch, task or thread.
+Users are counted: the first sets the service up and the last tears it down, in whichever branch, task or thread. If a
+service has plain functions, all its code runs in one thread, because some resources, such as SQLite connections, work
+only in the thread that opened them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import re
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial, wraps
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from forkwise.concurrency import call_any
+from forkwise.concurrency import call_any, start_loop
 from forkwise.errors import ForkwiseWarning, ServiceError
 from forkwise.modules.tools import Tool, is_tool
 
 __all__ = ["Service"]
 
+#: The threads that wait for the code of this context to end, so that the code must not wait for them.
+_waiting: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("forkwise_waiting", default=frozenset())
+
 
 class Service:
     """A base class: override ``setup`` and ``teardown`` as needed, and add a method with ``@tool`` for each tool.
 
-    ``async with service:`` uses the service. Its tools are named ``<class>__<method>``.
+    ``async with service:`` uses the service. Its tools are named ``<class>__<method>``. Unless ``setup`` and all tools
+    are async, the service has its own thread: while it is in use, its public methods run there, one after another.
     """
 
     _lock: threading.Lock
     _users: int
     _change: Future[None] | None
+    _thread: _ServiceThread | None
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            method = inspect.getattr_static(cls, name)
+            if not name.startswith("_") and name not in _OWN_METHODS and _is_wrappable(method):
+                setattr(cls, name, _dispatch(method, lambda args: args[0]))
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         service = super().__new__(cls)
         service._lock = threading.Lock()
         service._users = 0
         service._change = None  # completes when the running setup or teardown ends
+        service._thread = None
         return service
 
     @property
@@ -45,8 +63,8 @@ class Service:
 
     @property
     def description(self) -> str:
-        """The description, from the class's docstring."""
-        return inspect.getdoc(type(self)) or ""
+        """The description: the class's own docstring, empty if it has none."""
+        return inspect.cleandoc(type(self).__doc__ or "")
 
     async def setup(self) -> None:
         """Set the service up, before its first use."""
@@ -64,10 +82,20 @@ class Service:
         names = [name for name in dir(type(self)) if is_tool(getattr(type(self), name))]
         return [Tool.of(getattr(self, name), name=f"{prefix}__{name}") for name in names]
 
+    def build_tools(self) -> list[Tool]:
+        """Return the tools of `get_tools`. Functions among them run in the service's thread, if it has one."""
+        return [self._bind(Tool.of(tool)) for tool in self.get_tools()]
+
+    def _bind(self, tool: Tool) -> Tool:
+        if not inspect.isfunction(tool.function):
+            return tool  # a method
+        return Tool.of(_dispatch(tool.function, lambda _: self), name=tool.name)
+
     async def __aenter__(self) -> Self:
         if not await self._join():
             try:
-                await call_any(self.setup)
+                self._thread = _ServiceThread(self.name) if self._has_plain_functions() else None
+                await self._run(self.setup)
             except BaseException as error:
                 self._end_change(users=0)
                 if isinstance(error, Exception):
@@ -84,13 +112,34 @@ class Service:
             if self._users:
                 return
             self._begin_change()
+        if self._thread is not None and self._thread.is_busy:
+            # A tool that was abandoned, such as after a timeout, still runs and cannot be killed: do not wait for it.
+            self._thread.submit(self.teardown).add_done_callback(self._finish_teardown)
+            return
         try:
-            await call_any(self.teardown)
+            await self._run(self.teardown)
         except Exception as failure:  # noqa: BLE001 - a warning, because the module's output must not be lost
-            message = f"Service {self.name!r} teardown failed: {type(failure).__name__}: {failure}"
-            warnings.warn(message, ForkwiseWarning, stacklevel=2)
+            self._warn(failure)
         finally:
             self._end_change(users=0)
+
+    def _finish_teardown(self, done: Future[Any]) -> None:
+        self._end_change(users=0)
+        if (failure := done.exception()) is not None:
+            self._warn(failure)
+
+    def _warn(self, failure: BaseException) -> None:
+        message = f"Service {self.name!r} teardown failed: {type(failure).__name__}: {failure}"
+        warnings.warn(message, ForkwiseWarning, stacklevel=2)
+
+    def _has_plain_functions(self) -> bool:
+        if type(self).get_tools is not Service.get_tools:
+            return True  # they may be any
+        tools = [tool for name in dir(type(self)) if is_tool(tool := getattr(type(self), name))]
+        return not all(map(inspect.iscoroutinefunction, [self.setup, self.teardown, *tools]))
+
+    async def _run(self, function: Callable[[], Any]) -> None:
+        await (call_any(function) if self._thread is None else self._thread.run(function))
 
     async def _join(self) -> bool:
         """Become a user if the service is up. Otherwise return False: the caller alone must set it up."""
@@ -113,5 +162,151 @@ class Service:
         with self._lock:
             change, self._change = self._change, None
             self._users = users
+            if not users and self._thread is not None:
+                self._thread.stop()
+                self._thread = None
         assert change is not None
         change.set_result(None)
+
+
+_OWN_METHODS = ("get_tools", "setup", "teardown")
+
+
+def _is_wrappable(method: object) -> bool:
+    """Return whether a class attribute is a method of a subclass that runs in the service's thread."""
+    return (
+        inspect.isfunction(method)
+        and method is not Service.health
+        and not hasattr(method, "_forkwise_dispatched")
+        and not inspect.isgeneratorfunction(method)
+        and not inspect.isasyncgenfunction(method)
+    )
+
+
+def _dispatch(function: Callable[..., Any], find_service: Callable[[tuple[Any, ...]], Service]) -> Callable[..., Any]:
+    """Return a function that runs in a service's thread while the service is in use, whichever thread calls it.
+
+    ``find_service`` is called with the arguments.
+    """
+
+    def find_thread(args: tuple[Any, ...]) -> _ServiceThread | None:
+        thread = find_service(args)._thread
+        return thread if thread is not None and thread.can_wait else None
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def dispatched(*args: Any, **kwargs: Any) -> Any:
+            thread = find_thread(args)
+            return await (
+                function(*args, **kwargs) if thread is None else thread.run(partial(function, *args, **kwargs))
+            )
+    else:
+
+        @wraps(function)
+        def dispatched(*args: Any, **kwargs: Any) -> Any:
+            thread = find_thread(args)
+            if thread is None:
+                return function(*args, **kwargs)
+            return thread.submit(partial(function, *args, **kwargs)).result()
+
+    dispatched._forkwise_dispatched = True  # type: ignore[attr-defined]
+    return dispatched
+
+
+class _ServiceThread:
+    """A thread with an event loop, in which the code of one service runs.
+
+    A plain function blocks the loop. It finds no running loop, so that it may itself wait for a coroutine.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop, _ = start_loop(f"forkwise service {name}")
+        self._thread_id = asyncio.run_coroutine_threadsafe(_get_thread_id(), self._loop).result()
+        self._plain_count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a plain function runs or waits for its turn."""
+        return self._plain_count > 0
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the calling code may wait for this thread: it runs elsewhere, and the thread does not wait for it."""
+        return threading.get_ident() != self._thread_id and id(self) not in _waiting.get()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the thread. Cancellation cancels a coroutine; a plain function is abandoned."""
+        tasks: list[asyncio.Task[Any]] = []
+        outcome = self.submit(function, tasks)
+        try:
+            return await asyncio.wrap_future(outcome)
+        except asyncio.CancelledError:
+            # Called after the function was, because the loop calls in order: then its task is there.
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            raise
+
+    def submit(self, function: Callable[[], Any], tasks: list[asyncio.Task[Any]] | None = None) -> Future[Any]:
+        """Call a function in the thread, with this code's context variables. A task that awaits is put in ``tasks``."""
+        outcome: Future[Any] = Future()
+        outcome.set_running_or_notify_cancel()  # so that a cancelled waiter cannot cancel it
+        context = contextvars.copy_context()
+        is_plain = not inspect.iscoroutinefunction(function)
+        if is_plain:
+            self._count(1)
+
+        def begin() -> None:
+            try:
+                value = context.run(self._call_plain, function) if is_plain else function()
+            except StopIteration as error:  # no future can raise it
+                outcome.set_exception(RuntimeError(f"StopIteration: {error}"))
+                return
+            except BaseException as error:  # noqa: BLE001 - raised to the waiting code
+                outcome.set_exception(error)
+                return
+            if not inspect.isawaitable(value):
+                outcome.set_result(value)
+                return
+            task = self._loop.create_task(_wait_for(value), context=context)
+            task.add_done_callback(lambda done: _copy_result(done, outcome))
+            if tasks is not None:
+                tasks.append(task)
+
+        self._loop.call_soon_threadsafe(begin)
+        return outcome
+
+    def stop(self) -> None:
+        """Stop the thread, after the function that runs in it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _call_plain(self, function: Callable[[], Any]) -> Any:
+        token = _waiting.set(_waiting.get() | {id(self)})
+        asyncio.events._set_running_loop(None)
+        try:
+            return function()
+        finally:
+            asyncio.events._set_running_loop(self._loop)
+            _waiting.reset(token)
+            self._count(-1)
+
+    def _count(self, difference: int) -> None:
+        with self._lock:
+            self._plain_count += difference
+
+
+async def _get_thread_id() -> int:
+    return threading.get_ident()
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
+
+
+def _copy_result(task: asyncio.Task[Any], outcome: Future[Any]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
