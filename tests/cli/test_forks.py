@@ -438,9 +438,9 @@ def test_the_output_of_attempts_is_printed_line_by_line(run: Run, hold: Callable
     )
     told = [line for line in lines if line.startswith(f"{fork}.1")]
     assert told[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]
-    assert told[3].startswith(f"{fork}.1 succeeded in "), "its last words come before its end"
+    assert told[3].startswith(f"{fork}.1 succeeded in "), "its output is printed before its end"
     assert f"{fork} waits for a pick" in lines
-    assert not any(line.startswith("attempt ") for line in lines), "no table: it is not read well aloud"
+    assert not any(line.startswith("attempt ") for line in lines), "no table, which screen readers do not read well"
     run("pick", f"{fork}.1")
     assert run("watch", fork, "--plain").stdout.startswith(f"Fork {fork}: speculate")
 

@@ -54,7 +54,7 @@ class Driver:
     def _wait_for_sandboxes(self) -> None:
         poll = select.poll()
         poll.register(self.held, select.POLLIN)
-        assert poll.poll(60_000), "nothing came to run"
+        assert poll.poll(60_000), "no attempt started"
         assert self.held.read(6) == b"begun\n"
 
     def end(self, number: int | None) -> str:

@@ -241,8 +241,8 @@ def test_judges_in_order(project: Workspace) -> None:
     candidates = [writes(RIGHT), writes(LONG), writes(WRONG)]
     outcome: SpeculationOutcome = BestOfN(candidates, evaluate=[Tests(PYTEST), taste, SmallerDiff()])(project)
     assert outcome.winner is not None
-    assert outcome.winner.branch_index == 1, "taste comes before size"
-    assert sorted(asked) == sorted([RIGHT, LONG]), "who fails the tests is not shown to the others"
+    assert outcome.winner.branch_index == 1, "the earlier evaluator decides"
+    assert sorted(asked) == sorted([RIGHT, LONG]), "a failed attempt is not evaluated further"
     with open_ledger(project) as ledger:
         [fork] = ledger.forks()
         scores = [a.scores for a in ledger.attempts(fork.id)]

@@ -82,7 +82,7 @@ class Scene:
     def is_before(self) -> None:
         assert self.changes() == self.delta
         self.judged += 1
-        if self.name and self.judged % 3 == 0:  # that is the dearest, and what it sees is committed later anyway
+        if self.name and self.judged % 3 == 0:  # this check is the slowest, and the branch is committed later anyway
             assert differences(self.after, picture(Workspace(self.root).open(self.name).path)) == {}
 
     def is_after(self) -> None:
@@ -135,9 +135,8 @@ class OnOverlay(Scene):
         for name in ("lower", "upper", "work", "merged"):
             (self.overlay_base / name).mkdir(parents=True)
         grow(self.overlay_base / "lower/workspace")
-        (
-            self.overlay_base / "lower/workspace/pair-2"
-        ).unlink()  # an overlay gives what was linked another inode when it is moved
+        # On an overlay, a linked file gets another inode number when it is renamed.
+        (self.overlay_base / "lower/workspace/pair-2").unlink()
         layers = ",".join(f"{name}dir={self.overlay_base}/{name}" for name in ("lower", "upper", "work"))
         mount("overlay", f"{self.overlay_base}/merged", "overlay", 0, layers)
         super().__init__(self.overlay_base / "merged", "copy")
@@ -149,7 +148,7 @@ class OnOverlay(Scene):
 
 
 class UndoOnOverlay(OnOverlay, Undo):
-    """Both."""
+    """Undo of a commit, on an overlay."""
 
 
 class Nested(Scene):
@@ -202,7 +201,7 @@ class Stage:
             scene = self.play(self.make)
             assert isinstance(scene, Scene)
             self.scene = scene
-            os.environ["XDG_STATE_HOME"] = str(scene.state)  # it may have been made in another process
+            os.environ["XDG_STATE_HOME"] = str(scene.state)  # another process may have created it
         return self.scene
 
     def act(self, steps: Steps, what: str = "act", kill_after: float = -1) -> Outcome:

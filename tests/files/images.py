@@ -27,7 +27,7 @@ def loop_image(fstype: str, size_mb: int, tmp_path: Path, options: str = "") -> 
     with open(image, "wb") as file:
         file.truncate(size_mb << 20)
     subprocess.run([f"mkfs.{fstype}", "-q", str(image)], check=True, capture_output=True)
-    # mount(8) sets the loop device to detach itself with the last unmount, also where this process dies.
+    # mount(8) makes the loop device detach itself with the last unmount, even if this process dies.
     wanted = ",".join(filter(None, ("loop", options)))
     done = subprocess.run(["mount", "-t", fstype, "-o", wanted, str(image), str(where)], capture_output=True, text=True)
     need(done.returncode == 0, f"a {fstype} image cannot be mounted here: {done.stderr.strip()}")

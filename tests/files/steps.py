@@ -1,7 +1,7 @@
-"""Every system call that changes something, counted, so that a process can be killed or failed at exactly the Nth.
+"""Steps: the system calls that change something, counted, so that a process can be killed at exactly the Nth.
 
-The calls are wrapped where Python hands them to the kernel: the functions of ``os`` and ``fcntl`` and the foreign
-functions of ``forkwise.linux.syscalls``. That nothing slips past is shown by a test that compares with strace.
+The calls are wrapped where Python passes them to the kernel: the functions of ``os`` and ``fcntl`` and the foreign
+functions of ``forkwise.linux.syscalls``. A test compares the count with strace, to show that no call is missed.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ CALLS = {
 
 
 class Steps:
-    """A count of the calling thread's changes; at number ``at`` the process is killed, or ``error`` is answered.
+    """Counts the calling thread's changes; at number ``at`` the process is killed, or the call fails with ``error``.
 
-    Instead of a number it may be the rename of a path that ends in ``path``. ``error`` may come from then on again
-    and again (``lasting``). ``flagless`` makes the filesystem one that knows plain renames only.
+    Instead of a number, the point may be the rename of a path that ends in ``path``. With ``lasting``, every later call
+    fails with ``error`` as well. ``flagless`` imitates a filesystem that supports only plain renames.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Directory(NamedTuple):
     """An empty directory, replacing any entry."""
 
 
-Did = Mapping[str, Any]  # what a branch does, by path: a text or bytes it writes, None for a deletion, or one of these
+Did = Mapping[str, Any]  # changes by path: text or bytes to write, None for a deletion, or one of these
 
 
 @pytest.fixture(scope="module", params=["overlay", "copy"])
@@ -132,7 +132,7 @@ def unchanged(standing: Workspace) -> Iterator[Workspace]:
 
 
 def line(number: int, text: str) -> str:
-    """LINES with one line changed."""
+    """Return Return LINES with one line changed."""
     return LINES.replace(f"line {number}\n", f"{text}\n")
 
 
@@ -461,7 +461,7 @@ def test_a_merged_text_is_new_and_a_merged_mode_is_not(workspace: Workspace) -> 
         os.utime(path, ns=(OLD, OLD))
     done = together([one, two])
     assert done.merged == ("f", "g")
-    assert (done.branch.path / "f").stat().st_mtime_ns > OLD  # else make would take it for what one of them built
+    assert (done.branch.path / "f").stat().st_mtime_ns > OLD  # otherwise make would not rebuild it
     assert (done.branch.path / "g").stat().st_mtime_ns == OLD
 
 
@@ -625,7 +625,7 @@ def test_what_it_costs_does_not_depend_on_the_workspace(tmp_path: Path, open_wor
             sys.setprofile(None)
         return len(made)
 
-    calls(3)  # what is loaded late
+    calls(3)  # loads modules that are imported on first use
     assert calls(1_000) - calls(10) < 500
 
 
@@ -917,7 +917,7 @@ def test_directories_and_files_that_may_not_be_written_to() -> None:
         "closed/x": (0o644, b"2"),
     }
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        assert scene(Path(one)) == expected  # as root first: what Python loads late, another may not be able to read
+        assert scene(Path(one)) == expected  # root loads modules that other users may not read
         os.chmod(two, 0o777)
         outcome = in_child(lambda: scene(Path(two)), user=NOBODY)
         assert (outcome.raised, outcome.value) == (None, expected)
@@ -1226,8 +1226,11 @@ def test_any_changes_come_to_what_the_model_says(tmp_path: Path, view: str, doin
 def test_what_can_be_committed_one_after_the_other_comes_to_the_same(
     tmp_path: Path, view: str, doings: list[list[Op]]
 ) -> None:
-    """Without what is put anew just as it was: a layer does not remember what stood there, and if that was deleted by
-    a commit since, its own comes back. A combination knows all sides."""
+    """Leave out entries that a branch wrote again unchanged.
+
+    A layer does not record the entry that it replaced: if a commit deleted that entry since, the branch's own entry
+    appears again. A combination knows all versions.
+    """
     with World(tmp_path, view) as world:
         (one, _), (two, _) = world.branches(doings)
         done = together([one, two])

@@ -50,12 +50,12 @@ def write(path: Path, text: str) -> None:
 
 
 def line(number: int, text: str) -> str:
-    """LINES with one line changed."""
+    """Return Return LINES with one line changed."""
     return LINES.replace(f"line {number}\n", f"{text}\n")
 
 
 def replace(path: Path, text: str) -> None:
-    """As editors do: a new file renamed over the old one."""
+    """Replace a file as editors do: rename a new file over the old one."""
     beside = path.with_name("beside")
     write(beside, text)
     beside.replace(path)
@@ -96,7 +96,7 @@ CHANGES = [edit, append, delete, rewrite, chmod, to_directory, to_symlink]
 
 
 def refused(branch: Branch, *paths: str) -> ConflictError:
-    """A commit that refuses, names the paths, and leaves workspace and branch as they are."""
+    """Expect a commit that is refused, names the paths, and leaves workspace and branch unchanged."""
     before, shown = snapshot(branch.workspace.path), snapshot(branch.path)
     with pytest.raises(ConflictError) as caught:
         branch.commit()
@@ -114,8 +114,8 @@ def refused(branch: Branch, *paths: str) -> ConflictError:
 def is_seen(view: str, mine: Callable[[Path, str], None], theirs: Callable[[Path, str], None]) -> bool:
     """Return whether a pair of changes is detected as a conflict.
 
-    A layer does not record that a new file replaced an old one: then a deletion by a third party passes as if
-    the file had not been there, and the branch's is added. Nothing is lost by that.
+    A layer does not record that a new file replaced an old one. If a third party deletes the old file, the branch's
+    file counts as added, which loses nothing.
     """
     if theirs is delete:
         return mine is not delete and (view == "copy" or mine in (edit, append, chmod))
@@ -329,8 +329,11 @@ FATES = [remove, renew, become_file, move_away]
 
 
 def is_same_place(view: str, fate: Callable[[Path], None]) -> bool:
-    """A copy knows its directories by inode number, and a directory made anew often gets the old one's. Then it passes
-    as the same one in which things were deleted: what others put there meanwhile stays, and is no conflict."""
+    """A new directory often gets the inode number of the deleted one.
+
+    A copy identifies directories by inode number, so a recreated directory counts as the old one with deletions: files
+    that third parties added there stay, and are no conflict.
+    """
     return view == "copy" and fate is renew
 
 
@@ -571,7 +574,7 @@ def test_merge_keeps_what_git_does_not_know_yet(repository: Path, workspace: Wor
 
 
 def test_merge_never_brings_back_what_the_fork_had_taken_out(repository: Path, workspace: Workspace) -> None:
-    """Git's version is older than the fork: a line gone before the fork and put back by neither stays gone."""
+    """Git's version is older than the fork: a line that was deleted before the fork stays deleted."""
     start = LINES.replace("line 5\n", "")
     write(workspace.path / "f", start)
     branch = workspace.branch("b")
@@ -667,7 +670,7 @@ def test_rebase_over_several_commits_takes_the_version_of_the_fork(workspace: Wo
 
 
 def test_rebase_does_not_guess_an_ancestor_that_was_collected(workspace: Workspace) -> None:
-    """A later record's version is not the fork's: merging from it would take back what came in between."""
+    """A later record's version is not the fork's: a merge based on it would undo the changes in between."""
     early = workspace.branch("early")
     write(early.path / "f", line(1, "early"))
     late = workspace.branch("late")
@@ -961,7 +964,7 @@ def test_rebase_in_nested_branches(workspace: Workspace) -> None:
 
 
 def test_rebase_in_nested_branches_takes_no_ancestor_that_the_parent_hid(workspace: Workspace) -> None:
-    """The workspace's file is not what the branches started from: their parent had replaced its directory."""
+    """The workspace's file is not the branches' base: their parent had replaced its directory."""
     write(workspace.path / "d" / "a", LINES)
     parent = workspace.branch("parent")
     renew(parent.path / "d")
@@ -975,7 +978,7 @@ def test_rebase_in_nested_branches_takes_no_ancestor_that_the_parent_hid(workspa
 
 
 def test_a_directory_s_name_deleted_in_nested_branches_is_gone(workspace: Workspace) -> None:
-    """Not only from sight: what lists the parent's directory must be able to look at every name it gets."""
+    """Every name in a listing of the parent's directory must also be accessible."""
     parent = workspace.branch("parent")
     write(parent.path / "new" / "deep" / "x", "x")
     write(parent.path / "new" / "y", "y")

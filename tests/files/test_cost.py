@@ -1,7 +1,7 @@
-"""What a branch costs grows with what it changed, never with the workspace, measured in system calls.
+"""The system calls of a branch grow with its changes, never with the workspace.
 
-A workspace of 20 files and one of 5,000 are taken through the same moves in a process of its own, under strace. Time is
-not looked at: it depends on the machine, the calls do not.
+Workspaces of 20 and of 5,000 files go through the same actions in a separate process under strace. Time is not
+measured: it depends on the machine, the number of calls does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Calls = dict[str, Counter[str]]
 
 _ACTIONS = ("create", "look", "delta", "diff", "commit", "undo", "abort")
 
-# Each action stands between two calls of getppid, which nothing else makes. One whole turn comes first, unmarked, so
+# Each action is between two calls of getppid, which nothing else calls. One complete round runs first, unmarked, so
 # that modules are loaded, the view is chosen, the workspace has a history and the background thread runs.
 _SCRIPT = """
 import os, sys
@@ -78,8 +78,7 @@ def strace_works(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Calls]:
-    """The system calls that the calling thread makes for each action, in a workspace of so many files of which so many
-    are changed."""
+    """Return the system calls of the calling thread for each action, by the numbers of files and of changed files."""
 
     @cache
     def count_them(files: int, changed: int) -> Calls:
@@ -97,7 +96,7 @@ def _count(base: Path, files: int, changed: int) -> Calls:
     log = base / f"{root.name}.strace"
     command = [sys.executable, "-c", _SCRIPT, str(root), str(changed)]
     subprocess.run(["strace", "-ff", "-qq", "-o", str(log), *command], check=True, timeout=120)
-    # With -ff every thread has a file of its own; the marks are in that of the thread that calls.
+    # With -ff strace writes one file per thread; the marks are in that of the calling thread.
     (caller,) = (text for p in base.glob(f"{log.name}.*") if "getppid()" in (text := p.read_text(errors="replace")))
     made: dict[str, Counter[str]] = {}
     for action, section in zip(_ACTIONS, caller.split("getppid()")[1::2], strict=True):

@@ -32,7 +32,7 @@ from tests.files.steps import CALLS, Steps
 pytestmark = pytest.mark.crash
 
 RANDOM_KILLS = rounds(30, 500)
-LAST = 10  # steps around the moment at which it has happened: each of these is killed in a scene of its own
+LAST = 10  # steps around the commit point: each of these is killed in a new scene
 JOURNAL = ("rename", "renameat2", "symlink", "fsync", "syncfs")
 NOBODY = 65534
 
@@ -50,7 +50,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
-    """A filesystem on which syncing costs nothing."""
+    """A filesystem on which syncs are free."""
     where = tmp_path_factory.mktemp("memory")
     with mounted_tmpfs(where):
         yield where
@@ -73,7 +73,7 @@ def public() -> Iterator[Path]:
     where.chmod(0o755)
     with mounted_tmpfs(where):
         where.chmod(0o777)
-        # Once as root: what Python loads late, another user may not be able to read.
+        # Once as root: other users may not be able to read modules that are imported on first use.
         Stage(partial(Undo, where, "copy")).count_steps(flagless=False)
         for name in os.listdir(where):
             shutil.rmtree(where / name)
@@ -91,10 +91,10 @@ def kill_everywhere(
     every: int = 1,
     user: int = 0,
 ) -> None:
-    """Kill at every step, or ``every`` so many and the last ones.
+    """Kill at every step, or at each ``every``-th step and the last ones.
 
-    A scene that is as before is used again, unless it is finished to see that it can be. ``copies``: most steps do
-    nothing but copy content aside; of those every ninth is taken.
+    A scene in the state before is used again, unless it is finished to check that this is possible. With ``copies``,
+    most steps only copy content into the undo record; of those each ninth is taken.
     """
     stage = Stage(make, user)
     counts: Counter[str] = Counter()
@@ -134,13 +134,13 @@ def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> N
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_state_on_another_filesystem_killed(memory: Path, elsewhere: Path, kind: type[Scene]) -> None:
-    """What is staged inside the workspace is gone after every reopening, and does not show in the root's time."""
+    """Files staged inside the workspace are removed by every reopening, which does not change the root's time."""
     kill_everywhere(lambda: kind(memory, root=elsewhere), finish_every=23, copies=True, every=rounds(11, 2))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_exchanging_renames_killed(memory: Path, kind: type[Scene]) -> None:
-    """Some filesystems know plain renames only, and an exchange then takes three."""
+    """Some filesystems support only plain renames, so that an exchange takes three."""
     kill_everywhere(lambda: kind(memory), finish_every=11, flagless=True, every=rounds(11, 2))
 
 
@@ -154,7 +154,7 @@ def test_without_exchanging_renames_killed(memory: Path, kind: type[Scene]) -> N
     ],
 )
 def test_recovery_killed(memory: Path, kind: type[Scene], view: str, flagless: bool, every: int) -> None:
-    """The steps are the same in all cases, so all of them are taken only in the plainest."""
+    """The steps are the same in all cases, so only the simplest case takes all of them."""
     kill_recovery_everywhere(lambda: kind(memory, view), flagless=flagless, every=every)
 
 
@@ -169,18 +169,18 @@ def test_recovery_with_state_elsewhere_killed(memory: Path, elsewhere: Path, kin
 
 @pytest.mark.parametrize("kind", [OnOverlay, UndoOnOverlay])
 def test_workspace_on_an_overlay_killed(memory: Path, kind: type[Scene]) -> None:
-    """As in a container: a directory of the lower layer cannot be renamed there, so it goes entry by entry."""
+    """As in a container: a directory of the lower layer cannot be renamed, so it is moved entry by entry."""
     kill_everywhere(lambda: kind(memory), finish_every=20, copies=True, every=rounds(11, 2))
 
 
 def test_commit_on_a_disk_killed(tmp_path: Path) -> None:
-    """The same where syncs are real; few are enough."""
+    """The same with real syncs; a few steps are enough."""
     kill_everywhere(lambda: Scene(tmp_path), finish_every=5, every=rounds(17, 5))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])
 def test_without_privileges_killed(public: Path, kind: type[Scene]) -> None:
-    """Read-only directories have to be made writable for a moment, and be read-only again whatever happens."""
+    """Read-only directories are made writable for a moment, and must be read-only again in any case."""
     kill_everywhere(
         lambda: kind(public, "copy"), finish_every=20, copies=kind is Scene, user=NOBODY, every=rounds(11, 2)
     )
@@ -208,7 +208,7 @@ def kill_recovery_everywhere(
 
 
 def test_commit_killed_at_random_moments(memory: Path) -> None:
-    """From outside and by the clock, with no regard to system calls."""
+    """Kill from outside after random times, independent of system calls."""
     chance = random.Random(2)
     counts: Counter[str] = Counter()
     for view in ("overlay", "copy"):
@@ -240,7 +240,7 @@ def measure(stage: Stage) -> float:
     ("kind", "view"), [(Scene, "overlay"), (Scene, "copy"), (Undo, "overlay"), (Nested, "overlay")]
 )
 def test_no_change_goes_uncounted(memory: Path, tmp_path: Path, kind: type[Scene], view: str) -> None:
-    """What the kernel sees of a commit, and what was counted above, is the same, call by call."""
+    """The kernel sees the same calls of a commit, one by one, as the wrappers count."""
     scene = kind(memory, view)
     log = tmp_path / "log"
     names = {call: name for name, calls in CALLS.items() for call in calls}
@@ -273,7 +273,7 @@ def test_no_change_goes_uncounted(memory: Path, tmp_path: Path, kind: type[Scene
     + [("lremovexattr", 3), ("syncfs", 2), ("fsync", 5)],
 )
 def test_commit_killed_by_the_kernel(memory: Path, call: str, number: int) -> None:
-    """Without wrappers: strace has the kernel kill a separate process."""
+    """Without wrappers: strace kills a separate process."""
     scene = Scene(memory)
     options = ["-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}", "-o", "/dev/null"]
     assert run_traced(scene, ["strace", *options]) is None

@@ -1,4 +1,4 @@
-"""Whatever a branch plants, nothing outside the workspace is written, deleted, or so much as touched."""
+"""Nothing outside the workspace is written, deleted or touched, whatever a branch contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def view(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A directory that must be found as it was left: content, modes, times, attributes and the inodes themselves."""
+    """A directory that must not change: content, modes, times, attributes and inodes."""
     made = tmp_path / "outside"
     for path in ("secret", "d/a", "d/deep/c", "new/x", "precious/p"):
         (made / path).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def workspace(tmp_path: Path, view: str, open_workspace: Open) -> Workspace:
 
 
 def become(path: Path, target: Path | str) -> None:
-    """Put a symlink in the place of whatever is there."""
+    """Replace an entry by a symlink."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -63,7 +63,7 @@ def become(path: Path, target: Path | str) -> None:
     path.symlink_to(target)
 
 
-# What a branch plants
+# Symlinks and special files in a branch
 
 
 @pytest.mark.parametrize("how", ["absolute", "relative", "by way of another"])
@@ -88,7 +88,7 @@ def test_planted_symlinks_are_committed_as_they_are(workspace: Workspace, outsid
 
 
 def test_a_planted_symlink_in_the_middle_of_a_later_commit_s_path(workspace: Workspace, outside: Path) -> None:
-    """One branch turns a directory into a symlink, a sibling writes and deletes beneath it."""
+    """One branch replaces a directory by a symlink, a sibling writes and deletes below it."""
     one, two = workspace.branch("one"), workspace.branch("two")
     become(one.path / "d", outside / "d")
     (two.path / "d" / "a").write_text("two\n")
@@ -247,8 +247,11 @@ def test_paths_of_branches_that_lead_elsewhere(workspace: Workspace, outside: Pa
 
 
 def test_a_hard_link_into_a_branch(workspace: Workspace, outside: Path, view: str) -> None:
-    """Where the branch is a mount the kernel forbids it. Where it is not, a commit brings a copy, so that what happens
-    to it in the workspace later does not happen outside."""
+    """A hard link to a file outside is not committed as a link.
+
+    The kernel forbids it if the branch is a mount. Otherwise a commit writes a copy, so that later changes in the
+    workspace do not change the file outside.
+    """
     other = workspace.path.parent / "other"
     other.write_text("other\n")
     other.chmod(0o640)
@@ -270,7 +273,7 @@ def test_a_hard_link_into_a_branch(workspace: Workspace, outside: Path, view: st
 
 
 def test_a_hard_link_from_the_workspace_is_left_alone(workspace: Workspace, outside: Path) -> None:
-    """A file of the workspace that is also somewhere else changes in the workspace only."""
+    """A file of the workspace with a hard link outside changes only in the workspace."""
     shared = workspace.path.parent / "shared"
     os.link(workspace.path / "f", shared)
     seen = shared.stat()
@@ -288,7 +291,7 @@ def test_a_hard_link_from_the_workspace_is_left_alone(workspace: Workspace, outs
 
 
 def write_beneath(root: Path, directory: str, name: str, content: str | None) -> None:
-    """Write or delete a file in a branch without following a symlink, wherever that is what the branch shows."""
+    """Write or delete a file in a branch, without following a symlink."""
     top = open_root(str(root))
     try:
         held = open_directory(top, directory)
@@ -308,8 +311,10 @@ def write_beneath(root: Path, directory: str, name: str, content: str | None) ->
 
 @pytest.mark.parametrize("place", ["d", "d/deep"])
 def test_a_directory_swapped_for_a_symlink_while_commits_run(workspace: Workspace, outside: Path, place: str) -> None:
-    """A third party exchanges a directory and a symlink to the outside, over and over, while branches that write and
-    delete beneath it are committed and undone."""
+    """A third party keeps exchanging a directory and a symlink to the outside.
+
+    Meanwhile branches that write and delete below it are committed and undone.
+    """
     real, hidden = workspace.path / place, workspace.path.parent / "hidden"
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
-"""Commits and undos that fail: every error is reported as one of forkwise's own, and nothing has changed.
+"""Commits and undos that fail: every error is one of forkwise's own, and nothing has changed.
 
-Errors are answered at every single call that changes something, and by real filesystems that are full and real
-directories that belong to another user.
+Errors are injected at every call that changes something. Others come from real filesystems that are full, and from
+directories of another user.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory, nothing_stays: None) -> Iterator[Path]:
-    """A filesystem on which syncing costs nothing."""
+    """A filesystem on which syncs are free."""
     where = tmp_path_factory.mktemp("memory")
     with mounted_tmpfs(where):
         yield where
@@ -71,7 +71,7 @@ def fail_everywhere(
     takes_turns: bool = False,
     finish_every: int = 5,
 ) -> None:
-    """Answer errors at every step, or, of several, one at each."""
+    """Inject errors at every step; of several errors, one at each."""
     stage = Stage(make)
     counts: Counter[str] = Counter()
     calls = stage.count_steps(flagless=False)
@@ -79,7 +79,7 @@ def fail_everywhere(
         for error in (errors[step % len(errors)],) if every > 1 or takes_turns else errors:
             call = calls[step - 1]
             if call == "chown" and error == errno.EPERM:
-                continue  # what a user may not give away is copied as the user's own
+                continue  # an owner that a user may not set becomes the user
             outcome = stage.act(Steps(step, error, lasting=lasting))
             assert not outcome.killed
             case = f"{errno.errorcode[error]} at step {step} of {len(calls)}, {call}"
@@ -223,14 +223,14 @@ class OtherUsersDirectory(Scene):
     "directory", ["change", "delete", "keep", "gone", "replaced", "attributes", "closed", "read-only"]
 )
 def test_directory_of_another_user(directory: str) -> None:
-    """Whichever of them it is, and however far the commit has come when it gets there."""
+    """It fails at any of these directories, after any number of steps."""
     need(os.geteuid() == 0, "only root can become another user")
     where = Path(tempfile.mkdtemp())
     try:
         where.chmod(0o777)
         Stage(partial(Undo, where, "copy")).count_steps(
             flagless=False
-        )  # loads what another user may not be able to read
+        )  # loads modules that another user may not be able to read
         for name in os.listdir(where):
             shutil.rmtree(where / name)
         stage = Stage(partial(OtherUsersDirectory, where, directory), NOBODY)

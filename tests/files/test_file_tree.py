@@ -42,7 +42,7 @@ def twins(parent_directory: Path, made: dict[str, str | None]) -> Iterator[tuple
 
 
 def _make(path: Path, what: str | None, where: str) -> None:
-    """Make one of them, where that is possible and would not be elsewhere."""
+    """Create an entry, if that is possible in both directories."""
     if os.path.lexists(path) or os.path.realpath(path.parent) != str(path.parent):
         return
     try:
@@ -74,10 +74,10 @@ def test_leads_where_it_would_for_who_sees_it_there(
 
 
 def _is_loop(path: Path, links_left: int = 40) -> bool:
-    """Whether resolving a path meets a loop of links.
+    """Return whether resolving a path meets a loop of links.
 
-    Name by name, because ``os.stat("missing/../loop")`` fails at the missing directory, while ``os.path.realpath``, and
-    an agent that writes such a path, mean ``loop``.
+    It goes name by name, because ``os.stat("missing/../loop")`` fails at the missing directory, while
+    ``os.path.realpath``, and an agent that writes such a path, mean ``loop``.
     """
     here = Path("/")
     for name in path.parts[1:]:
@@ -112,7 +112,7 @@ def test_reads_and_writes_its_own_and_nothing_else(
 
 
 def _everything(top: Path) -> dict[str, str]:
-    """All that is beneath a directory, with what it holds."""
+    """Return all entries below a directory, with their content."""
     found = {}
     for place, directories, files in os.walk(top):
         for path in (Path(place, name) for name in (*directories, *files)):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def fill(project: Path) -> None:
-    """A project with something of everything to change."""
+    """Create a project with entries of every kind."""
     for name in ("kept", "changed", "gone", "replaced-by-directory", "dir/inner", "tree/a/b", "tree/c", "swapped/old"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(name)
@@ -33,7 +33,7 @@ def fill(project: Path) -> None:
 
 
 def change(root: Path) -> None:
-    """Change something of everything."""
+    """Change entries of every kind."""
     (root / "changed").write_text("by the branch")
     (root / "gone").unlink()
     (root / "replaced-by-directory").unlink()
@@ -53,7 +53,7 @@ def change(root: Path) -> None:
 
 
 def look(branch: Branch) -> dict[str, Seen]:
-    """What a branch shows, looked at afresh: the kernel remembers attributes of a fuse directory for a second."""
+    """Return the content of a branch, uncached: the kernel caches attributes of a fuse directory for a second."""
     if branch.view == "fuse":
         branch.view_kind.hide(branch.home)
     return snapshot(branch.path)
@@ -139,7 +139,7 @@ def container(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_workspace_on_overlayfs(view: str, tmp_path: Path) -> None:
     with container(tmp_path) as root:
-        # An overlay cannot be the upper layer of another, so that the state has to be elsewhere.
+        # An overlay cannot be the upper layer of another, so the state must be elsewhere.
         ws = Workspace(root / "project", view=view, state=tmp_path / "outside")
         check_round_trip(ws)
 
@@ -162,7 +162,7 @@ def test_mount_points_in_a_workspace(view: str, tmp_path: Path) -> None:
         (project / "mounted/precious").write_text("of another filesystem")
         ws = Workspace(project, view=view)
         with ws.branch("beside") as branch:
-            # fuse-overlayfs looks through mounts, the others see the directory beneath.
+            # fuse-overlayfs shows the mounted files, the other views the directory below the mount.
             assert os.listdir(branch.path / "mounted") == (["precious"] if view == "fuse" else [])
             (branch.path / "changed").write_text("by the branch")
         assert (project / "changed").read_text() == "by the branch"
@@ -181,7 +181,7 @@ def test_mount_points_in_a_workspace(view: str, tmp_path: Path) -> None:
 
 
 def check_not_committable(ws: Workspace) -> None:
-    """What a branch does to a mount point itself is refused as well."""
+    """A change of the mount point itself is refused as well."""
     branch = ws.branch("over-the-mount-point")
     shutil.rmtree(branch.path / "mounted")
     (branch.path / "mounted").write_text("a file now")

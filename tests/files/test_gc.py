@@ -1,6 +1,6 @@
-"""gc by example: it removes what dead processes left, nothing that is in use, and stays on its filesystem.
+"""gc by example: it removes the leftovers of dead processes, nothing in use, and stays on its filesystem.
 
-Also what another process can do with a branch whose maker was killed, or whose machine was restarted.
+Also: other processes use branches whose process was killed, or whose machine was restarted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def workspace(tmp_path: Path, view: str, open_workspace: Open) -> Workspace:
 
 
 def leave_behind(workspace: Workspace, *names: str) -> None:
-    """Branches of a process that is dead. A name that ends in ``+`` has changes, one that ends in ``!`` is kept."""
+    """Create branches in a process that dies. A name that ends in ``+`` has changes, one that ends in ``!`` is kept."""
     where = Path(forkwise.__file__).parent.parent
     environment = os.environ | {"PYTHONPATH": str(where)}
     command = [sys.executable, "-c", MAKER, str(workspace.path), workspace.fstype, *names]
@@ -76,7 +76,7 @@ def leave_behind(workspace: Workspace, *names: str) -> None:
 
 
 def everything(workspace: Workspace) -> dict[str, object]:
-    """Workspace and state, down to the times."""
+    """Describe workspace and state completely, including times."""
     return {"workspace": snapshot(workspace.path), "state": sorted(map(str, workspace.state.rglob("*")))}
 
 
@@ -320,7 +320,7 @@ def test_a_killed_process_s_branch_can_be_gone_on_with(workspace: Workspace) -> 
 
 
 def restart(workspace: Workspace, name: str) -> None:
-    """As if the machine had been restarted since the branch was made: its boot is not this one."""
+    """Pretend that the machine was restarted since the branch was created: its boot id differs."""
     path = Path(workspace.open(name).home) / "branch.json"
     data = json.loads(path.read_text())
     data["boot"] = "00000000-0000-0000-0000-000000000000"
@@ -376,7 +376,7 @@ def test_after_a_restart_a_deletion_needs_no_trust_and_a_rebase_gives_none(works
     if branch.view == "overlay":
         assert "d/a" in branch.commit().deleted
     else:
-        # A whole tree was written anew by the rebase, in this boot or not: only its own record can tell.
+        # A rebase wrote the whole tree again, in this boot or an earlier one; only its record says which.
         with pytest.raises(CommitError, match="trust"):
             branch.commit()
         assert "d/a" in branch.commit(trust=True).deleted
@@ -393,7 +393,7 @@ def test_after_a_restart_gc_collects_by_the_same_rules(workspace: Workspace) -> 
 
 
 def test_after_a_restart_a_live_number_is_not_taken_for_the_owner(workspace: Workspace) -> None:
-    """A process number and even a start time may come again; the boot does not."""
+    """A process id and even a start time may recur; the boot id does not."""
     workspace.branch("mine")
     restart(workspace, "mine")
     assert not workspace.open("mine").owner_alive

@@ -1,8 +1,8 @@
-"""A machine that does whatever people and agents do to a workspace and its branches, against a model of plain dicts.
+"""A state machine of users and agents that work on a workspace and its branches, compared with a model of dicts.
 
-The model knows two kinds of branch. A layered one (overlay) is a dict of what it has of its own, over whatever its
-parent shows now; a whole one (copy) is a dict of everything. Contents and modes are never used twice, so that two
-entries that look alike are the same, and every step is followed by a comparison of everything with everything.
+The model has two kinds of branches. A layered one (overlay) is a dict of its own entries, over those of its parent; a
+whole one (copy) is a dict of all entries. Contents and modes are never used twice, so that equal entries are the same
+entry. After every step everything is compared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def above(path: str) -> str:
 
 
 def ancestors(path: str) -> list[str]:
-    """The directories on the way to a path, outermost first."""
+    """Return the directories that contain a path, outermost first."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[: n + 1]) for n in range(len(parts))]
 
@@ -67,12 +67,12 @@ def is_beneath(path: str, directory: str) -> bool:
 
 
 def related(path: str, others: Iterable[str]) -> bool:
-    """Whether a path is, holds, or lies beneath one of the others."""
+    """Return whether a path equals, contains, or is below one of the others."""
     return any(path == o or is_beneath(path, o) or is_beneath(o, path) for o in others)
 
 
 def read(root: Path) -> Tree:
-    """What is really there."""
+    """Read the actual entries of a directory."""
     tree: Tree = {}
     for where, directories, files in os.walk(root):
         for name in [*directories, *files]:
@@ -98,7 +98,7 @@ def difference(old: Tree, new: Tree) -> dict[str, str]:
 
 
 class Base:
-    """What branches are made from."""
+    """The parent of branches: the workspace, or a branch."""
 
     def __init__(self) -> None:
         self.head = 0
@@ -115,7 +115,7 @@ class Trunk(Base):
         super().__init__()
         self.tree: Tree = {}
         self.ticks: dict[str, int] = {"": 0}
-        self.numbers: dict[str, int] = {}  # as inode numbers: what was replaced has another
+        self.numbers: dict[str, int] = {}  # like inode numbers: a replaced entry gets another
 
     def see(self) -> Tree:
         return self.tree
@@ -135,14 +135,14 @@ class Line(Base):
         self.own: dict[str, Node | None] = dict(self.base) if whole else {}
         self.opaque: set[str] = set()
         self.origin: dict[str, str] = {}
-        self.taken: dict[str, int] = {}  # when what has an origin was copied from it
-        self.modes: set[str] = set()  # directories whose mode it set
-        self.unmerged: dict[str, bool] = {}  # what a rebase left, and whether it was changed since
+        self.taken: dict[str, int] = {}  # when an entry was copied from its origin
+        self.modes: set[str] = set()  # directories whose mode the branch set
+        self.unmerged: dict[str, bool] = {}  # conflicts of a rebase, and whether they were changed since
         self.frozen = False
         self.is_rebased = False
         self.touched: set[str] = set()
 
-    # What it shows
+    # Reading
 
     def see(self) -> Tree:
         if self.whole:
@@ -151,7 +151,7 @@ class Line(Base):
         return shown | {p: n for p, n in self.own.items() if n is not None}
 
     def hides(self, path: str) -> bool:
-        """Whether something of its own keeps the parent's entry from being seen."""
+        """Return whether an entry of the branch hides the parent's."""
         for directory in ancestors(path):
             if directory in self.own:
                 own = self.own[directory]
@@ -159,7 +159,7 @@ class Line(Base):
                     return True
         return False
 
-    # What is done to it, as overlayfs does it
+    # Changes, as overlayfs makes them
 
     def raise_up(self, path: str) -> None:
         for directory in ancestors(path):
@@ -169,7 +169,7 @@ class Line(Base):
                 self.taken[directory] = 0
 
     def change(self, path: str, node: Node, now: int) -> None:
-        """An entry changed where it stands."""
+        """Change an entry in place."""
         self.touch(path)
         if not self.whole:
             self.raise_up(path)
@@ -266,13 +266,13 @@ class Machine(RuleBasedStateMachine):
         trash.wait_until_empty()
         self.stack.close()
 
-    # Small things
+    # Helpers
 
     def text(self) -> str:
         return f"{next(self.serial)}\n"
 
     def mode(self, kind: str) -> int:
-        """One that no other entry has: all that differ from the defaults."""
+        """Draw a mode that no other entry has; all differ from the defaults."""
         number = next(n for n in self.serial if n % 0o77 not in (0o44, 0o55))
         return (0o700 if kind == "directory" else 0o600) | number % 0o77 | (number // 0o77 % 8) << 9
 
@@ -289,7 +289,7 @@ class Machine(RuleBasedStateMachine):
         return found[pick % len(found)] if found else None
 
     def remount(self) -> None:
-        """What lies under a mount was changed: only a new one shows it for sure."""
+        """Remount after a change below the mount: only a new mount is sure to show it."""
         for line in self.lines:
             seen = f"{line.branch.home}/view"
             if os.path.isdir(seen) and is_mount_point(seen):
@@ -303,8 +303,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(min_value=0, max_value=(1 << 32) - 1))
     def step(self, seed: int) -> None:
-        """Anything. What exactly is drawn by a generator of our own: hypothesis likes its choices small and alike, and
-        a workspace in which everything is deleted soon has little to say."""
+        """Draw an action.
+
+        Its details come from a separate random generator: hypothesis prefers small and equal choices, and would soon
+        delete everything in the workspace.
+        """
         self.steps += 1
         self.random = Random(f"{seed} {self.steps}")
         actions: list[Callable[[int], None]] = [
@@ -323,13 +326,13 @@ class Machine(RuleBasedStateMachine):
         action(self.pick())
 
     def say(self, *words: object) -> None:
-        """Shown where a run fails."""
+        """Print the steps of a failed run."""
         note(" ".join(map(str, words)))
 
-    # What is done to files, in branches and in the workspace alike. Each gives the paths it touched.
+    # Changes of files, in branches and in the workspace. Each function returns the paths that it touched.
 
     def work(self, pick: int) -> tuple[Line | None, Path, Tree] | None:
-        """Where to work: in a branch that can be written to, or, where third parties are about, in the workspace."""
+        """Choose where to work: in a writable branch, or, as a third party, in the workspace."""
         places: list[Line | None] = [line for line in self.lines if line.is_writable] * 3
         if self.third_party:
             places.append(None)
@@ -369,7 +372,7 @@ class Machine(RuleBasedStateMachine):
             del self.trunk.tree[gone]
 
     def edit(self, pick: int) -> None:
-        """Some edits in one place."""
+        """Make some edits in one directory."""
         for _ in range(self.random.randint(1, 5)):
             way, which, path = self.random.choice(WAYS), self.pick(), self.path()
             if way in ("write", "append", "replace"):
@@ -435,7 +438,7 @@ class Machine(RuleBasedStateMachine):
         self.done(line, renamed=[path])
 
     def replace_by_another_kind(self, pick: int, which: int, kind: str) -> None:
-        """Also a directory deleted and made again."""
+        """Delete entries; a directory may be created again."""
         found = self.work(pick)
         if found is None or not found[2]:
             return
@@ -477,7 +480,10 @@ class Machine(RuleBasedStateMachine):
         self.done(line, changed=[path])
 
     def move(self, pick: int, which: int, onto: str) -> None:
-        """Only in branches: overlayfs may take a file that is moved beneath it for what a branch made of it."""
+        """Rename an entry, only in branches.
+
+        If a file is renamed below a mounted overlay, overlayfs may take it for one that the branch changed.
+        """
         found = self.work(pick)
         if found is None or found[0] is None or not found[2]:
             return
@@ -500,17 +506,17 @@ class Machine(RuleBasedStateMachine):
         for old, node in sorted(moved.items()):
             line.create(onto + old[len(path) :], node, origin if old == path else None, taken)
         if self.is_marked(line, onto):
-            line.opaque.add(onto)  # a directory of its own, which moves as it is
+            line.opaque.add(onto)  # a directory of the branch itself is renamed as a whole
 
     def is_marked(self, line: Line, path: str) -> bool:
         with suppress(OSError):
             return os.getxattr(f"{line.branch.target}/{path}", "user.overlay.opaque") == b"y"
         return False
 
-    # What is done to branches
+    # Operations on branches
 
     def fork(self, pick: int) -> None:
-        """Make a branch, and write to it."""
+        """Create a branch, and write to it."""
         if len(self.lines) >= 6:
             return
         parents: list[Base] = [self.trunk, *(line for line in self.lines if line.branch.branch_path.count("/") < 5)]
@@ -561,7 +567,7 @@ class Machine(RuleBasedStateMachine):
         assert caught.value.errno == errno.EROFS
 
     def reopen(self, _: int) -> None:
-        """Another process comes to the same workspace."""
+        """Open the workspace again, as another process would."""
         self.workspace = self.open()
         for line in self.lines:
             line.branch = self.workspace.open(line.branch.branch_path)
@@ -621,7 +627,7 @@ class Machine(RuleBasedStateMachine):
         assert set(difference(before, after)) <= set(done.paths)
 
     def after_commit(self, line: Line, before: Tree, shown: Tree, path: str) -> Node | None:
-        """A layered branch shows what will be; a whole one only what it has changed."""
+        """Check a rebased branch: a layered one shows the result, a whole one only its changes."""
         if not line.whole or shown.get(path) != line.base.get(path):
             return shown.get(path)
         return before.get(path)
@@ -660,11 +666,11 @@ class Machine(RuleBasedStateMachine):
         return found | {p for p in line.opaque if p in tree and trunk.ticks.get(p, 0) > since}
 
     def is_original(self, line: Line, path: str) -> bool:
-        """Whether the workspace still has the very file that one of a branch was copied from, edited or not."""
+        """Return whether the workspace still has the file that a branch's file was copied from, changed or not."""
         return self.trunk.numbers.get(line.origin[path], 0) <= line.taken[path]
 
     def unresolved(self, line: Line) -> set[str]:
-        """What a rebase left and must still be refused, of plain files: their times are their own."""
+        """Return the conflicts of a rebase that must still be refused: plain files, which have their own times."""
         shown, below = line.see(), line.parent.see()
         return {
             p
@@ -673,10 +679,10 @@ class Machine(RuleBasedStateMachine):
         }
 
     def fold(self, line: Line, parent: Line, *, now_shown: Tree, choice: str) -> None:
-        """A branch was committed into another: the one shows what the other did."""
+        """Check a commit into a parent branch: the parent shows the changes."""
         really = read(parent.branch.path)
         left = set(line.unmerged) if choice == "theirs" else set()
-        for path in list(left):  # a directory with something to stay in it stays whole
+        for path in list(left):  # a directory that contains an entry to keep is kept
             left |= {
                 a for a in ancestors(path) if a in line.opaque or line.own.get(a, Node("directory", "", 0)) is None
             }
@@ -717,7 +723,7 @@ class Machine(RuleBasedStateMachine):
             parent.own[path] = node
             parent.touch(path)
         parent.modes |= line.modes
-        for path in left:  # as it was decided
+        for path in left:  # by the chosen resolution
             for known in [p for p in parent.own if related(p, [path])]:
                 if known in really:
                     parent.own[known] = really[known]
@@ -780,7 +786,7 @@ class Machine(RuleBasedStateMachine):
                 p for p in set(line.base) | set(line.parent.see()) if line.base.get(p) != line.parent.see().get(p)
             ]
             is_moved = line.origin.get(path, path) in changed
-            is_dated = base is not None and base.kind == "directory"  # its time is set also where names came and went
+            is_dated = base is not None and base.kind == "directory"  # its time changes with its names
             assert known or is_moved or is_dated or related(path, changed), f"nobody else changed {path}"
         elif really and really.kind == "directory" and shown and below and shown.kind == below.kind:
             assert really.mode in (shown.mode, below.mode)
@@ -792,12 +798,12 @@ class Machine(RuleBasedStateMachine):
             assert really == shown, path
         if is_mine and is_theirs and shown and below and shown != below and shown.kind == below.kind == "file" and base:
             if not line.whole and (path not in line.own or line.parent is not self.trunk):
-                return  # what others did to the workspace is the outermost branch's business
+                return  # changes of the workspace are checked at the outermost branch
             assert path in merged or related(path, conflicts), (
                 f"{path} was changed by both, and no conflict was reported"
             )
 
-    # What is done to history
+    # Operations on the history
 
     def undo(self, pick: int) -> None:
         if not self.history:
@@ -835,7 +841,7 @@ class Machine(RuleBasedStateMachine):
                 assert after.get(path) == before.get(path), path
         self.remember(before, after, made.number, done.id, self.tick())
 
-    # What must hold after every step
+    # Invariants after every step
 
     @invariant()
     def workspace_is_as_modelled(self) -> None:
@@ -857,12 +863,12 @@ class Machine(RuleBasedStateMachine):
         if line.whole:
             mine = difference(line.base, shown)
             assert set(mine) - set(delta) <= {p for p in mine if line.parent.see().get(p) == shown.get(p)}
-            # What was touched is listed also where it came out the same, and a rebase writes conflicts anew.
+            # Touched entries are listed even if they are unchanged, and a rebase writes conflicts again.
             extra = {p for p in delta if p not in expected and p not in mine and not related(p, line.touched)}
             assert not extra or line.is_rebased, extra
             return
         assert {p: k for p, k in delta.items() if p in expected} == expected
-        # What was made anew is listed also where it came out the same.
+        # Recreated entries are listed even if they are unchanged.
         for path in set(delta) - set(expected):
             assert path in line.own
             assert path in line.opaque or line.hides(path) or line.origin.get(path) != path

@@ -214,7 +214,7 @@ def test_a_child_has_none_of_the_mounts(overlaid: Workspace) -> None:
 def descriptors_on_an_overlay() -> int:
     found = 0
     for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that with which the list was read
+        with suppress(OSError):  # the descriptor that read the list
             found += filesystem_magic(f"/proc/self/fd/{fd}") == OVERLAYFS
     return found
 

@@ -43,7 +43,7 @@ def nothing_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A filesystem on which syncing costs nothing, with the state on it."""
+    """A filesystem on which syncs are free, with the state on it."""
     where = tmp_path / "memory"
     where.mkdir()
     with mounted_tmpfs(where):
@@ -63,7 +63,7 @@ def project(memory: Path) -> Path:
 
 
 class Racer:
-    """A process that waits for a word and then does its job at once, over and over."""
+    """A process that waits for a signal and then runs its job at once, repeatedly."""
 
     def __init__(self, job: Callable[[str], str]) -> None:
         self.line, theirs = multiprocessing.Pipe()
@@ -99,7 +99,7 @@ class Racer:
 
 @pytest.fixture
 def race() -> Iterator[Callable[..., list[str]]]:
-    """Runs jobs in as many processes at the same time; what each came to."""
+    """Run jobs in separate processes at the same time, and return the outcome of each."""
     racers: list[Racer] = []
 
     def run(jobs: list[Callable[[str], str]], *words: str) -> list[str]:
@@ -120,7 +120,7 @@ def commit(root: Path, name: str) -> str:
 
 
 def test_siblings_committed_at_once(project: Path, race: Callable[..., list[str]]) -> None:
-    """A thousand times: one wins, the other is stale, and what is there is the winner's."""
+    """One wins, the other is stale, and the files are the winner's; repeated a thousand times."""
     workspace = Workspace(project, durable=False)
     won: Counter[str] = Counter()
     for number in range(RACES):
@@ -208,7 +208,7 @@ def test_undo_and_commit_at_once(project: Path, race: Callable[..., list[str]]) 
 
 
 def test_many_threads(project: Path) -> None:
-    """Each makes, looks at, writes to, and then commits or aborts branches of its own."""
+    """Each process creates, reads and writes branches of its own, then commits or aborts them."""
     errors: Counter[str] = Counter()
     committed: dict[str, str] = {}
     lock = threading.Lock()
@@ -243,7 +243,7 @@ def test_many_threads(project: Path) -> None:
 
 
 def test_one_handle_in_many_threads(project: Path) -> None:
-    """``path`` of one branch, and branches of it, asked for by all at once."""
+    """All threads read ``path`` of one branch, and fork it, at the same time."""
     workspace = Workspace(project, durable=False)
     branch = workspace.branch("b")
     with ThreadPoolExecutor(8) as pool:
@@ -286,7 +286,7 @@ def test_many_processes(project: Path, race: Callable[..., list[str]]) -> None:
 
 
 def test_two_open_after_a_crash(memory: Path, race: Callable[..., list[str]]) -> None:
-    """Both find what the dead one left, and one takes it back; neither sees anything between."""
+    """Two processes find an interrupted commit, one rolls it back, and neither sees a state in between."""
     scene = Scene(memory)
 
     def look(_: str) -> str:
@@ -310,7 +310,7 @@ def scene_calls(base: Path) -> list[str]:
 
 
 def test_killed_with_the_lock_in_hand(project: Path) -> None:
-    """A lock goes with its process, also where that had forked another."""
+    """A lock is released with its process, even if that process had forked another."""
     workspace = Workspace(project, durable=False)
     branch = workspace.branch("b")
     (branch.path / "shared").write_text("b\n")
@@ -369,7 +369,7 @@ def test_a_handle_of_a_branch_that_another_ended(project: Path) -> None:
 
 
 def test_a_half_committed_branch_seen_by_a_process_that_lives_on(memory: Path) -> None:
-    """Handles from before a crash find everything as before, without the workspace being opened anew."""
+    """Handles from before a crash still work, without opening the workspace again."""
     scene = Scene(memory)
     workspace = Workspace(scene.root)
     branch = workspace.open("b")
@@ -394,7 +394,7 @@ def test_a_half_committed_branch_seen_by_a_process_that_lives_on(memory: Path) -
 
 
 def test_a_parent_is_not_committed_with_half_of_its_child(project: Path) -> None:
-    """A process is killed while it commits a branch into its parent; the parent must not be committed like that."""
+    """A process is killed while it commits a branch into its parent; the parent must not be committed in that state."""
     workspace = Workspace(project, durable=False)
     for path in ("+", "/branches/child"):
         parent = workspace.branch("parent")

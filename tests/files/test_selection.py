@@ -30,7 +30,7 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path, open_workspace: Ca
 
 @pytest.fixture
 def pair(workspace: Workspace) -> dict[str, Branch]:
-    """Two branches that changed some of everything."""
+    """Create two branches that changed entries of every kind."""
     first, second = workspace.branch("try-1", None, None), workspace.branch("try-2", None, None)
     one, two = first.path, second.path
     (one / "a.txt").write_text(TEXT.replace("one", "1").replace("five", "5"))

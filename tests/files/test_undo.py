@@ -31,7 +31,7 @@ def view(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["same filesystem", "across filesystems"])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A directory with something of everything; across filesystems it is the root of a tmpfs of its own."""
+    """A directory with entries of every kind; across filesystems it is the root of a tmpfs of its own."""
     made = tmp_path / "project"
     made.mkdir()
     if request.param == "same filesystem":
@@ -79,7 +79,7 @@ def fill(root: Path) -> None:
 
 
 def alter(root: Path) -> None:
-    """Something of every kind of change."""
+    """Make changes of every kind."""
     write(root / "f", "changed\n")
     (root / "tool").chmod(0o755)
     write(root / "group", "changed\n").chmod(0o640)
@@ -338,7 +338,7 @@ def test_undo_does_not_revert_attributes_set_since(workspace: Workspace) -> None
 
 
 def test_a_refused_undo_leaves_the_next_one_to_decide_anew(workspace: Workspace) -> None:
-    """A directory's time tells that something happened in it, and not what: it stays refused."""
+    """The time of a directory shows that something changed, but not what: the undo stays refused."""
     commit, _ = altered(workspace)
     write(workspace.path / "added" / "since", "since\n")
     refuses(workspace, commit)

@@ -28,7 +28,7 @@ def workspace(tmp_path: Path, open_workspace: Callable[..., Workspace]) -> Works
 
 
 def test_several_commits_are_undone_one_after_the_other(workspace: Workspace) -> None:
-    """They changed the same files: what an undo restores is not taken for a change by the next one."""
+    """Two commits changed the same files: the next undo does not count restored files as changed."""
     seen = [picture(workspace.path)]
     for change in (alter, alter_again):
         with workspace.branch("b") as branch:
@@ -47,7 +47,7 @@ def test_several_commits_are_undone_one_after_the_other(workspace: Workspace) ->
 
 
 def test_commits_that_were_undone_leave_no_trace_for_the_undo_of_an_earlier_one(workspace: Workspace) -> None:
-    """However often the same files were changed and put back meanwhile; but a person's change counts."""
+    """The files may have been changed and restored any number of times; but a change by the user counts."""
     before = picture(workspace.path)
     with workspace.branch("first") as branch:
         alter(branch.path)

@@ -16,7 +16,7 @@ IN_MEMORY = True
 
 
 def nothing(_: Path) -> None:
-    """Leave all as it is."""
+    """Change nothing."""
 
 
 def edit(root: Path) -> None:
@@ -67,7 +67,7 @@ def made(workspace: Workspace, name: str, deed: Callable[[Path], None]) -> Branc
 
 
 def content(root: Path) -> dict[str, object]:
-    """What git would know of a directory."""
+    """Return the properties of a directory that git records."""
     found: dict[str, object] = {}
     for directory, _, names in os.walk(root):
         for name in names:
@@ -95,7 +95,7 @@ def test_it_turns_the_one_into_the_other(
 
 
 def alone(directory: Path) -> dict[str, str]:
-    """An environment in which git finds no repository around a directory."""
+    """Return an environment in which git finds no repository around a directory."""
     return {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory)}
 
 

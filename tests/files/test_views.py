@@ -1,7 +1,7 @@
-"""One suite for every view: what a branch shows, what its commit makes of the workspace, what undo restores.
+"""One suite for every view: the files of a branch, its commit, and the undo.
 
-The central check is the same everywhere: after a commit the workspace is, to the last mode bit and nanosecond, what the
-branch showed before, and after an undo what it was itself.
+The central check is the same everywhere: after a commit the workspace equals what the branch showed before, including
+every mode bit and nanosecond; after an undo it equals its earlier state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def view(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def project(view: str, view_directories: dict[str, Path]) -> Iterator[Path]:
-    """An empty directory on a filesystem that can have the view."""
+    """An empty directory on a filesystem that supports the view."""
     made = new_project(view, view_directories[view], uuid.uuid4().hex[:8])
     yield made
     for branch in Workspace(made, state=made.parent / "state").branches():
@@ -46,7 +46,7 @@ def project(view: str, view_directories: dict[str, Path]) -> Iterator[Path]:
 
 @pytest.fixture
 def workspace(view: str, project: Path) -> Callable[[], Workspace]:
-    """Opens the project, once it is filled, with the view under test."""
+    """A function that opens the project with the view under test, once its files exist."""
 
     def open_workspace() -> Workspace:
         refusal = _refusal(view, project)
@@ -73,10 +73,10 @@ def write(path: Path, text: str = "", mode: int | None = None) -> Path:
 
 
 def commit_and_undo(ws: Workspace, branch: Branch) -> None:
-    """The central check."""
+    """Check that a commit applies exactly what the branch shows, and that an undo restores the state before."""
     before = snapshot(ws.path)
     if branch.view == "fuse":
-        branch.view_kind.hide(branch.home)  # the kernel remembers attributes of a fuse directory for a second
+        branch.view_kind.hide(branch.home)  # the kernel caches attributes of a fuse directory for a second
     shown = snapshot(branch.path)
     assert shown != before, "the branch changed nothing, so nothing is tested"
     commit = branch.commit()
@@ -278,7 +278,7 @@ def test_fifos_and_sockets_are_left_out_with_a_warning(project: Path, workspace:
     write(root / "run/pid", "1")
     listener = socket.socket(socket.AF_UNIX)
     here = Path.cwd()
-    os.chdir(root)  # a socket's address is short, a test's path is not
+    os.chdir(root)  # a socket's address is limited to 108 bytes, less than the path of a test
     try:
         listener.bind("sock")
     finally:
@@ -297,7 +297,7 @@ def test_a_fifo_of_the_workspace_is_no_trap(project: Path, workspace: Callable[[
     write(project / "a", "x")
     ws = workspace()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ForkwiseWarning)  # a copied branch says that it has no copy of it
+        warnings.simplefilter("ignore", ForkwiseWarning)  # the copy view warns that it did not copy it
         branch = ws.branch("b")
     write(branch.path / "a", "y")
     branch.commit()
@@ -366,7 +366,7 @@ def test_paths_longer_than_the_kernel_takes(project: Path, workspace: Callable[[
     _dig(project, "old")
     ws = workspace()
     branch = ws.branch("b")
-    if view == "fuse":  # fuse-overlayfs goes by whole paths itself
+    if view == "fuse":  # fuse-overlayfs itself uses complete paths
         with pytest.raises(OSError, match="File name too long"):
             _dig(branch.path, "new")
         return
@@ -475,7 +475,7 @@ def test_a_directory_that_is_a_working_directory_while_committed(
     try:
         branch.commit()
         assert (project / "dir/a").read_text() == "y"
-        with suppress(OSError):  # better still: the view is read-only by now
+        with suppress(OSError):  # even better: the view is read-only already
             os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
     finally:
         os.close(fd)
@@ -495,7 +495,7 @@ def test_nested_branches_commit_into_their_parent(project: Path, workspace: Call
     with ws.branch("outer") as outer:
         write(outer.path / "a", "outer")
         shutil.rmtree(outer.path / "tree")
-        assert not (outer.path / "dir/new").exists()  # looked up once: the next look must not remember that
+        assert not (outer.path / "dir/new").exists()  # a lookup that must not be cached
         with outer.branch("inner") as inner:
             assert (inner.path / "a").read_text() == "outer"
             assert not (inner.path / "tree").exists()
@@ -595,7 +595,7 @@ def test_a_rebase_with_read_only_directories(project: Path, workspace: Callable[
     write(second.path / "fresh/sub/only", "z", 0o400)
     for path in ("fresh/sub", "fresh"):
         (second.path / path).chmod(0o555)
-    is_copied_up = view != "fuse" or is_root  # a directory that its user may not write to is not, by fuse-overlayfs
+    is_copied_up = view != "fuse" or is_root  # fuse-overlayfs cannot, if its user may not write to the directory
     for branch, old, new in ((first, "one", "ONE"), (second, "five", "FIVE")) if is_copied_up else ():
         locked, text = branch.path / "locked", branch.path / "locked/text"
         locked.chmod(0o755)

@@ -83,7 +83,7 @@ class Scene:
         with self.start(recipe, point) as process:
             _, said = process.communicate(timeout=60)
         assert process.returncode == (-signal.SIGKILL if point else 0), said
-        assert becomes_so(lambda: not self.is_busy()), "what it started ends with it"
+        assert becomes_so(lambda: not self.is_busy()), "its children end with it"
         return self.fork.id
 
     def hold(self, *bodies: str, **options: Any) -> str:

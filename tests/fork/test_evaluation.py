@@ -49,7 +49,7 @@ def test_the_evaluators_score_comes_before_the_candidates_own(workspace: Workspa
     candidates = [lambda _: (True, 9.0), lambda _: (True, 1.0), lambda _: (True, 5.0)]
     outcome = BestOfN(candidates, evaluate=lambda _: 0.5)(workspace)
     assert outcome.winner is not None
-    assert (outcome.winner.branch_index, outcome.winner.score) == (0, 0.5), "which decides where that is the same"
+    assert (outcome.winner.branch_index, outcome.winner.score) == (0, 0.5), "if equal, the second score decides"
 
 
 class _Odd(Evaluator):

@@ -139,7 +139,7 @@ class TestPruning:
 
 
 def plays(*steps: ModelResponse) -> FunctionModel:
-    """A model that gives scripted responses."""
+    """A model that returns scripted responses."""
     left = list(steps)
     return FunctionModel(lambda messages, info: left.pop(0))
 

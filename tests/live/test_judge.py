@@ -29,7 +29,7 @@ OUTCOMES = [outcome("a"), outcome("b")]
 
 
 class Scripted:
-    """A model that gives these verdicts in turn, and records its requests."""
+    """A model that returns these verdicts in turn, and records its requests."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = [{"confidence": 0.9, "reasoning": "because"} | answer for answer in answers]
@@ -155,7 +155,7 @@ def test_the_prompt_is_bounded(branches: int, size: int) -> None:
 
 
 class Streamed:
-    """A model that gives a verdict in small pieces."""
+    """A model that streams a verdict in small pieces."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)

@@ -67,7 +67,7 @@ _LINES = {
 
 
 class ScriptedFork(ForkModel):
-    """A fork of six attempts, two of which are running."""
+    """A fork of six attempts; two are running."""
 
     def __init__(self) -> None:
         self.fork = _FORK

@@ -1,4 +1,4 @@
-"""Several versions side by side: how they are laid out, and what is accepted and rejected by which key."""
+"""Several versions side by side: their layout, and the keys that accept and reject changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(lineup: AlignedPath) -> list[list[str]]:
 # The layout
 
 
-def test_versions_are_lined_up_and_what_all_share_is_cut_short() -> None:
+def test_versions_are_aligned_and_common_lines_are_shortened() -> None:
     assert rows(TEXT) == [
         ["@@ 1", "", ""],
         ["1", "one", "eins"],
@@ -62,7 +62,7 @@ def test_versions_are_lined_up_and_what_all_share_is_cut_short() -> None:
     ]
 
 
-def test_a_long_stretch_that_all_share_is_left_out() -> None:
+def test_long_runs_of_common_lines_are_left_out() -> None:
     base = b"".join(b"%d\n" % n for n in range(1, 101))
     changes = {"k3f9ab.1": base.replace(b"1\n", b"one\n", 1).replace(b"100\n", b"hundred\n")}
     lineup = AlignedPath(
@@ -81,7 +81,7 @@ def test_a_long_stretch_that_all_share_is_left_out() -> None:
     ]
 
 
-def test_what_is_no_text_is_told() -> None:
+def test_binary_files_and_deletions_are_described() -> None:
     assert rows(WHOLE) == [
         ["whole file", "", ""],
         ["mode 644", "(nothing)", "→ a.txt"],
@@ -95,7 +95,7 @@ def test_what_is_no_text_is_told() -> None:
 # Accepting and rejecting
 
 
-def test_accepting_takes_the_place_of_what_it_clashes_with() -> None:
+def test_accepting_a_hunk_rejects_those_that_overlap() -> None:
     chosen = accept(None, TEXT, 0, "k3f9ab.1")
     chosen = accept(chosen, TEXT, 2, "k3f9ab.1")
     assert is_accepted(chosen, TEXT, 0, "k3f9ab.1")
@@ -113,7 +113,7 @@ def test_accepting_takes_the_place_of_what_it_clashes_with() -> None:
     assert reject(chosen, TEXT, 2, "k3f9ab.1") is None
 
 
-def test_of_a_whole_file_there_is_one_version() -> None:
+def test_a_file_without_hunks_has_one_version() -> None:
     assert count_regions(WHOLE) == 1
     chosen = accept(accept(None, WHOLE, 0, "k3f9ab.1"), WHOLE, 0, "k3f9ab.2")
     assert chosen == "k3f9ab.2"
@@ -133,7 +133,7 @@ def test_of_a_whole_file_there_is_one_version() -> None:
         ),
     ],
 )
-def test_how_much_was_chosen(choice: Mapping[str, Choice], told: str) -> None:
+def test_the_size_of_a_choice(choice: Mapping[str, Choice], told: str) -> None:
     assert format_choice(choice) == told
 
 
@@ -154,7 +154,7 @@ class _App(App[None]):
 
 
 def chosen(*keys: str) -> Any:
-    """What is chosen by some keys."""
+    """Return the choice after some keys."""
     app = _App(TEXT, WHOLE)
 
     async def script(scene: Scene) -> None:
@@ -183,7 +183,7 @@ def test_every_key() -> None:
     assert chosen("q") is None
 
 
-def test_what_is_seen_and_clicked() -> None:
+def test_the_screen_and_clicks() -> None:
     app = _App(TEXT, WHOLE)
 
     async def script(scene: Scene) -> None:
@@ -199,7 +199,7 @@ def test_what_is_seen_and_clicked() -> None:
         await scene.shows("[✓] accepted")
         await scene.shows("✓ a.txt")
         assert (view.region_number, view.version) == (0, NAMES[1])
-        await scene.pilot.click(NwayView, offset=(width + 3, 2))  # a line of it: only the cursor goes there
+        await scene.pilot.click(NwayView, offset=(width + 3, 2))  # a line of the region: only moves the cursor
         await scene.shows("+one")
         await scene.shows("accepted: 1 hunk")
 

@@ -1,4 +1,4 @@
-"""Panels over a real ledger: what is read of forks, and what a decision does to the workspace."""
+"""Panels over a real ledger: the forks that they read, and the effect of decisions on the workspace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def begun(scene: Scene) -> None:
     await scene.shows("waits for a pick")
 
 
-def test_looking(model: ForkModel, run: Run) -> None:
+def test_read(model: ForkModel, run: Run) -> None:
     snapshot = model.read()
     assert snapshot is not None
     assert (snapshot.state, [attempt.state for attempt in snapshot.own]) == ("open", ["succeeded", "succeeded"])
@@ -52,10 +52,10 @@ def test_looking(model: ForkModel, run: Run) -> None:
     with pytest.raises(LedgerError, match="has no commit"):
         model.read_commit(snapshot.fork)
     run("pick", f"{snapshot.fork.id}.1")
-    assert "+UNO" in model.diff(f"{snapshot.fork.id}.1"), "the winner's diff is there when its branch is gone"
+    assert "+UNO" in model.diff(f"{snapshot.fork.id}.1"), "the winner's diff is available after its branch was dropped"
 
 
-def test_which_fork_is_meant(project: Path, run: Run) -> None:
+def test_the_default_fork(project: Path, run: Run) -> None:
     model = ForkModel(project)
     assert model.read() is None
     with pytest.raises(LedgerError, match="no fork yet"):
@@ -76,7 +76,7 @@ def test_which_fork_is_meant(project: Path, run: Run) -> None:
     of_program = ForkModel(project)
     snapshot = of_program.read()
     assert snapshot is not None
-    assert snapshot.fork.id == running.id, "one that runs comes before a newer one that does not"
+    assert snapshot.fork.id == running.id, "a running fork takes precedence over a newer one that is over"
     assert of_program.tests() is None
 
 
@@ -98,7 +98,7 @@ def test_pick_and_undo(model: ForkModel, project: Path) -> None:
     assert Workspace(project).branches() == []
 
 
-def test_a_clash_is_chosen_from_tested_and_committed(model: ForkModel, project: Path) -> None:
+def test_a_choice_from_conflicting_attempts_is_tested_and_committed(model: ForkModel, project: Path) -> None:
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("space", "space", "c")
@@ -118,7 +118,7 @@ def test_a_clash_is_chosen_from_tested_and_committed(model: ForkModel, project: 
     assert Workspace(project).branches() == []
 
 
-def test_files_are_opened_in_ones_own_tool(model: ForkModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_open_in_the_users_diff_tool(model: ForkModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "tool"
     tool.write_text('#!/bin/sh\ncat "$1" "$2" > "$0.part" && mv "$0.part" "$0.seen"\n')
     tool.chmod(0o755)
@@ -175,6 +175,6 @@ def test_leaving_while_a_choice_is_tested_leaves_nothing(model: ForkModel, proje
     assert {branch.name for branch in Workspace(project).branches()} == before
 
 
-def test_the_command_line_does_not_load_what_draws_panels() -> None:
+def test_the_command_line_does_not_load_textual() -> None:
     code = "import sys, forkwise.cli; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

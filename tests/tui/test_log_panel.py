@@ -26,18 +26,18 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("printed", "shown"), PRINTED)
-def test_it_is_plain_text_however_it_is_cut(printed: bytes, shown: str) -> None:
+def test_pieces_cut_anywhere_give_the_same_plain_text(printed: bytes, shown: str) -> None:
     assert TerminalCleaner().feed(printed) == shown
     for at in range(len(printed)):
         plain = TerminalCleaner()
         told = plain.feed(printed[:at]) + plain.feed(printed[at:])
-        # What was shown before a carriage return came cannot be taken back.
+        # Text that was shown before a carriage return arrived stays.
         assert told == shown or b"%\r" in printed
         assert all(c.isprintable() or c in "\n\t" for c in told)
 
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
-def test_no_byte_of_it_drives_the_terminal(pieces: list[bytes]) -> None:
+def test_no_control_sequence_reaches_the_terminal(pieces: list[bytes]) -> None:
     plain = TerminalCleaner()
     told = "".join(plain.feed(piece) for piece in pieces)
     assert all(c.isprintable() or c in "\n\t" for c in told)
@@ -48,7 +48,7 @@ class _App(App[None]):
         yield OutputLog()
 
 
-def test_it_follows_its_end_until_somebody_scrolls_up(tmp_path: Path) -> None:
+def test_it_follows_its_end_until_the_user_scrolls_up(tmp_path: Path) -> None:
     async def script(scene: Scene) -> None:
         log = scene.app.query_one(OutputLog)
         for number in range(100):

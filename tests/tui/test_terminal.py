@@ -18,7 +18,7 @@ echo $FORKWISE_ATTEMPT > won
 
 
 def colours(screen: str) -> set[tuple[str, ...]]:
-    """The colours that a screen uses, as red, green and blue."""
+    """Return the colours of a screen, as red, green and blue."""
     return set(re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", screen))
 
 

@@ -1,4 +1,4 @@
-"""A conversation as a tree on the screen: moved through, labelled, compared, combined."""
+"""A conversation as a tree on the screen: moves, labels, comparisons and combinations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.tui.scripted_fork import scripted_talk
 
 @pytest.fixture
 def talk() -> Conversation:
-    """At 2 it forks into 4 and 8, at 8 into 10 and 12; one is at 6, below 4."""
+    """Build a conversation that forks at 2 into 4 and 8, at 8 into 10 and 12; the current node is 6, below 4."""
     return scripted_talk()
 
 
 class Walk:
-    """A walk, with how often it was saved."""
+    """A walk that counts how often it was saved."""
 
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
@@ -52,14 +52,14 @@ class Walk:
 
 
 async def walked(scene: Scene, tree: TreePanel, *keys: str) -> int:
-    """Where some keys lead."""
+    """Press keys, and return the id of the node under the cursor."""
     for key in keys:
         await scene.press(key)
         await scene.pilot.pause()
     return tree.current.id
 
 
-def test_the_tree_shows_forks_labels_and_where_one_is(talk: Conversation) -> None:
+def test_the_tree_shows_forks_labels_and_the_position(talk: Conversation) -> None:
     async def script(scene: Scene, _: TreePanel) -> None:
         await scene.shows("2 ‹two ways› › How should")
         await scene.shows("● 6 › Write it. → All 24 tests pass.")
@@ -71,7 +71,7 @@ def test_the_tree_shows_forks_labels_and_where_one_is(talk: Conversation) -> Non
     Walk(talk).play(script)
 
 
-def test_a_long_talk_stays_narrow() -> None:
+def test_a_long_conversation_stays_narrow() -> None:
     talk = Conversation()
     for number in range(40):
         talk.reply(f"answer {number}", talk.say(f"question {number}"))
@@ -107,7 +107,7 @@ def test_the_arrow_keys_walk(talk: Conversation) -> None:
     Walk(talk).play(script)
 
 
-def test_going_to_a_place(talk: Conversation) -> None:
+def test_moving_to_a_node(talk: Conversation) -> None:
     walk = Walk(talk)
 
     async def script(scene: Scene, tree: TreePanel) -> None:
@@ -120,7 +120,7 @@ def test_going_to_a_place(talk: Conversation) -> None:
     walk.play(script)
 
 
-def test_what_cannot_be_saved_is_told(talk: Conversation) -> None:
+def test_an_error_of_a_save_is_reported(talk: Conversation) -> None:
     walk = Walk(talk)
     walk.error = ConversationError("the disk is full")
 
@@ -149,7 +149,7 @@ def test_a_label(talk: Conversation) -> None:
     walk.play(script)
 
 
-def test_two_places_are_compared(talk: Conversation) -> None:
+def test_two_nodes_are_compared(talk: Conversation) -> None:
     async def script(scene: Scene, tree: TreePanel) -> None:
         await scene.press("d")
         await scene.tells("Mark a node")
@@ -202,7 +202,7 @@ def test_leaves_are_combined_by_a_model(talk: Conversation) -> None:
     Walk(talk).play(script, TestModel(custom_output_text="both"))
 
 
-def test_going_on_from_any_place(talk: Conversation) -> None:
+def test_a_prompt_at_any_node(talk: Conversation) -> None:
     walk = Walk(talk)
     heard: list[int] = []
     is_stuck = False
@@ -242,7 +242,7 @@ def test_going_on_from_any_place(talk: Conversation) -> None:
     walk.play(script, FunctionModel(answer))
 
 
-def test_nobody_is_there_to_answer(talk: Conversation) -> None:
+def test_a_prompt_without_a_model(talk: Conversation) -> None:
     async def script(scene: Scene, _: TreePanel) -> None:
         await scene.press("i")
         await scene.tells("with --model")
@@ -262,7 +262,7 @@ def test_quit(talk: Conversation, key: str) -> None:
     Walk(talk).play(script)
 
 
-def test_of_a_long_way_the_end_is_shown() -> None:
+def test_of_a_long_path_the_end_is_shown() -> None:
     talk = Conversation()
     for number in range(100):
         talk.say(f"question {number}")

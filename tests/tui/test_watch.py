@@ -1,4 +1,4 @@
-"""``forkwise watch`` in a terminal: every key, and what it decides."""
+"""``forkwise watch`` in a terminal: every key, and its decision."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def combined(**told: Any) -> Combined:
 
 
 async def answered(scene: Scene, *keys: str) -> None:
-    """Answer what is asked."""
+    """Answer a question."""
     await scene.comes_to(QuestionScreen)
     await scene.press(*keys)
 
 
-# What is shown
+# Screens
 
 
 def test_attempts_are_shown_with_their_states(fork: NotedFork) -> None:
@@ -68,7 +68,7 @@ def test_the_winner_and_the_commit(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_output_is_shown_as_it_comes_and_as_one_walks(fork: NotedFork) -> None:
+def test_output_follows_the_log_and_the_cursor(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         fork.printed["k3f9ab.1"] = b"compil"
         await scene.shows("compil")
@@ -84,7 +84,7 @@ def test_output_is_shown_as_it_comes_and_as_one_walks(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_cells_are_drawn_again(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fork.read().rows[0].attempt
     fork.rows = [Row(replace(first, id=f"k3f9ab.{n}"), 0, has_won=False) for n in range(1, 51)]
     drawn: list[tuple[Any, ...]] = []
@@ -105,7 +105,7 @@ def test_only_what_has_changed_is_drawn_again(fork: NotedFork, monkeypatch: pyte
         await until(lambda: fork.looks > looks + 2)
         assert drawn == [("k3f9ab.21", "files")]
         fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
-        await scene.shows("1234567  24/24")  # the columns beside it have moved
+        await scene.shows("1234567  24/24")  # the columns to its right have moved
 
     watching(fork, script)
 
@@ -154,7 +154,7 @@ def test_the_diff_of_an_attempt(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_what_is_wrong_is_told(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_reported(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(attempt: str) -> str:
         raise LedgerError(f"[{attempt}] has no branch")
 
@@ -227,7 +227,7 @@ def test_the_mouse(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-# What is decided
+# Decisions
 
 
 def test_pick(fork: NotedFork) -> None:
@@ -242,7 +242,7 @@ def test_pick(fork: NotedFork) -> None:
         await answered(scene, "n")
         await scene.comes_back()
         await scene.press("p")
-        await answered(scene, "enter")  # the way back has the focus
+        await answered(scene, "enter")  # "no" has the focus
         await scene.comes_back()
         assert fork.noted == []
         await scene.press("p")
@@ -253,7 +253,7 @@ def test_pick(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_pick_what_failed(fork: NotedFork) -> None:
+def test_pick_a_failed_attempt(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("down", "down", "down", "p")
         await scene.comes_to(QuestionScreen)
@@ -303,7 +303,7 @@ def test_combine(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_combine_what_fails_its_tests(fork: NotedFork) -> None:
+def test_combine_attempts_that_fail_the_tests(fork: NotedFork) -> None:
     fork.outcomes = [combined(tests=FAILING), combined(tests=FAILING, commit=COMMIT)]
 
     async def script(scene: Scene) -> None:
@@ -317,7 +317,7 @@ def test_combine_what_fails_its_tests(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_combine_what_clashes(fork: NotedFork) -> None:
+def test_combine_attempts_that_conflict(fork: NotedFork) -> None:
     clash = Clash("src/store.py", "changed", ("k3f9ab.1", "k3f9ab.2"), "both changed line 3")
     fork.outcomes = [combined(conflicts=(clash,))]
 
@@ -367,7 +367,7 @@ def test_abort(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_one_attempt_is_ended(fork: NotedFork) -> None:
+def test_abort_one_attempt(fork: NotedFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("x")
         await scene.tells("k3f9ab.1 has already ended: succeeded.")
@@ -398,7 +398,7 @@ def test_undo(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_what_is_decided_is_not_decided_again(fork: NotedFork) -> None:
+def test_a_resolved_fork_is_not_resolved_again(fork: NotedFork) -> None:
     fork.state, fork.told = "aborted", {"stored": "aborted"}
 
     async def script(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""A chat in a real terminal: forked, steered, looked at, merged, undone, killed, and continued."""
+"""A chat in a real terminal: forked, steered, merged, undone, killed, and continued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     room.mkdir()
     chat = f"{COMMAND} chat --model {write_script(room, RULES)}"
     lib = project / "lib.txt"
-    terminal.write("watch", f"exec {chat}")  # it is the pane's own process, and ends with it
+    terminal.write("watch", f"exec {chat}")  # the chat is the process of the pane, and ends with it
     terminal.shows("watch", "say something")
     terminal.write("watch", "hello")
     terminal.shows("watch", "> hello", "how are you?")
@@ -46,7 +46,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     terminal.shows("watch", "Merged: kept branch b · 1 file", "b wrote lib.txt.")
     assert lib.read_text() == "from b\n"
 
-    # The terminal is closed: nothing runs on. The next chat has all of it, and takes it back.
+    # The terminal is closed, and the chat ends. The next chat has the conversation, and undoes the merge.
     process = Path("/proc", terminal.tmux("display-message", "-p", "-t", "watch", "#{pane_pid}").strip())
     assert process.exists()
     terminal.tmux("new-window", "-n", "again", "-c", str(project), "sh")

@@ -1,4 +1,4 @@
-"""Forks in a terminal: picked, watched, steered, spoken to, ended, judged and merged."""
+"""Forks in a terminal: created, steered, prompted, terminated, judged and merged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FURTHER: list[dict[str, Any]] = [
 
 
 async def answered(scene: ChatScene, question: str, *keys: str) -> None:
-    """Answer what is asked."""
+    """Answer a question."""
     await scene.comes_to(QuestionScreen)
     await scene.shows(question)
     await scene.press(*keys)
@@ -67,7 +67,7 @@ def test_the_fork_picker(project: Path) -> None:
     chatting(project, script)
 
 
-def test_steered_spoken_to_and_kept(project: Path) -> None:
+def test_steer_prompt_and_merge(project: Path) -> None:
     go = project.parent / "script" / "a"
 
     async def script(scene: ChatScene) -> None:
@@ -121,7 +121,7 @@ def test_steered_spoken_to_and_kept(project: Path) -> None:
     chatting(project, script, FURTHER)
 
 
-def test_left_open_and_gone_on_with(project: Path) -> None:
+def test_a_fork_left_open_is_continued(project: Path) -> None:
     async def first(scene: ChatScene) -> None:
         await scene.write("/fork a: task until told | b: task")
         await scene.branch("b", "done")
@@ -141,7 +141,7 @@ def test_left_open_and_gone_on_with(project: Path) -> None:
     chatting(project, second)
 
 
-def test_ended_and_aborted(project: Path) -> None:
+def test_terminate_and_abort(project: Path) -> None:
     steps = [{"say": "Waiting.", "calls": [call("ls")]}, {"until": "go"}]
     rules: list[dict[str, Any]] = [{"when": "task", "steps": steps}]
 
@@ -167,7 +167,7 @@ def test_ended_and_aborted(project: Path) -> None:
     chatting(project, script, rules)
 
 
-def test_judged_and_accepted(project: Path) -> None:
+def test_accept_a_verdict(project: Path) -> None:
     (project / ".forkwise").mkdir()
     (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
 
@@ -206,9 +206,9 @@ def test_judged_and_accepted(project: Path) -> None:
     chatting(project, script)
 
 
-def test_picked_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pick_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = project.parent / "seen"
-    monkeypatch.setenv("FORKWISE_DIFFTOOL", f"cp {{branches}} {seen}")
+    monkeypatch.setenv("FORKWISE_DIFFTOOL", f"cp -f {{branches}} {seen}")
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/fork task")
@@ -243,7 +243,7 @@ def test_picked_from_diffs(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
     chatting(project, script)
 
 
-def test_a_fork_of_the_agents_own(project: Path) -> None:
+def test_a_fork_by_the_agent(project: Path) -> None:
     branches = [{"label": "x", "steer": "task x"}, {"label": "y", "steer": "task y"}]
     rules: list[dict[str, Any]] = [
         {"when": "^task", "branch": "x", "say": "x is ready."},

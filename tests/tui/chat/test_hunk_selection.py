@@ -34,7 +34,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def test_hunks_of_several_branches_become_one(project: Path) -> None:
+def test_hunks_of_several_branches_are_merged(project: Path) -> None:
     (project / "list.txt").write_text(PARENT)
     (project / ".forkwise").mkdir()
     (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q 5 list.txt"\n')
@@ -47,7 +47,7 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
         await scene.write("/nway no-such")
         await scene.tells("no branch that has ended changed no-such")
 
-        # From the merge picker: all files. What the tests do not like is not committed by itself.
+        # From the merge picker: all files. A choice that fails the tests is committed only after a confirmation.
         await scene.write("/merge")
         await scene.comes_to(MergePicker)
         await scene.press("w")
@@ -65,7 +65,7 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
         await scene.comes_to(ChatScreen)
         assert scene.chat.stage.is_forked
 
-        # By its path: the first branch's beginning, the second's end.
+        # By path: the beginning of the first branch's file, the end of the second's.
         await scene.write("/nway list.txt")
         await scene.comes_to(NwayScreen)
         await scene.shows("parent", "│first", "│second", "-one", "+1")
@@ -88,7 +88,7 @@ def test_hunks_of_several_branches_become_one(project: Path) -> None:
     chatting(project, script, RULES)
 
 
-def test_what_changed_meanwhile_is_not_written_over(project: Path) -> None:
+def test_a_file_changed_meanwhile_is_not_overwritten(project: Path) -> None:
     (project / "list.txt").write_text(PARENT)
 
     async def script(scene: ChatScene) -> None:

@@ -1,4 +1,4 @@
-"""The screens by which a fork is decided, on their own: every key, and what it answers."""
+"""The screens that decide a fork, without a chat: every key, and its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERDICT = Judged("f1", "b", 0.91, "It [red]is[/red] shorter.", True, ("no tests"
 
 
 class Asking(App[None]):
-    """Asks again and again, and notes what is answered."""
+    """An app that asks again after each answer, and records the answers."""
 
     def __init__(self, question: Callable[[], Screen[Any]]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Asking(App[None]):
 
 
 async def answers(scene: Scene, *keys: str) -> Any:
-    """What is answered to a question by some keys."""
+    """Return the answers to a question after some keys."""
     app = scene.app
     assert isinstance(app, Asking)
     count = len(app.answers)
@@ -43,7 +43,7 @@ async def answers(scene: Scene, *keys: str) -> Any:
     return app.answers[-1]
 
 
-def test_how_a_fork_is_merged() -> None:
+def test_the_merge_picker() -> None:
     opened: list[str] = []
 
     async def read(label: str) -> str:
@@ -77,7 +77,7 @@ def test_how_a_fork_is_merged() -> None:
     play(Asking(picker), script)
 
 
-def test_what_a_judge_said_is_accepted_or_not() -> None:
+def test_a_verdict_is_accepted_or_rejected() -> None:
     async def script(scene: Scene) -> None:
         assert await answers(scene, "enter") == "accept"
         assert await answers(scene, "d") == "diff"

@@ -32,7 +32,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def test_names_that_mean_something_and_terminals_without_room(project: Path) -> None:
+def test_labels_with_markup_and_tiny_terminals(project: Path) -> None:
     (project / ".forkwise").mkdir()
     (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
 
@@ -71,7 +71,7 @@ def test_names_that_mean_something_and_terminals_without_room(project: Path) -> 
     chatting(project, script, RULES)
 
 
-def test_a_megabyte_is_pasted_and_said_and_answered_at_length(project: Path) -> None:
+def test_a_pasted_megabyte_and_a_long_answer(project: Path) -> None:
     text = "flood " + "x" * 193 + "\n"
 
     async def script(scene: ChatScene) -> None:
@@ -89,7 +89,7 @@ def test_a_megabyte_is_pasted_and_said_and_answered_at_length(project: Path) -> 
     chatting(project, script, RULES)
 
 
-def test_keys_that_come_all_at_once_are_done_in_their_order(project: Path) -> None:
+def test_keys_that_arrive_at_once_are_handled_in_order(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         keys = [*"hellx", "backspace", "o", "enter", *"/undo", "enter", *"left"]
         for key in keys:

@@ -1,4 +1,4 @@
-"""A conversation in a terminal: streamed, stopped, continued from a checkpoint, and left."""
+"""A conversation in a terminal: streamed, stopped, and continued from a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chat.scripted_chat import write_script
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
 
-def test_what_is_said_and_what_commands_show(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_the_output_of_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[str] = []
     monkeypatch.setattr(ChatApp, "copy_to_clipboard", lambda _, text: copied.append(text))
 
@@ -99,7 +99,7 @@ def test_stopping_and_leaving(project: Path) -> None:
     assert app.return_code == 0
 
 
-def test_quit_and_what_is_kept(project: Path) -> None:
+def test_quit_saves_the_conversation(project: Path) -> None:
     async def first(scene: ChatScene) -> None:
         await scene.write("hello")
         await scene.shows("how are you?")
@@ -120,7 +120,7 @@ def test_quit_and_what_is_kept(project: Path) -> None:
     chatting(project, second)
 
 
-def test_before_it_has_started(project: Path) -> None:
+def test_before_the_session_is_open(project: Path) -> None:
     go = asyncio.Event()
     model = write_script(project.parent)
 
@@ -144,7 +144,7 @@ def test_before_it_has_started(project: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_model_that_cannot_be_had(project: Path) -> None:
+def test_a_model_that_is_not_available(project: Path) -> None:
     async def run() -> ChatApp:
         app = ChatApp(partial(open_session, project, model="script:none.toml"))
         async with app.run_test():

@@ -1,4 +1,4 @@
-"""The conversation of a chat as a tree: moved through, continued elsewhere, compared, combined, undone, overridden."""
+"""The conversation of a chat as a tree: moves, prompts, comparisons, combinations, undo and override."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def session_of(scene: ChatScene) -> Session:
 
 
 async def tree_of(scene: ChatScene, command: str = "/tree") -> TreeScreen:
-    """The tree, once the cursor is where one is."""
+    """Return the tree, once the cursor is at the current node."""
     await scene.write(command)
     await scene.comes_to(TreeScreen)
     screen = scene.screen
@@ -33,7 +33,7 @@ async def tree_of(scene: ChatScene, command: str = "/tree") -> TreeScreen:
 
 
 async def walk_to(scene: ChatScene, screen: TreeScreen, label: str) -> int:
-    """Go to the place of a label with the arrow keys."""
+    """Move to a label with the arrow keys."""
     talk = screen.walker.conversation
     node = next(at for name, at in talk.labels.items() if name.endswith(label))
     lines = screen.tree_panel.last_line + 1
@@ -45,14 +45,14 @@ async def walk_to(scene: ChatScene, screen: TreeScreen, label: str) -> int:
     raise AssertionError(f"{label} is not in the tree\n{scene.text}")
 
 
-def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None:
+def test_move_continue_compare_combine_and_undo(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         session = session_of(scene)
         await scene.write("hello")
         await scene.shows("how are you?")
         await scene.write("/fork a: task | b: task")
         await scene.branches()
-        # While the fork is open it is looked at, and nothing else.
+        # While the fork is open, the tree is read-only.
         screen = await tree_of(scene)
         await scene.shows("‹fork› › hello → Hi there", "‹a› ", "‹b› ", "esc back", "u undo")
         await walk_to(scene, screen, "/b")
@@ -70,7 +70,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await scene.write("and then")
         await scene.shows("Then it is done.")
 
-        # Compared, by walking and by numbers.
+        # Compare, with keys and by numbers.
         screen = await tree_of(scene, "/compare")
         await scene.shows("‹★ merged", "● ")
         first = await walk_to(scene, screen, "/a")
@@ -84,7 +84,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await scene.press("escape")
         await scene.comes_to(TreeScreen)
 
-        # Named; what means something else is no name.
+        # Label; names with another meaning are refused.
         await walk_to(scene, screen, "/b")
         for name, why in (("merged:x", "cannot be a label"), ("other", "")):
             await scene.press("l")
@@ -96,7 +96,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await scene.shows("‹other›")
         assert session.conversation.labels["other"].id == second
 
-        # Gone on from there: files stay, words are those of the other branch.
+        # Continue there: the files stay, the conversation is that of the other branch.
         await scene.press("enter")
         await scene.comes_to(ChatScreen)
         await scene.shows("b wrote lib.txt.")
@@ -112,7 +112,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         await scene.shows("+model: b wrote lib.txt.")
         await scene.press("escape")
 
-        # Leaves combined.
+        # Combine leaves.
         screen = await tree_of(scene, "/go")
         await scene.press("c")
         await scene.tells("Mark at least two leaves")
@@ -128,7 +128,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
         assert "a wrote lib.txt." in session.last_answer
         assert "b wrote lib.txt." in session.last_answer
 
-        # And the merge taken back, as the tree shows it.
+        # Undo the merge, as the tree shows.
         for key in ("escape", "y"):
             await scene.press("u")
             await scene.comes_to(QuestionScreen)
@@ -147,7 +147,7 @@ def test_walked_gone_on_from_compared_combined_and_undone(project: Path) -> None
     chatting(project, script, MORE)
 
 
-def test_the_tree_grows_while_it_is_looked_at(project: Path) -> None:
+def test_the_tree_grows_while_it_is_shown(project: Path) -> None:
     go = project.parent / "script" / "a"
 
     async def script(scene: ChatScene) -> None:
@@ -165,7 +165,7 @@ def test_the_tree_grows_while_it_is_looked_at(project: Path) -> None:
     chatting(project, script)
 
 
-def test_judges_are_overruled(project: Path) -> None:
+def test_a_verdict_is_overridden(project: Path) -> None:
     (project / ".forkwise").mkdir()
     (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
 

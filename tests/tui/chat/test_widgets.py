@@ -122,7 +122,7 @@ def test_scrolling_and_resizing() -> None:
         app.stage.schedule_flush()
         await shows(scene, "line 99")
         assert len(scene.app.query(MarkdownEntry)) == 24, "only the last ones are mounted"
-        await until(lambda: talk.allow_vertical_scroll)  # else scrolling is ignored: the bar comes with the next frame
+        await until(lambda: talk.allow_vertical_scroll)  # otherwise scrolling is ignored
         talk.scroll_home(animate=False)
         await until(lambda: len(scene.app.query(MarkdownEntry)) == 48)
         for _ in range(3):
@@ -169,7 +169,7 @@ def test_loading_keeps_the_widgets_of_entries_that_stay_the_same() -> None:
     play(app, script, size=(60, 20))
 
 
-def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_ten_branches_only_the_visible_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Parts()
     drawn: dict[int, int] = {}
     flush = Transcript.flush
@@ -200,7 +200,7 @@ def test_ten_branches_of_which_one_is_drawn(monkeypatch: pytest.MonkeyPatch) -> 
         show_event(stage, BranchChanged("f", "b9", "f.9", "aggregate_budget_exhausted", 2, "too dear"))
         stage.choose("b9")
         await shows(scene, "branch b9 · $$ agg-exhausted · turn 3 · too dear", "[$$ b9]")
-        assert "overview" not in scene.text, "the tab that is shown is in sight"
+        assert "overview" not in scene.text, "the current tab is visible"
         stage.choose("")
         await shows(scene, "[+ overview]", "b0 ● running", "b9 $$ agg-exhausted", "word299")
         assert stage.strip.find_neighbour(-1) == "b9"
