@@ -24,7 +24,7 @@ from forkwise.chat.storage import StoredChat
 from forkwise.fork.control import clean_up
 from forkwise.fork.fork import Fork
 from tests.chat.scripted_chat import chatting, write_script
-from tests.explore.kill_at_random import apart, content, done, mounts
+from tests.explore.kill_at_random import find_mounts, read_files, run_in_process, wait_for_exit
 
 MERGE = ("hello", "/fork task", "/merge b")
 
@@ -77,14 +77,14 @@ async def resume(project: Path, model: str) -> dict[str, Any]:
             "prompts": [line.text for line in session.said() if line.who == "user"],
             "answer": session.last_answer,
             "fork": [view.label for view in session.branches()],
-            "files": {name: text for name, text in content(project).items() if name != "a.txt"},
+            "files": {name: text for name, text in read_files(project).items() if name != "a.txt"},
             "last_merge": session.last_merge is not None,
         }
         if session.fork is not None:
             await session.submit("/merge b")
         await session.submit("hello again")
         report["then"] = session.last_answer
-        report["files then"] = {name: text for name, text in content(project).items() if name != "a.txt"}
+        report["files then"] = {name: text for name, text in read_files(project).items() if name != "a.txt"}
         report["events"] = [as_json(event) for event in log]
     return report
 
@@ -97,7 +97,7 @@ def list_leftovers(project: Path) -> dict[str, Any]:
     """List the branches and mounts that remain after cleaning up dead processes."""
     workspace = Workspace(project, durable=False)
     clean_up(workspace)
-    return {"branches": [branch.branch_path for branch in workspace.branches()], "mounts": mounts(project.parent)}
+    return {"branches": [branch.branch_path for branch in workspace.branches()], "mounts": find_mounts(project.parent)}
 
 
 def main() -> None:
@@ -114,10 +114,11 @@ def main() -> None:
             kill_in(owner, name, call)  # noqa: B023 - called before the next iteration
             asyncio.run(chat(project, model, lines))
 
-        assert done(apart(chat_until_killed)) == -signal.SIGKILL, lines
+        assert wait_for_exit(run_in_process(chat_until_killed)) == -signal.SIGKILL, lines
         (directory / "a").touch()
-        assert done(apart(lambda: print_report(lambda: asyncio.run(resume(project, model))))) == 0, lines  # noqa: B023
-        assert done(apart(lambda: print_report(lambda: list_leftovers(project)))) == 0, lines  # noqa: B023
+        resumed = run_in_process(lambda: print_report(lambda: asyncio.run(resume(project, model))))  # noqa: B023
+        assert wait_for_exit(resumed) == 0, lines
+        assert wait_for_exit(run_in_process(lambda: print_report(lambda: list_leftovers(project)))) == 0, lines  # noqa: B023
 
 
 if __name__ == "__main__":

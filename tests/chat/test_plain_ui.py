@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forkwise import Workspace
+from forkwise.chat.events import ForkResolved
+from forkwise.chat.render import format_merge
 from forkwise.ledger.sqlite import open_ledger
 from tests.chat.scripted_chat import call, write_script
 
@@ -69,7 +71,7 @@ def test_plain_lines_from_a_pipe_in_their_order(project: Path, model: str) -> No
     assert printed[1:5] == ["Hi there,", "how are you?", "[done, at 2]", "branches:"]
     assert "b: b wrote lib.txt." in printed
     assert "[error: there is no command /nonsense; /help lists all]" in printed
-    merged = next(number for number, line in enumerate(printed) if line.startswith("[Merged: kept branch b (pick)"))
+    merged = next(number for number, line in enumerate(printed) if line == "[Merged: kept branch b · 1 file]")
     assert printed[merged + 1 : merged + 4] == ["! cat lib.txt:", "  from b", "  exit code: 0"]
     assert printed[merged + 4].endswith("is undone: commit 1 was undone; at 2]")
     assert printed[-3:] == ["Hi there,", "how are you?", "[ended]"]
@@ -96,7 +98,7 @@ def test_the_end_of_input_merges_nothing_and_denies_approvals(project: Path) -> 
         assert ledger.fork(opened["fork"]).state == "interrupted"
     done = chat(project, "--plain", "--model", model, lines="/merge\n/abort\n")
     assert f"[fork {opened['fork']} is open, left by an earlier chat: a, b; /merge or /abort]" in done.stdout
-    assert done.stdout.endswith("is dropped, nothing was changed]\n[ended]\n")
+    assert done.stdout.endswith("[The fork was aborted: none of its changes were kept]\n[ended]\n")
 
 
 def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> None:
@@ -117,7 +119,7 @@ def test_ctrl_c_ends_the_turn_and_twice_the_chat(project: Path, model: str) -> N
     with chatting(project, "--plain", "--model", model) as talk:
         talk.until(lambda printed: "left by an earlier chat" in printed)
         talk.say("/abort")
-        talk.until(lambda printed: "is dropped" in printed)
+        talk.until(lambda printed: "fork was aborted: none" in printed)
         talk.process.send_signal(signal.SIGTERM)
         assert talk.process.wait(PATIENCE) == 143
 
@@ -129,3 +131,14 @@ def test_a_chat_that_cannot_open_reports_why_and_does_not_block(project: Path, m
     failed = json.loads(chat(project, "--json", "--model", model, code=1).stdout)["error"]
     assert failed["type"] == "SettingsError"
     assert "is not a regular file" in failed["message"]
+
+
+def test_conflicts_of_a_merge_say_which_version_is_in_the_workspace() -> None:
+    conflicts = ("replaced", "skipped")
+    event = ForkResolved("f1", "pick", ("a",), ("kept", "replaced"), conflicts=conflicts, errors=("full",))
+    assert format_merge(event) == [
+        "Merged: kept branch a · 2 files",
+        "overwritten, although it was changed in the workspace meanwhile: replaced",
+        "not merged, because it was changed in the workspace meanwhile: skipped",
+        "not written: full",
+    ]

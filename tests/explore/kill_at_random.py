@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 from forkwise import Workspace
 from forkwise.explore.recipe import Recipe
@@ -34,11 +34,12 @@ echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE
 RECIPE = Recipe(kind="best-of", commands=(("sh", "-c", ATTEMPT),), n=3, tests="test -e new-8")
 
 
-def content(root: Path) -> dict[str, str]:
+def read_files(root: Path) -> dict[str, str]:
+    """Read all files below a directory."""
     return {str(p.relative_to(root)): p.read_text() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def apart(work: Callable[[], object]) -> int:
+def run_in_process(work: Callable[[], object]) -> int:
     """Run a function in a new process; return its pid."""
     pid = os.fork()
     if pid:
@@ -48,17 +49,18 @@ def apart(work: Callable[[], object]) -> int:
         work()
         trash.wait_until_empty()
         code = 0
-    except BaseException as error:  # noqa: BLE001 - told, and this process ends
+    except BaseException as error:  # noqa: BLE001 - reported before the process ends
         print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), file=sys.stderr, flush=True)
     finally:
         os._exit(code)
 
 
-def done(pid: int) -> int:
+def wait_for_exit(pid: int) -> int:
+    """Wait for a child process, and return its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def marked(mark: str) -> list[int]:
+def find_marked(mark: str) -> list[int]:
     """Find the processes that have a mark in their environment, except servers of fuse views, which gc ends."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -73,7 +75,8 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def mounts(below: Path) -> list[str]:
+def find_mounts(below: Path) -> list[str]:
+    """Find the mount points below a directory."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return [line.split()[4] for line in file if str(below) in line.split()[4]]
 
@@ -89,56 +92,83 @@ def recover(project: Path, state: Path) -> None:
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks(limit=1)
     last = state / "last"
-    told: dict[str, object] = {"state": "none"}
+    report: dict[str, object] = {"state": "none"}
     if not last.exists() or last.read_text() != fork.id:  # otherwise it was killed before it started
         last.write_text(fork.id)
-        told = {"state": fork.state, "commit": fork.commit}
+        report = {"state": fork.state, "commit": fork.commit}
         if fork.state == "interrupted" or (fork.stored == "resolved" and fork.commit is None):
             outcome = asyncio.run(resume(workspace, fork.id))
-            told["winner"] = outcome.winner and outcome.winner.branch_index
+            report["winner"] = outcome.winner and outcome.winner.branch_index
     clean_up(workspace)
     trash.wait_until_empty()
-    told["branches"] = [branch.branch_path for branch in workspace.branches()]
-    told["mounts"] = mounts(state)
+    report["branches"] = [branch.branch_path for branch in workspace.branches()]
+    report["mounts"] = find_mounts(state)
     with open_ledger(workspace) as ledger:
-        told["unfinished"] = [f.id for f in ledger.forks() if not f.is_over]
-    told["content"] = content(project)
+        report["unfinished"] = [f.id for f in ledger.forks() if not f.is_over]
+    report["content"] = read_files(project)
     if (project / "chosen").exists():
         workspace.undo()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
+
+
+def kill_at_random_moments(
+    project: Path,
+    chance: Random,
+    rounds: int,
+    *,
+    longest: float,
+    run: Callable[[], object],
+    recover: Callable[[], object],
+) -> None:
+    """Run ``run`` in new processes, kill each after at most ``longest`` seconds, and ``recover`` in another process.
+
+    The first one is not killed.
+
+    For each round, print the files and the processes that the kill leaves, then what ``recover`` prints. Afterwards the
+    project must be as it was.
+    """
+    before = read_files(project)
+    for number in range(rounds):
+        os.environ[MARK] = mark = f"{project}-{number}"
+        pid = run_in_process(run)
+        if number > 0:  # on a loaded machine no later one may get to its end
+            time.sleep(chance.uniform(0, longest))
+            os.kill(pid, signal.SIGKILL)
+        wait_for_exit(pid)
+        found = read_files(project)
+        deadline = time.monotonic() + 10
+        while (left := find_marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        del os.environ[MARK]
+        print(json.dumps({"found": found, "left": left}), flush=True)
+        assert wait_for_exit(run_in_process(recover)) == 0
+        assert read_files(project) == before
 
 
 def main() -> None:
     home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    chance = random.Random(seed)
     project = home / "project"
     project.mkdir()
     (project / "gone").write_text("once")
     (project / "kept").write_text("always")
-    before = content(project)
-    begun = time.monotonic()
-    assert done(apart(lambda: run(project))) == 0
-    taken = time.monotonic() - begun
-    after = content(project)
+    before = read_files(project)
+    started = time.monotonic()
+    assert wait_for_exit(run_in_process(lambda: run(project))) == 0
+    taken = time.monotonic() - started
+    after = read_files(project)
     workspace = Workspace(project, durable=False)
     workspace.undo()
-    with open_ledger(workspace) as ledger:  # or a first kill before the next fork would be taken for this one's
+    with open_ledger(workspace) as ledger:  # so that a kill before the next fork is not attributed to this one
         (home / "state" / "last").write_text(ledger.forks(limit=1)[0].id)
     print(json.dumps({"before": before, "after": after}), flush=True)
-    for number in range(rounds):
-        os.environ[MARK] = mark = f"{seed}-{number}"
-        pid = apart(lambda: run(project))
-        time.sleep(chance.uniform(0, taken * 1.2))
-        os.kill(pid, signal.SIGKILL)
-        done(pid)
-        found = content(project)
-        deadline = time.monotonic() + 10
-        while (left := marked(mark)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        del os.environ[MARK]
-        print(json.dumps({"found": found, "left": left}), flush=True)
-        assert done(apart(lambda: recover(project, home / "state"))) == 0
-        assert content(project) == before
+    kill_at_random_moments(
+        project,
+        Random(seed),
+        rounds,
+        longest=taken * 1.2,
+        run=lambda: run(project),
+        recover=lambda: recover(project, home / "state"),
+    )
 
 
 if __name__ == "__main__":

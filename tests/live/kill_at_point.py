@@ -21,7 +21,7 @@ from forkwise.files.undo import rewind_to
 from forkwise.fork.control import clean_up
 from forkwise.ledger.ledger import Ledger
 from forkwise.live.backends.local import LocalBackend
-from tests.explore.kill_at_random import apart, content, done, mounts
+from tests.explore.kill_at_random import find_mounts, read_files, run_in_process, wait_for_exit
 from tests.live.test_resolution import Judge
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Brain
@@ -100,25 +100,25 @@ POINTS: dict[str, tuple[Callable[..., Any], type, str, bool]] = {
 def go_on(project: Path) -> None:
     """Recover in the next process, and print what it found."""
     workspace = Workspace(project, durable=False)
-    told: dict[str, Any] = {"opened": content(project)}
+    report: dict[str, Any] = {"opened": read_files(project)}
     coordinator = coordinator_of(project)
     try:
         asyncio.run(coordinator.resume())
         result = coordinator.merge_result
-        told["said"] = None if result is None else str(result.history_after_merge[-1].parts)
-        told["winner"] = None if result is None else coordinator.is_resolved
+        report["said"] = None if result is None else str(result.history_after_merge[-1].parts)
+        report["winner"] = None if result is None else coordinator.is_resolved
     except ForkNotFoundError:
-        told["said"] = "nothing to resume"
-    told["content"] = content(project)
+        report["said"] = "nothing to resume"
+    report["content"] = read_files(project)
     clean_up(workspace)
     trash.wait_until_empty()
-    told["branches"] = [branch.branch_path for branch in workspace.branches()]
-    told["hidden"] = [n for n in os.listdir(workspace.state / "branches") if n.startswith(".aside")]
-    told["mounts"] = mounts(workspace.state)
+    report["branches"] = [branch.branch_path for branch in workspace.branches()]
+    report["hidden"] = [n for n in os.listdir(workspace.state / "branches") if n.startswith(".aside")]
+    report["mounts"] = find_mounts(workspace.state)
     with open_ledger(workspace) as ledger:
-        told["forks"] = [[f.state, f.winner and f.winner[-1], f.commit] for f in ledger.forks()]
-        told["how"] = [(f.resolution or {}).get("how") for f in ledger.forks()]
-    print(json.dumps(told), flush=True)
+        report["forks"] = [[f.state, f.winner and f.winner[-1], f.commit] for f in ledger.forks()]
+        report["how"] = [(f.resolution or {}).get("how") for f in ledger.forks()]
+    print(json.dumps(report), flush=True)
 
 
 def main() -> None:
@@ -127,9 +127,9 @@ def main() -> None:
         project = home / f"project-{number}"
         project.mkdir()
         (project / "a.txt").write_text("one\n")
-        pid = apart(lambda: asyncio.run(what(project, where, name, after)))  # noqa: B023 - it runs at once
-        assert done(pid) == -signal.SIGKILL, number
-        assert done(apart(lambda: go_on(project))) == 0, number  # noqa: B023
+        pid = run_in_process(lambda: asyncio.run(what(project, where, name, after)))  # noqa: B023 - it runs at once
+        assert wait_for_exit(pid) == -signal.SIGKILL, number
+        assert wait_for_exit(run_in_process(lambda: go_on(project))) == 0, number  # noqa: B023
 
 
 if __name__ == "__main__":

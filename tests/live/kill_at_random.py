@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from forkwise import BranchSpec, ForkCoordinator, ForkNotFoundError, Workspace, open_ledger
 from forkwise.conversation.store import StoredConversation
 from forkwise.files.store import trash
 from forkwise.fork.control import clean_up
-from tests.explore.kill_at_random import MARK, apart, content, done, marked, mounts
+from tests.explore.kill_at_random import find_mounts, kill_at_random_moments, read_files, run_in_process, wait_for_exit
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Brain
 
@@ -47,15 +45,15 @@ def completed(project: Path) -> dict[str, Any]:
     workspace = Workspace(project, durable=False)
     with open_ledger(workspace) as ledger:
         [fork] = ledger.forks(limit=1)
-        told: dict[str, Any] = {"id": fork.id, "state": fork.state, "said": {}, "requests": {}}
+        report: dict[str, Any] = {"id": fork.id, "state": fork.state, "said": {}, "requests": {}}
         known = {record.id for record in ledger.conversations.all()}
         if fork.spec["conversation"] in known:
             talk = StoredConversation.load(ledger.conversations, fork.spec["conversation"]).conversation
             for number, label in enumerate(LABELS):
                 if f"branch-{number}" in talk.labels:
-                    told["said"][label] = [str(m.parts) for m in talk.path(talk.labels[f"branch-{number}"])]
-        told["requests"] = {a.label: (a.cost or {}).get("requests", 0) for a in ledger.attempts(fork.id)}
-    return told
+                    report["said"][label] = [str(m.parts) for m in talk.path(talk.labels[f"branch-{number}"])]
+        report["requests"] = {a.label: (a.cost or {}).get("requests", 0) for a in ledger.attempts(fork.id)}
+    return report
 
 
 async def go_on(project: Path) -> dict[str, Any]:
@@ -83,35 +81,35 @@ async def go_on(project: Path) -> dict[str, Any]:
 def recover(project: Path, state: Path) -> None:
     last = state / "last"
     before = completed(project)
-    told: dict[str, Any] = {"before": before, "outcome": "never begun"}
+    report: dict[str, Any] = {"before": before, "outcome": "never begun"}
     if not last.exists() or last.read_text() != before["id"]:
         last.write_text(before["id"])
-        told |= asyncio.run(go_on(project))
+        report |= asyncio.run(go_on(project))
     workspace = Workspace(project, durable=False)
     clean_up(workspace)
     trash.wait_until_empty()
-    told["branches"] = [branch.branch_path for branch in workspace.branches()]
-    told["mounts"] = mounts(state)
-    told["content"] = content(project)
+    report["branches"] = [branch.branch_path for branch in workspace.branches()]
+    report["mounts"] = find_mounts(state)
+    report["content"] = read_files(project)
     if (project / "b.2").exists():
         workspace.undo()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
 
 
-def rehearsed(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]]) -> tuple[dict[str, str], float]:
+def rehearse(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]]) -> tuple[dict[str, str], float]:
     """Create a project and drive it twice without a kill; the first run loads modules that are imported late.
 
     Print the contents before and after. Return the contents before, and the duration in seconds.
     """
     project.mkdir()
     (project / "gone").write_text("once")
-    before = content(project)
-    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
-    after = content(project)
+    before = read_files(project)
+    assert wait_for_exit(run_in_process(lambda: asyncio.run(drive(project)))) == 0
+    after = read_files(project)
     Workspace(project, durable=False).undo()
-    begun = time.monotonic()
-    assert done(apart(lambda: asyncio.run(drive(project)))) == 0
-    taken = time.monotonic() - begun
+    started = time.monotonic()
+    assert wait_for_exit(run_in_process(lambda: asyncio.run(drive(project)))) == 0
+    taken = time.monotonic() - started
     Workspace(project, durable=False).undo()
     print(json.dumps({"before": before, "after": after}), flush=True)
     return before, taken
@@ -119,25 +117,18 @@ def rehearsed(project: Path, drive: Callable[[Path], Coroutine[Any, Any, None]])
 
 def main() -> None:
     home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    chance = random.Random(seed)
     project = home / "project"
-    before, taken = rehearsed(project, drive)
+    _, taken = rehearse(project, drive)
     with open_ledger(Workspace(project)) as ledger:
         (home / "state" / "last").write_text(ledger.forks(limit=1)[0].id)
-    for number in range(rounds):
-        os.environ[MARK] = mark = f"live-{seed}-{number}"
-        pid = apart(lambda: asyncio.run(drive(project)))
-        time.sleep(chance.uniform(0, taken * 1.1))
-        os.kill(pid, signal.SIGKILL)
-        done(pid)
-        found = content(project)
-        deadline = time.monotonic() + 10
-        while (left := marked(mark)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        del os.environ[MARK]
-        print(json.dumps({"found": found, "left": left}), flush=True)
-        assert done(apart(lambda: recover(project, home / "state"))) == 0
-        assert content(project) == before
+    kill_at_random_moments(
+        project,
+        Random(seed),
+        rounds,
+        longest=taken * 1.1,
+        run=lambda: asyncio.run(drive(project)),
+        recover=lambda: recover(project, home / "state"),
+    )
 
 
 if __name__ == "__main__":

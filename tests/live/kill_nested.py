@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pydantic_ai import Agent
@@ -27,8 +26,8 @@ from forkwise.files.store import trash
 from forkwise.fork.control import clean_up
 from forkwise.ledger.ledger import Ledger
 from forkwise.ledger.records import ForkRecord
-from tests.explore.kill_at_random import apart, content, done, mounts
-from tests.live.kill_at_random import rehearsed
+from tests.explore.kill_at_random import find_mounts, kill_at_random_moments, read_files, run_in_process, wait_for_exit
+from tests.live.kill_at_random import rehearse
 from tests.live.worker import BEFORE, last_prompts, last_results, work, worker
 from tests.modules.brain import Asked, Brain, call
 
@@ -55,16 +54,16 @@ def think(asked: Asked) -> Any:
 
 
 def _next(results: dict[str, str]) -> Any:
-    [(tool, told)] = results.items()
+    [(tool, report)] = results.items()
     if tool == "write_file":
-        return "all is done" if "wrote" in told else WRITE
+        return "all is done" if "wrote" in report else WRITE
     if tool == "fork_run":
-        return call("inspect_branches") if "Forked" in told else call("fork_run", specs=INSIDE)
+        return call("inspect_branches") if "Forked" in report else call("fork_run", specs=INSIDE)
     if tool == "merge_or_select":
-        return WRITE if "Merged" in told else call("inspect_branches")
-    if told == "No active branches.":
+        return WRITE if "Merged" in report else call("inspect_branches")
+    if report == "No active branches.":
         return WRITE
-    ids = {label: name for name, label in re.findall(r"- (\S+) \(([^)]+)\): done", told)}
+    ids = {label: name for name, label in re.findall(r"- (\S+) \(([^)]+)\): done", report)}
     if len(ids) == len(INSIDE):
         return call("merge_or_select", action=f"pick:{ids['j']}")
     return call("inspect_branches")
@@ -85,8 +84,8 @@ async def drive(project: Path) -> None:
 
 async def finish(coordinator: ForkCoordinator) -> dict[str, Any]:
     await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
-    told = {s.label: [s.state, s.error] for s in coordinator.inspect_branches()}
-    assert {state for state, _ in told.values()} == {"done"}, told
+    report = {s.label: [s.state, s.error] for s in coordinator.inspect_branches()}
+    assert {state for state, _ in report.values()} == {"done"}, report
     cost = {c.branch_label: c.requests for c in coordinator.fork_cost().per_branch.values()}
     result = await coordinator.merge_or_select("pick:a")
     assert not result.errors
@@ -127,45 +126,45 @@ def lost(before: Known, after: Known) -> list[str]:
 def recover(project: Path, state: Path) -> None:
     last = state / "last"
     outer, before, stood = known_of(project)
-    told: dict[str, Any] = {"outcome": "never begun"}
+    report: dict[str, Any] = {"outcome": "never begun"}
     if last.read_text() != outer:
         last.write_text(outer)
-        told["inside"] = [stood[name] for name in before if name != outer]
+        report["inside"] = [stood[name] for name in before if name != outer]
         try:
-            asyncio.run(go_on(coordinator_of(project, Brain(decide=think)), told))
+            asyncio.run(go_on(coordinator_of(project, Brain(decide=think)), report))
         except ForkNotFoundError:
-            told["outcome"] = "nothing to go on with"
+            report["outcome"] = "nothing to go on with"
         _, after, stands = known_of(project)
-        told["lost"] = lost(before, after)
+        report["lost"] = lost(before, after)
         # the number of texts in every nested branch that was resumed or started again
         ended = [after[name] for name in after if name != outer and stands[name] == "resolved"]
-        told["spoken"] = [
+        report["spoken"] = [
             sum("TextPart" in said or "ToolCallPart" in said for said in path[len(BEFORE) + 2 :])
             for labels in ended
             for path in labels.values()
         ]
-        told["dropped"] = [name for name in after if stands[name] == "aborted" and before.get(name)]
+        report["dropped"] = [name for name in after if stands[name] == "aborted" and before.get(name)]
     workspace = Workspace(project, durable=False)
     clean_up(workspace)
     trash.wait_until_empty()
-    told["branches"] = [branch.branch_path for branch in workspace.branches()]
-    told["mounts"] = mounts(state)
-    told["content"] = content(project)
+    report["branches"] = [branch.branch_path for branch in workspace.branches()]
+    report["mounts"] = find_mounts(state)
+    report["content"] = read_files(project)
     with open_ledger(workspace) as ledger:
-        told["open"] = [fork.id for fork in ledger.forks() if not fork.is_over]
-        told["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
+        report["open"] = [fork.id for fork in ledger.forks() if not fork.is_over]
+        report["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
     if (project / "after.txt").exists():
         workspace.undo()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
 
 
-async def go_on(coordinator: ForkCoordinator, told: dict[str, Any]) -> None:
+async def go_on(coordinator: ForkCoordinator, report: dict[str, Any]) -> None:
     await coordinator.resume()
     if coordinator.merge_result is not None:
-        told["outcome"] = "carried out"
+        report["outcome"] = "carried out"
     else:
-        told["outcome"] = "went on"
-        told |= await finish(coordinator)
+        report["outcome"] = "went on"
+        report |= await finish(coordinator)
 
 
 # A tool that forks, killed at exact moments
@@ -236,11 +235,11 @@ async def goes_on(project: Path, how: str) -> None:
     assert how == "merged" or a.status.state == "done", a.status
     await coordinator.merge_or_select("pick:b" if how == "merged" else "pick:a")
     workspace = Workspace(project, durable=False)
-    told: dict[str, Any] = {"content": content(project), "branches": [b.branch_path for b in workspace.branches()]}
+    report: dict[str, Any] = {"content": read_files(project), "branches": [b.branch_path for b in workspace.branches()]}
     with open_ledger(workspace) as ledger:
-        told["forks"] = [[fork.parent is None, fork.state] for fork in reversed(ledger.forks())]
-        told["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
-    print(json.dumps(told), flush=True)
+        report["forks"] = [[fork.parent is None, fork.state] for fork in reversed(ledger.forks())]
+        report["going"] = [a.id for f in ledger.forks() for a in ledger.attempts(f.id) if not a.is_over]
+    print(json.dumps(report), flush=True)
 
 
 HOWS = ("again", "otherwise", "merged")
@@ -250,25 +249,24 @@ def main() -> None:
     for how in HOWS:
         project = Path(sys.argv[1]) / how
         project.mkdir()
-        assert done(apart(lambda: asyncio.run(forks_in_a_tool(project)))) == -signal.SIGKILL  # noqa: B023 - at once
-        assert done(apart(lambda: asyncio.run(goes_on(project, how)))) == 0, how  # noqa: B023
+        assert wait_for_exit(run_in_process(lambda: asyncio.run(forks_in_a_tool(project)))) == -signal.SIGKILL  # noqa: B023 - at once
+        assert wait_for_exit(run_in_process(lambda: asyncio.run(goes_on(project, how)))) == 0, how  # noqa: B023
     kill_at_random()
 
 
 def kill_at_random() -> None:
     home, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    chance = random.Random(seed)
     project = home / "project"
-    before, taken = rehearsed(project, drive)
+    _, taken = rehearse(project, drive)
     (home / "state" / "last").write_text(known_of(project)[0])
-    for _ in range(rounds):
-        pid = apart(lambda: asyncio.run(drive(project)))
-        time.sleep(chance.uniform(0, taken))
-        os.kill(pid, signal.SIGKILL)
-        done(pid)
-        print(json.dumps({"found": content(project)}), flush=True)
-        assert done(apart(lambda: recover(project, home / "state"))) == 0
-        assert content(project) == before
+    kill_at_random_moments(
+        project,
+        Random(seed),
+        rounds,
+        longest=taken,
+        run=lambda: asyncio.run(drive(project)),
+        recover=lambda: recover(project, home / "state"),
+    )
 
 
 if __name__ == "__main__":

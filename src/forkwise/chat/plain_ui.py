@@ -44,6 +44,7 @@ from forkwise.chat.events import (
     TurnEnded,
     as_json,
 )
+from forkwise.chat.render import format_merge
 from forkwise.text.clean import truncate_line
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _format_event(event: ChatEvent) -> list[str]:
             reasoning = truncate_line(event.reasoning, _MAX_CHARS)
             return [f"[judged: {event.winner or 'no branch'}, {event.confidence:.2f}, {sure}: {reasoning}]"]
         case ForkResolved():
-            return _format_resolved(event)
+            return [f"[{line}]" for line in format_merge(event)]
         case ForkLeft(fork, branches):
             return [f"[fork {fork} is kept open ({', '.join(branches)}): the next chat resumes it]"]
         case MergeUndone(fork, commit, node):
@@ -171,16 +172,6 @@ def _format_event(event: ChatEvent) -> list[str]:
         case Ended():
             return ["[ended]"]
     return []
-
-
-def _format_resolved(event: ForkResolved) -> list[str]:
-    if event.how == "abort":
-        return [f"[fork {event.fork} is dropped, nothing was changed]"]
-    count = len(event.paths) + len(event.deleted)
-    files = "1 file" if count == 1 else f"{count} files"
-    lines = [f"[Merged: kept branch {' and '.join(event.winners)} ({event.how}), {files} of fork {event.fork}]"]
-    lines += [f"[not merged, because it was changed in the workspace meanwhile: {path}]" for path in event.conflicts]
-    return [*lines, *(f"[error: {error}]" for error in event.errors)]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

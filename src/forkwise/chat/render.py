@@ -10,7 +10,7 @@ from forkwise.text.clean import truncate_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from forkwise.chat.events import CostChanged
+    from forkwise.chat.events import CostChanged, ForkResolved
     from forkwise.chat.forks import BranchView
     from forkwise.conversation.conversation import Conversation
     from forkwise.conversation.node import Node
@@ -25,6 +25,7 @@ __all__ = [
     "format_checkpoints",
     "format_cost",
     "format_diffs",
+    "format_merge",
     "format_tokens",
     "format_tree",
 ]
@@ -44,6 +45,24 @@ def _format_branch(view: BranchView) -> str:
     return (
         f"{view.label}: {view.state}{error}{approval}, {cost}. {truncate_line(view.preview or '', _MAX_CHARS)}".rstrip()
     )
+
+
+def format_merge(event: ForkResolved) -> list[str]:
+    """Format the outcome of a fork as lines.
+
+    >>> from forkwise.chat.events import ForkResolved
+    >>> format_merge(ForkResolved("f1", "pick", ("whimsical",), ("cat.md",)))
+    ['Merged: kept branch whimsical · 1 file']
+    """
+    if event.how == "abort":
+        return ["The fork was aborted: none of its changes were kept"]
+    written = {*event.paths, *event.deleted}
+    winners = f"branch{'' if len(event.winners) == 1 else 'es'} {', '.join(event.winners)}"
+    lines = [f"Merged: kept {winners} · {len(written)} file{'' if len(written) == 1 else 's'}"]
+    for path in event.conflicts:
+        outcome = "overwritten, although" if path in written else "not merged, because"
+        lines.append(f"{outcome} it was changed in the workspace meanwhile: {path}")
+    return [*lines, *(f"not written: {error}" for error in event.errors)]
 
 
 def format_changed_paths(report: BranchDiffReport) -> str:

@@ -46,6 +46,7 @@ from forkwise.chat.events import (
     TurnEnded,
     error_text,
 )
+from forkwise.chat.render import format_merge
 from forkwise.chat.slash_commands import COMMANDS, Line, UsageError, parse
 from forkwise.display.output import printable
 from forkwise.tui.chat.approval import ApprovalLine, ApprovalScreen, format_request
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatScreen",
-    "format_merge",
     "show_event",
 ]
 
@@ -93,26 +93,10 @@ def show_event(stage: Stage, event: ChatEvent) -> None:
                 if state != "running":
                     panel.transcript.end_stream()
         case ForkResolved():
-            stage.talk.add("note", format_merge(event))
+            stage.talk.add("note", "\n".join(format_merge(event)))
         case MergeUndone(fork):
             stage.talk.add("note", f"Undone: the merge of fork {fork}, its files and its messages")
     stage.schedule_flush()
-
-
-def format_merge(event: ForkResolved) -> str:
-    """Format the outcome of a fork.
-
-    >>> format_merge(ForkResolved("f1", "pick", ("whimsical",), ("cat.md",)))
-    'Merged: kept branch whimsical · 1 file'
-    """
-    if event.how == "abort":
-        return "The fork was aborted: none of its changes were kept"
-    count = len(event.paths) + len(event.deleted)
-    winners = f"branch{'' if len(event.winners) == 1 else 'es'} {', '.join(event.winners)}"
-    lines = [f"Merged: kept {winners} · {count} file{'' if count == 1 else 's'}"]
-    lines += [f"changed in the workspace meanwhile, and overwritten: {path}" for path in event.conflicts]
-    lines += [f"not written: {error}" for error in event.errors]
-    return "\n".join(lines)
 
 
 _POLL_S = 1.0  # seconds between two readings of what branches cost, which no event reports
