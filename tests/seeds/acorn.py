@@ -239,8 +239,8 @@ def summarize(example: Example) -> None:
     with _serve(decide) as server:
         names["ResearchAgent"]()()
         [result] = _results(server.seen[-1])
-    told, _, output = result.partition("\n\nFinal result:\n")
-    assert told == f"{heading}\n{text}"
+    report, _, output = result.partition("\n\nFinal result:\n")
+    assert report == f"{heading}\n{text}"
     assert json.loads(output) == json.loads(final)
 
 
@@ -333,9 +333,9 @@ def errors(example: Example) -> None:
     )
     assert "Branch execution failed: " in done.results[0]
     assert "API timeout" in done.results[0]
-    told = done.seen[-1].messages[-1].text
-    assert told.startswith("Branch failed: Branch execution failed: ")
-    assert "API timeout" in told
+    report = done.seen[-1].messages[-1].text
+    assert report.startswith("Branch failed: Branch execution failed: ")
+    assert "API timeout" in report
 
 
 @page.example("Complete example: Map-reduce pattern")

@@ -10,9 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Literal
+
+import pydantic
 
 from tests.need import need
 from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter
@@ -39,7 +40,7 @@ def run_page(name: str, user: User, project: Path, home: Path) -> str:
     is_root = os.geteuid() == 0
     need(is_root or user == "unprivileged", "only root can run as root")
     need(shutil.which("unshare") is not None and shutil.which("setpriv") is not None, "util-linux is not installed")
-    packages = sysconfig.get_path("purelib")
+    packages = str(Path(pydantic.__file__).parents[1])
     wrap = ["sh", "-c", _MOUNT, "sh", str(project), str(home), str(_ROOT), packages]
     program = [sys.executable, "-m", "tests.seeds", name]
     if is_root:

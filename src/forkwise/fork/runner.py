@@ -11,7 +11,7 @@ import inspect
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Real
@@ -232,6 +232,8 @@ class _InSandbox:
         if is_pair(value):
             return [success, [success, _to_json_number(value[1])], isinstance(value, tuple)]
         try:
+            if isinstance(value, Iterator):
+                raise ValueError("JSON would consume it, perhaps without end")
             from_json(to_json(value, inf_nan_mode="constants"))
         except (PydanticSerializationError, ValueError, RecursionError):
             value = success
