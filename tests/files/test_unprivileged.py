@@ -12,15 +12,19 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from forkwise.linux.syscalls import filesystem_magic
 from tests.files.images import loop_image
+from tests.need import need
 from tests.unprivileged import UNPRIVILEGED, as_unprivileged, interpreter, readable_copy
 
+TMPFS = 0x01021994
 TOOLS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "rapidfuzz")
 
-# An overlay is mounted inside a namespace that the whole run enters first; the other views need nothing of the kind.
+# The run enters a namespace first, in which overlays can be mounted; the other views need none.
 RUN = """
 import sys
 sys.path[:0] = {path!r}
@@ -34,7 +38,7 @@ sys.exit(pytest.main([
 ]))
 """
 
-# A device node in /dev may be root's alone where no udev runs; this gives the test the usual one, and nobody else.
+# Without udev a device node in /dev may be accessible only to root; this node is visible only to the test.
 WRAP = """
 mount --make-rprivate / &&
 mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse &&
@@ -44,7 +48,7 @@ shift && exec "$@"
 
 @pytest.fixture(scope="module")
 def readable() -> Iterator[Path]:
-    """A directory anybody can read, with all that a run needs."""
+    """Create a world-readable directory with everything that a run needs."""
     with readable_copy(TOOLS) as directory:
         yield directory
 
@@ -82,11 +86,19 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
     assert int(passed[1]) == 30 * len(views.split(",")), done.stdout
 
 
+def is_tmpfs(path: str) -> bool:
+    return os.path.isdir(path) and filesystem_magic(path) == TMPFS
+
+
 SHARED = """
 import os, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from forkwise import CommitError, Workspace
+from forkwise.linux import namespace
+if {is_inside!r}:
+    namespace.enter()  # where root appears as user 65534, which is this one
+    assert os.stat("/").st_uid == os.geteuid()
 workspace = Workspace({workspace!r}, view="copy")  # fuse-overlayfs cannot delete a file of another user
 
 def commit(*written):
@@ -117,25 +129,32 @@ assert commit("more") == ["more"]
 """
 
 
-def test_directories_of_another_user_that_all_may_write_to(readable: Path) -> None:
-    """Their owner and their times do not change, even if a commit is rolled back."""
-    workspace = readable / "shared"
+@pytest.mark.parametrize("state_root", ["beside", "elsewhere"])
+@pytest.mark.parametrize("is_inside", [False, True], ids=["plain", "namespace"])
+def test_directories_of_another_user_that_all_may_write_to(readable: Path, is_inside: bool, state_root: str) -> None:
+    """Their owner and their times do not change, even if a commit is rolled back.
+
+    The state directory may be on another filesystem: then a commit creates a directory in the workspace.
+    """
+    need(is_tmpfs("/dev/shm"), "/dev/shm is not another filesystem")
+    workspace = readable / f"shared-{is_inside}-{state_root}"
     for path in (workspace, workspace / "open", workspace / "closed"):
         path.mkdir()
         path.chmod(0o755 if path.name == "closed" else 0o777)
     (workspace / "old").write_text("ours")
     (workspace / "old").chmod(0o644)
-    state = readable / "state-of-shared"
-    state.mkdir()
-    os.chown(state, UNPRIVILEGED, UNPRIVILEGED)
     path = [str(readable / "src")]
-    done = subprocess.run(
-        as_unprivileged([interpreter(), "-c", SHARED.format(path=path, workspace=str(workspace))]),
-        cwd="/",
-        env={"PATH": os.environ["PATH"], "FORKWISE_STATE": str(state), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    program = SHARED.format(path=path, workspace=str(workspace), is_inside=is_inside)
+    with TemporaryDirectory(dir="/dev/shm" if state_root == "elsewhere" else readable) as state:
+        os.chown(state, UNPRIVILEGED, UNPRIVILEGED)
+        done = subprocess.run(
+            as_unprivileged([interpreter(), "-c", program]),
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "FORKWISE_STATE": state, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        need("could be entered" not in done.stderr, "user namespaces are not available")
     assert done.returncode == 0, done.stderr
     assert {path.stat().st_uid for path in (workspace, workspace / "open", workspace / "closed")} == {0}

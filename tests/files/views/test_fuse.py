@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from forkwise import Workspace
 from forkwise.errors import BranchError
 from forkwise.files.store.view import Site
 from forkwise.files.views import fuse
@@ -300,6 +302,32 @@ def freeze_while_others_read(where: str) -> bool:
             reader.join()
         bench.release()
     return not missing and not bench.has_server() and sorted(os.listdir(bench.home / "layer")) == ["new"]
+
+
+def test_without_root_a_file_that_became_unreadable_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marks are user attributes, which cannot be read either."""
+    monkeypatch.delenv("FORKWISE_STATE", raising=False)
+    assert without_root(commit_unreadable, tmp_path)
+
+
+def commit_unreadable(where: str) -> bool:
+    project = Path(where, "project")
+    project.mkdir()
+    (project / "file").write_text("as it was")
+    with patch.dict(os.environ, XDG_STATE_HOME=f"{where}/state"):
+        branch = Workspace(project, view="fuse", durable=False).branch("b")
+        (branch.path / "file").write_text("changed")
+        (branch.path / "new").touch()
+        for name in ("file", "new"):
+            (branch.path / name).chmod(0)
+        changes = (list(branch.delta().added), list(branch.delta().changed))
+        branch.commit()
+    modes = [stat.S_IMODE((project / name).stat().st_mode) for name in ("file", "new")]
+    (project / "file").chmod(0o600)
+    assert (changes, modes) == ((["new"], ["file"]), [0, 0])
+    return (project / "file").read_text() == "changed"
 
 
 def test_without_root_a_view_is_not_frozen_while_a_process_stays_in_it(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from forkwise.files.store.overlayfs import is_of_user
+from forkwise.linux import namespace
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
 from forkwise.linux.trees import NOT_THERE, open_directory, open_root
 
@@ -30,6 +31,7 @@ __all__ = [
     "invert",
     "revert_steps",
     "set_metas",
+    "set_mtime",
     "sync_content",
     "sync_directories",
     "sync_filesystem",
@@ -346,7 +348,7 @@ class _Movable:
                 if stat.S_IMODE(now.st_mode) != mode:
                     os.chmod(name, mode, dir_fd=fd)
                 if now.st_mtime_ns != mtime:
-                    os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)
+                    set_mtime(fd, name, now.st_atime_ns, mtime)
 
     def _found(self) -> Iterator[tuple[int, str, list[int]]]:
         for held, inode in zip(self.held, self.inodes, strict=True):
@@ -417,8 +419,20 @@ def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] 
         os.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
     if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
         os.chmod(name, mode, dir_fd=fd)
-    if mtime >= 0 and now.st_mtime_ns != mtime and (uid == os.geteuid() or os.geteuid() == 0):
-        os.utime(name, ns=(now.st_atime_ns, mtime), dir_fd=fd, follow_symlinks=False)  # only the owner and root may
+    if mtime >= 0 and now.st_mtime_ns != mtime:
+        set_mtime(fd, name, now.st_atime_ns, mtime)
+
+
+def set_mtime(fd: int, name: str, atime: int, mtime: int) -> None:
+    """Set the times of an entry, unless it belongs to another user: only its owner and root may do that.
+
+    The owner that stat(2) returns does not say whose it is: in a user namespace, all users of the outside are 65534.
+    """
+    try:
+        os.utime(name, ns=(atime, mtime), dir_fd=fd, follow_symlinks=False)
+    except PermissionError:
+        if os.geteuid() == 0 and not namespace.is_entered():
+            raise
 
 
 def _set_attributes(path: str, wanted: dict[str, str]) -> None:

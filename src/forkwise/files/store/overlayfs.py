@@ -31,6 +31,7 @@ __all__ = [
     "list_marks",
     "mark_opaque",
     "mark_origins",
+    "read_mark",
     "read_marks",
     "unmark",
     "unmark_origins",
@@ -84,11 +85,10 @@ def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None
 def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
     """Read the values of marks, so that ``write_marks`` can restore them."""
     found = []
-    get = os.getxattr
     with _Directories(layer) as directories:
         for directory, name, marks in marked:
             path = proc_path(directories.fd(directory), name)
-            values = {mark: get(path, mark, follow_symlinks=False).hex() for mark in marks}
+            values = {mark: read_mark(path, mark).hex() for mark in marks}
             found.append((join(directory, name), values))
     return found
 
@@ -157,8 +157,7 @@ def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
             mine, replaced = ours.beneath(path), theirs.beneath(path)
             for attribute in os.listxattr(replaced, follow_symlinks=False):
                 if is_origin(attribute):
-                    value = os.getxattr(replaced, attribute, follow_symlinks=False)
-                    _set(mine, attribute, value)
+                    _set(mine, attribute, read_mark(replaced, attribute))
 
 
 def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
@@ -170,11 +169,20 @@ def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
                 continue
 
 
+def read_mark(path: str, mark: str) -> bytes:
+    """Read the value of a mark, also of a file that its owner made unreadable."""
+    try:
+        return os.getxattr(path, mark, follow_symlinks=False)
+    except PermissionError:
+        with _accessible_file(path):
+            return os.getxattr(path, mark, follow_symlinks=False)
+
+
 def _remove(path: str, mark: str) -> None:
     try:
         os.removexattr(path, mark, follow_symlinks=False)
     except PermissionError:
-        with _writable_file(path):
+        with _accessible_file(path):
             os.removexattr(path, mark, follow_symlinks=False)
 
 
@@ -182,17 +190,17 @@ def _set(path: str, mark: str, value: bytes) -> None:
     try:
         os.setxattr(path, mark, value, follow_symlinks=False)
     except PermissionError:
-        with _writable_file(path):
+        with _accessible_file(path):
             os.setxattr(path, mark, value, follow_symlinks=False)
 
 
 @contextmanager
-def _writable_file(path: str) -> Iterator[None]:
-    """Make a read-only file of this user's writable while the block runs: setting attributes requires it."""
+def _accessible_file(path: str) -> Iterator[None]:
+    """Let this user read and write an own file while the block runs: the kernel requires it for user attributes."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        os.chmod(f"/proc/self/fd/{fd}", mode | 0o200)
+        os.chmod(f"/proc/self/fd/{fd}", mode | 0o600)
         try:
             yield
         finally:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from forkwise.files.store.changes import Change, ChangeKind, Delta, entry_type
 from forkwise.files.store.journal import has_same_owner
-from forkwise.files.store.overlayfs import Lower, LowerDirectory, is_mark, is_of_user, is_opaque, is_origin, is_whiteout
+from forkwise.files.store.overlayfs import (
+    Lower,
+    LowerDirectory,
+    is_mark,
+    is_of_user,
+    is_opaque,
+    is_origin,
+    is_whiteout,
+    read_mark,
+)
 from forkwise.files.store.record import RolledBack
 from forkwise.linux.syscalls import file_handle
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
@@ -358,9 +367,7 @@ def user_attributes(fd: int | str) -> dict[str, bytes]:
 
 def _origin_of(path: str) -> bytes:
     """Return the handle of the file that a file was copied up from; empty if it is unknown."""
-    found = [
-        os.getxattr(path, a, follow_symlinks=False) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)
-    ]
+    found = [read_mark(path, a) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)]
     return found[0][_HANDLE:] if found else b""
 
 
@@ -368,7 +375,7 @@ def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:
     """Return whether an origin is of this path: fuse-overlayfs stores a path, and the mark moves with the file."""
     if not mark.startswith("user.fuseoverlayfs."):
         return True
-    return os.getxattr(beneath, mark, follow_symlinks=False).rstrip(b"\0") == os.fsencode(join(directory, name))
+    return read_mark(beneath, mark).rstrip(b"\0") == os.fsencode(join(directory, name))
 
 
 def _is_same_symlink(fd: int, name: str, new: os.stat_result, old: os.stat_result, parent: LowerDirectory) -> bool:

@@ -21,6 +21,7 @@ from forkwise.files.store.journal import (
     apply_steps,
     revert_steps,
     set_metas,
+    set_mtime,
     sync_content,
     sync_directories,
     sync_steps,
@@ -275,7 +276,7 @@ def _remove_stage(state_dir: StateDir, target: str, record: Record | None, side:
         if meta is not None:
             set_metas([meta], root, side)
         else:
-            os.utime(".", ns=(os.stat(".", dir_fd=root).st_atime_ns, int(mtime)), dir_fd=root)
+            set_mtime(root, ".", os.stat(".", dir_fd=root).st_atime_ns, int(mtime))
     finally:
         os.close(root)
     os.unlink(f"{state_dir.path}/stage")
