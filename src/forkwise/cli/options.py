@@ -30,6 +30,7 @@ __all__ = [
     "confinement_option",
     "conflict_option",
     "explore_options",
+    "landlock_option",
     "network_option",
     "shell_command",
 ]
@@ -69,6 +70,7 @@ class ExploreOptions:
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
+    landlock_instead: bool = False
     writable: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     on_conflict: OnConflict = "refuse"
@@ -110,6 +112,7 @@ class ExploreOptions:
             max_parallel=self.max_parallel,
             confinement=self.confinement,
             network=self.network,
+            landlock_instead=self.landlock_instead,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             environment=(*self._agent_variables(agents), *self._variables_with_values()),
             allowance=self._allowance(agents),
@@ -219,6 +222,13 @@ network_option = click.option(
 )
 """The option ``--network``."""
 
+landlock_option = click.option(
+    "--landlock-instead",
+    is_flag=True,
+    help="If namespaces are refused, as in a default container, only keep writes in the branch, by Landlock.",
+)
+"""The option ``--landlock-instead``."""
+
 _OPTIONS = (
     click.option(
         "-c",
@@ -265,6 +275,7 @@ _OPTIONS = (
     ),
     confinement_option,
     network_option,
+    landlock_option,
     click.option(
         "--writable", multiple=True, metavar="PATH", help="Path outside the branch that attempts may write to."
     ),

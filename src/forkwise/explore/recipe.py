@@ -129,6 +129,7 @@ class Recipe:
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
+    landlock_instead: bool = False
     writable: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     allowance: Allowance = Allowance()
@@ -154,6 +155,7 @@ class Recipe:
         return replace(
             preset,
             network=self.network or preset.network,
+            landlock_instead=self.landlock_instead,
             writable=(*preset.writable, *self.writable),
             given={**preset.given, **dict(self.environment)},
         )

@@ -35,7 +35,7 @@ from pydantic_ai.workspaces import (
 from pydantic_ai.workspaces import Workspace as AgentWorkspace
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
-from forkwise.errors import BranchNotFoundError, ForkwiseWarning, ProcessBranchError
+from forkwise.errors import BranchNotFoundError, ForkwiseWarning, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
 from forkwise.files.workspace import Workspace
@@ -269,7 +269,7 @@ class BranchWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesys
                     argv, env={**os.environ, **(env or {})}, timeout=timeout, capture=False, on_output=output.add
                 )
             except ProcessBranchError as error:
-                if error.errno is None:
+                if error.errno is None or isinstance(error, NamespaceError):
                     raise
                 code = _NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else _NOT_STARTED
                 return CommandResult(exit_code=code, stdout="", stderr=f"{error}\n")

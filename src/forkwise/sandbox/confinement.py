@@ -61,8 +61,9 @@ class Confinement:
     Environment: the variables in ``passed`` (None: all) and those of ``given``; ``drops_secrets`` leaves out those that
     look like secrets.
 
-    If namespaces are not available, that is an error, unless ``landlock_instead`` is set: then Landlock confines writes
-    to the branch, which is visible at its own path and not at the workspace's, and nothing is hidden.
+    If namespaces are not available, or mounts in them are refused, that is an error, unless ``landlock_instead`` is
+    set: then Landlock confines writes to the branch, which is visible at its own path and not at the workspace's, and
+    nothing is hidden.
     """
 
     name: str = "standard"

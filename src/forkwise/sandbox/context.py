@@ -6,6 +6,7 @@ threads the function must not need a lock that another thread held.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, regi
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.process import Finished, SandboxProcess, signal_name
+from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal, signal_name
 
 if TYPE_CHECKING:
     from forkwise.sandbox.jail import Jail
@@ -117,25 +118,42 @@ class BranchContext:
             raise NamespaceError(
                 "the limit disk counts a branch's layer, which a path does not name: pass the Branch as workspace"
             )
-        supervision = Supervision(limits, None if self._branch is None else self._branch.target)
         try:
             self._answer_fd = fds.track(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
             try:
-                self._start(supervision)
-            except NamespaceError:
-                if not self._confinement.landlock_instead or self._process is not None:
+                self._start()
+            except NamespaceError as error:
+                if not self._confinement.landlock_instead or not is_refusal(error.errno):
                     raise
-                self._start_without_namespaces(supervision)
+                self._drop_process()
+                self._start_without_namespaces()
         except BaseException as error:
             self._close_with(Result(None, type(error).__name__, str(error)))
-            supervision.close()
             raise
 
-    def _start(self, supervision: Supervision) -> None:
+    def _drop_process(self) -> None:
+        """Close a sandbox that could not be set up."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _make_supervision(self) -> Supervision:
+        return Supervision(self._confinement.limits, None if self._branch is None else self._branch.target)
+
+    def _start(self) -> None:
         """Have the forkserver make the sandbox, and fork the child into it while its mounts are made.
 
         If this is interrupted, the processes that exist already read end-of-file and exit.
         """
+        supervision = self._make_supervision()
+        try:
+            self._start_in(supervision)
+        except BaseException:
+            if self._process is None:
+                supervision.close()
+            raise
+
+    def _start_in(self, supervision: Supervision) -> None:
         view_path = self._workspace if self._branch is None else host_path(self._branch)
         call = self._build_call(
             plan_jail(self._workspace, view_path, self._branch, self._confinement, os.environ), supervision
@@ -145,27 +163,52 @@ class BranchContext:
             init_socket, function_socket = fds.socketpair()
             status_fd, status_writer_fd = fds.pipe()
             start_fd, start_writer_fd = fds.pipe()
-            request = {"wall": self._confinement.limits.wall, "terminal": False}
+            waits_for_mounts = self._confinement.landlock_instead  # they may be refused, and then there is no child yet
+            request = {
+                "wall": self._confinement.limits.wall,
+                "terminal": False,
+                "reports_ready": waits_for_mounts,
+            }
             pid, init_pidfd = start_sandbox(call.jail, request, (function_socket, status_writer_fd, start_fd))
+            # Now only the sandbox has these: its end is end-of-file for this process and for the child.
+            fds.close(function_socket, status_writer_fd, start_fd)
+            function_socket = status_writer_fd = start_fd = -1
             child = ForkedChild()
             self._process = SandboxProcess(pid, init_pidfd, status_fd, supervision, child=child)
-            with _guard_fork(child) as signals:
-                flags_left = child.fork_into(init_pidfd, call.jail.flags)
-                if child.pid == 0:
-                    call.run(Entrance(init_pidfd, init_socket, flags_left), signals)
+            if waits_for_mounts:
+                self._process.wait_until_ready()
+            try:
+                with _guard_fork(child) as signals:
+                    flags_left = child.fork_into(init_pidfd, call.jail.flags)
+                    if child.pid == 0:
+                        call.run(Entrance(init_pidfd, init_socket, flags_left), signals)
+            except ForkError as error:
+                if error.errno == errno.ESRCH:  # the init process has ended, and reported why
+                    self._process.wait()
+                    self._process.read_outcome()
+                raise
             supervision.group.add(child.pid)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
             if self._branch is not None:
                 register_sandbox(self._branch, pid)
-            os.write(start_writer_fd, b"1")
+            self._process.start_command(start_writer_fd)
         finally:
             fds.close(init_socket, function_socket, status_writer_fd, start_fd, start_writer_fd)
             if self._process is None:
                 fds.close(status_fd)
 
-    def _start_without_namespaces(self, supervision: Supervision) -> None:
+    def _start_without_namespaces(self) -> None:
         """Start the child without namespaces: it acts as the init of the sandbox."""
+        supervision = self._make_supervision()
+        try:
+            self._start_without_namespaces_in(supervision)
+        except BaseException:
+            if self._process is None:
+                supervision.close()
+            raise
+
+    def _start_without_namespaces_in(self, supervision: Supervision) -> None:
         temporary, variables = self._workspace, {}
         if self._branch is not None:
             temporary = f"{self._branch.state_dir.path}/tmp"
@@ -282,7 +325,9 @@ def _guard_fork(child: ForkedChild) -> Iterator[set[int]]:
             os._exit(1)
         child.kill_and_reap()
         if isinstance(error, OSError):
-            raise ForkError(f"the process of the target could not be forked: {error.strerror}") from error
+            raise ForkError(
+                f"the process of the target could not be forked: {error.strerror}", errno=error.errno
+            ) from error
         raise
 
 

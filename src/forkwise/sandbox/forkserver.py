@@ -184,6 +184,8 @@ def _become_init(init_socket: socket.socket, server_pidfd: int, *, has_pid_names
             # Now the function's process may enter: before the unshare it would have entered the host's mounts.
             os.write(passed_fds[0], b"1")
         enter_root(jail)
+        if request["reports_ready"]:
+            report(status_fd, {"ready": True})
         if is_function:
             report(status_fd, _supervise_function(jail, request, passed_fds[0], start_fd, signals))
             os._exit(0)

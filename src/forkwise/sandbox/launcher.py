@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.sandbox import forkserver
+from forkwise.sandbox.process import LANDLOCK_HINT
 
 if TYPE_CHECKING:
     from forkwise.sandbox.jail import Jail
@@ -62,12 +63,14 @@ class ForkserverClient:
         self.serial = 0
         client_fd, server_fd = fds.socketpair()
         self.socket = socket.socket(fileno=client_fd)
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(forkserver.__file__))))
+        program = os.path.abspath(forkserver.__file__)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(program)))
         try:
             with fds.fork_lock():  # Popen waits until all copies of its own descriptors are closed
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", forkserver.__file__, str(server_fd), root, str(os.getpid())],
+                    [sys.executable, "-I", "-S", program, str(server_fd), root, str(os.getpid())],
                     pass_fds=[server_fd],
+                    cwd="/",  # so that it keeps no mount of the caller busy
                     env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
                     stdin=subprocess.DEVNULL,
                     start_new_session=own_session,
@@ -136,10 +139,13 @@ def _build_error(answer: dict[str, Any]) -> NamespaceError:
     """Build the error for a refusal of the forkserver."""
     reason = os.strerror(answer["errno"])
     if answer.get("at"):
-        return NamespaceError(f"the users of a new user namespace could not be mapped: {reason} ({answer['at']})")
+        return NamespaceError(
+            f"the users of a new user namespace could not be mapped: {reason} ({answer['at']}). {LANDLOCK_HINT}",
+            errno=answer["errno"],
+        )
     return NamespaceError(
-        f"the namespaces of a sandbox could not be created: {reason} ({_find_cause()}). Allow them, or use "
-        "Confinement(landlock_instead=True), which keeps writes in the branch without namespaces"
+        f"the namespaces of a sandbox could not be created: {reason} ({_find_cause()}). {LANDLOCK_HINT}",
+        errno=answer["errno"],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from forkwise.sandbox.limits import Supervision
     from forkwise.sandbox.network import Uplink
 
-__all__ = ["Ending", "Finished", "SandboxProcess", "signal_name"]
+__all__ = ["LANDLOCK_HINT", "Ending", "Finished", "SandboxProcess", "is_refusal", "signal_name"]
+
+#: The remedy for a user who cannot or does not want to allow namespaces.
+LANDLOCK_HINT = (
+    "Allow that, or use Confinement(landlock_instead=True), on the command line --landlock-instead, which keeps writes "
+    "in the branch without namespaces"
+)
+
+# A policy, a container's filter, a limit on namespaces, or a kernel without them; not a lack of memory.
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS, errno.ENOSYS, errno.EINVAL)
 
 # A signal that another thread received does not interrupt poll(2) here, but its handler runs in this thread.
 _MAX_WAIT_S = 1.0
@@ -121,22 +131,27 @@ class SandboxProcess:
         self._status += piece
         return bool(piece)
 
+    def wait_until_ready(self) -> None:
+        """Wait until the sandbox is set up. Raise NamespaceError if that failed. Its request had ``reports_ready``."""
+        while not self._read_reports() and self.read_status():
+            pass
+        self._raise_failure()
+
+    def start_command(self, start_writer_fd: int) -> None:
+        """Write the go-ahead. Raise NamespaceError if the sandbox has ended because it could not be set up."""
+        try:
+            os.write(start_writer_fd, b"1")
+        except BrokenPipeError:
+            self.wait()
+            self.read_outcome()  # a sandbox that was killed reports nothing, and ``collect`` returns that
+
     def read_outcome(self) -> dict[str, Any]:
         """Return the outcome that the sandbox reported. Raise if its command was never run."""
         while self.read_status():
             pass
-        lines = [json.loads(line) for line in self._status.splitlines(keepends=True) if line.endswith(b"\n")]
-        failed = next((line for line in lines if "failed" in line), None)
-        if failed is not None and failed.get("is_command"):
-            raise ProcessBranchError(
-                f"the command {failed['at']!r} could not be started: {failed['failed']}", errno=failed["errno"]
-            )
-        if failed is not None:
-            at = f" at {failed['at']}" if failed["at"] else ""
-            hint = "; forkwise doctor says what a container has to allow" if failed["at"] == "/proc" else ""
-            raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}{hint}")
-        if lines:
-            return dict(lines[-1])
+        self._raise_failure()
+        if outcomes := [line for line in self._read_reports() if "ready" not in line]:
+            return dict(outcomes[-1])
         return {
             "cause": "killed",
             "code": -signal.SIGKILL,
@@ -144,6 +159,24 @@ class SandboxProcess:
             "cpu": 0.0,
             "memory": 0,
         }
+
+    def _read_reports(self) -> list[dict[str, Any]]:
+        """Return what was read of the sandbox's reports so far, without an incomplete last line."""
+        return [json.loads(line) for line in self._status.splitlines(keepends=True) if line.endswith(b"\n")]
+
+    def _raise_failure(self) -> None:
+        failed = next((line for line in self._read_reports() if "failed" in line), None)
+        if failed is None:
+            return
+        if failed.get("is_command"):
+            raise ProcessBranchError(
+                f"the command {failed['at']!r} could not be started: {failed['failed']}", errno=failed["errno"]
+            )
+        at = f" at {failed['at']}" if failed["at"] else ""
+        hint = "; forkwise doctor says what a container has to allow" if failed["at"] == "/proc" else ""
+        if is_refusal(failed["errno"]):
+            hint += f". {LANDLOCK_HINT}"
+        raise NamespaceError(f"the sandbox could not be set up{at}: {failed['failed']}{hint}", errno=failed["errno"])
 
     def collect(self, args: Sequence[str], stdout: Any, stderr: Any) -> Finished:
         """Return the result of a sandbox that has ended."""
@@ -206,6 +239,15 @@ class SandboxProcess:
         else:
             self._has_ended = True
         return True
+
+
+def is_refusal(error_number: int | None) -> bool:
+    """Return whether an error of a system call means that this machine does not allow namespaces, or mounts in them.
+
+    >>> is_refusal(errno.EPERM), is_refusal(errno.ENOMEM), is_refusal(None)
+    (True, False, False)
+    """
+    return error_number in _REFUSALS
 
 
 def signal_name(number: int) -> str:

@@ -21,7 +21,7 @@ from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, regi
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
-from forkwise.sandbox.process import Finished, SandboxProcess
+from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -109,26 +109,17 @@ def spawn(
     wanted = Confinement.preset(confinement)
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
+    options = _StartOptions(branch, wanted, timeout, cwd, client)
     jail = plan_jail(workspace_path, host_path(branch), branch, wanted, environment)
-    supervision = Supervision(wanted.limits, branch.target)
     try:
-        process, start_writer_fd = _start(
-            jail, argv, environment, stdio, supervision, _StartOptions(branch, wanted, timeout, cwd, client)
-        )
-    except BaseException:
-        supervision.close()
-        raise
-    try:
-        if wanted.network == "private":
-            process.uplink = Uplink(process.pid)
-        register_sandbox(branch, process.pid)
-        os.write(start_writer_fd, b"1")
-    except BaseException:
-        process.close()
-        raise
-    finally:
-        fds.close(start_writer_fd)
-    return process
+        return _start(jail, argv, environment, stdio, options)
+    except NamespaceError as error:
+        if not wanted.landlock_instead or not is_refusal(error.errno):
+            raise
+    temporary = f"{branch.state_dir.path}/tmp"
+    os.makedirs(temporary, mode=0o700, exist_ok=True)
+    weaker = plan_landlock(os.fspath(branch.path), temporary, wanted)
+    return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +134,35 @@ class _StartOptions:
 
 
 def _start(
+    jail: Jail,
+    argv: Sequence[str],
+    environment: dict[str, str],
+    stdio: tuple[int, int, int],
+    wanted: _StartOptions,
+) -> SandboxProcess:
+    """Start the sandbox and the command in it."""
+    supervision = Supervision(wanted.confinement.limits, wanted.branch.target)
+    try:
+        process, start_writer_fd = _start_sandbox(jail, argv, environment, stdio, supervision, wanted)
+    except BaseException:
+        supervision.close()
+        raise
+    try:
+        if wanted.confinement.landlock_instead:
+            process.wait_until_ready()  # mounts may be refused although the namespaces are allowed
+        if wanted.confinement.network == "private":
+            process.uplink = Uplink(process.pid)
+        register_sandbox(wanted.branch, process.pid)
+        process.start_command(start_writer_fd)
+    except BaseException:
+        process.close()
+        raise
+    finally:
+        fds.close(start_writer_fd)
+    return process
+
+
+def _start_sandbox(
     jail: Jail,
     argv: Sequence[str],
     environment: dict[str, str],
@@ -162,6 +182,7 @@ def _start(
         "env": environment | {"PWD": jail.cwd, "FORKWISE_BRANCH": wanted.branch.branch_path},
         "wall": limits.wall if wanted.timeout is None else wanted.timeout,
         "terminal": wanted.client is not None,
+        "reports_ready": wanted.confinement.landlock_instead,
     }
     status_fd = status_writer_fd = start_fd = start_writer_fd = -1
     try:
@@ -170,14 +191,6 @@ def _start(
         pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), wanted.client)
         kill_signal = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
         return SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal), start_writer_fd
-    except NamespaceError:
-        fds.close(status_fd, start_writer_fd)
-        if not wanted.confinement.landlock_instead or not jail.flags:
-            raise
-        temporary = f"{wanted.branch.state_dir.path}/tmp"
-        os.makedirs(temporary, mode=0o700, exist_ok=True)
-        weaker = plan_landlock(os.fspath(wanted.branch.path), temporary, wanted.confinement)
-        return _start(weaker, argv, environment | {"TMPDIR": temporary}, stdio, supervision, wanted)
     except BaseException:
         fds.close(status_fd, start_writer_fd)
         raise

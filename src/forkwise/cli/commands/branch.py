@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
-from forkwise.cli.options import confinement_option, conflict_option, network_option
+from forkwise.cli.options import confinement_option, conflict_option, landlock_option, network_option
 from forkwise.display.output import (
     MARKS,
     Output,
@@ -254,6 +254,7 @@ def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) 
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @confinement_option
 @network_option
+@landlock_option
 @click.option(
     "--writable", multiple=True, metavar="PATH", help="Path outside the branch that the command may write to."
 )
@@ -273,6 +274,7 @@ def run(
     command: tuple[str, ...],
     confinement: str,
     network: Network | None,
+    landlock_instead: bool,
     writable: tuple[str, ...],
     timeout: float | None,
     memory: int | None,
@@ -291,7 +293,9 @@ def run(
     from forkwise.sandbox.limits import Limits
 
     limits = Limits(memory=memory, processes=processes)
-    confined = replace(Confinement.preset(confinement), writable=writable, limits=limits)
+    confined = replace(
+        Confinement.preset(confinement), writable=writable, limits=limits, landlock_instead=landlock_instead
+    )
     if network:
         confined = replace(confined, network=network)
     return _run_inside(name, command, directory, output, confinement=confined, timeout=timeout)
