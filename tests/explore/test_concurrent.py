@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,10 @@ def test_two_at_once_that_touch_different_paths_both_win(workspace: Workspace) -
 
 
 def test_eight_at_once_on_one_event_loop(workspace: Workspace) -> None:
+    serial = count()
+
     def work(path: Path, number: int) -> tuple[bool, float]:
-        (path / f"{number}-{path.parent.name}").write_text("")
+        (path / f"{number}-{next(serial)}").write_text("")
         return True, number
 
     async def main() -> list[Any]:
