@@ -87,6 +87,7 @@ def pooled_homes(workspace: Workspace) -> list[str]:
 
 def taken(workspace: Workspace, name: str = "b") -> Path:
     """Create a branch from a pooled home and return its path."""
+    trash.wait_until_empty()  # a home that is prepared meanwhile would be taken first
     before = set(pooled_homes(workspace))
     branch = workspace.branch(name)
     assert before - set(pooled_homes(workspace))
@@ -219,7 +220,7 @@ def descriptors_on_an_overlay() -> int:
     return found
 
 
-def test_few_mounts_are_kept_for_branches_nobody_looks_at(
+def test_few_mounts_are_kept_for_unused_branches(
     project: Path, open_workspace: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(os.geteuid() == 0, "mounting an overlay needs root")
@@ -254,7 +255,7 @@ def test_a_coarse_clock_has_no_pool(project: Path, open_workspace: Open, monkeyp
     assert pooled_homes(workspace) == []
 
 
-def test_a_clock_that_ticks_is_told_from_a_fine_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_coarse_clock_is_distinguished_from_a_fine_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def has_fine_clock(*times: int) -> bool:
         seen = iter(times)
 
