@@ -30,7 +30,6 @@ __all__ = [
     "Candidate",
     "Command",
     "Judgement",
-    "Scored",
     "Task",
     "abandon_reason",
     "describe_error",
@@ -137,9 +136,6 @@ def _key(key: object) -> str:
 
 _RETURNED_FALSE = "it returned False"
 _MAX_REASON = 2000  # characters of a reason
-
-#: The return value of a candidate function: true if it succeeded, or whether it succeeded and its score.
-Scored = Any | tuple[Any, float]
 
 #: A function of a branch's directory and the arguments that a pattern adds.
 Task = Callable[..., Any]
@@ -288,8 +284,10 @@ def _judge_value(end: RunEnd, has_feedback: bool) -> Judgement:
     more = value[1] if is_pair(value) else None
     message = more if isinstance(more, str) else None
     if not success:
-        said = _RETURNED_FALSE if is_pair(value) or to_bool(value) is False else f"it returned {describe_value(value)}"
-        return Judgement(False, to_score(more), truncate_middle(message or "", _MAX_REASON) or said, message=message)
+        is_plain = is_pair(value) or to_bool(value) is False
+        reason = truncate_middle(message or "", _MAX_REASON)
+        reason = reason or (_RETURNED_FALSE if is_plain else f"it returned {describe_value(value)}")
+        return Judgement(False, to_score(more), reason, message=message)
     if is_pair(value) and to_score(more) is None and not (has_feedback and message is not None):
         reason = f"its score is not a finite number: {describe_value(more)}"
         return Judgement(False, reason=reason, error=TypeError(reason))

@@ -90,9 +90,7 @@ def is_pair(value: object) -> bool:
     """Return whether a function returned ``(success, score)``: a tuple of two, or a list of a bool and a number."""
     if isinstance(value, tuple):
         return len(value) == 2
-    return (
-        isinstance(value, list) and len(value) == 2 and isinstance(value[0], bool) and isinstance(value[1], int | float)
-    )
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) is bool and type(value[1]) in (int, float)
 
 
 def find_success(value: Any) -> bool:
