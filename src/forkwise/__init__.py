@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forkwise.errors import CommitError as CommitError
     from forkwise.errors import ConflictError as ConflictError
     from forkwise.errors import ConversationError as ConversationError
+    from forkwise.errors import ConversationNotFoundError as ConversationNotFoundError
     from forkwise.errors import ForkBranchLimitError as ForkBranchLimitError
     from forkwise.errors import ForkDepthLimitError as ForkDepthLimitError
     from forkwise.errors import ForkError as ForkError
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from forkwise.live.checkpoints import fork_from_checkpoint as fork_from_checkpoint
     from forkwise.live.checkpoints import rewind as rewind
     from forkwise.live.coordinator import ForkCoordinator as ForkCoordinator
+    from forkwise.live.deep_agent import BASE_PROMPT as BASE_PROMPT
     from forkwise.live.deep_agent import create_deep_agent as create_deep_agent
     from forkwise.live.deps import DeepAgentDeps as DeepAgentDeps
     from forkwise.live.deps import MessageQueue as MessageQueue
@@ -180,6 +182,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "CommitError",
         "ConflictError",
         "ConversationError",
+        "ConversationNotFoundError",
         "ForkBranchLimitError",
         "ForkDepthLimitError",
         "ForkError",
@@ -324,7 +327,10 @@ _AGENT_EXPORTS: dict[str, tuple[str, ...]] = {
         "rewind",
     ),
     "live.coordinator": ("ForkCoordinator",),
-    "live.deep_agent": ("create_deep_agent",),
+    "live.deep_agent": (
+        "BASE_PROMPT",
+        "create_deep_agent",
+    ),
     "live.deps": (
         "DeepAgentDeps",
         "MessageQueue",

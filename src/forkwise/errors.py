@@ -23,6 +23,7 @@ __all__ = [
     "CommitError",
     "ConflictError",
     "ConversationError",
+    "ConversationNotFoundError",
     "ForkBranchLimitError",
     "ForkDepthLimitError",
     "ForkError",
@@ -122,7 +123,7 @@ class AbortError(BranchError):
 class ProcessBranchError(BranchingError):
     """A sandboxed process failed; raised to the caller who runs a command or a function in a branch.
 
-    ``errno`` is why a command could not be started, if that is the failure.
+    ``errno`` is why a command could not be started, or its sandbox could not be set up, if that is the failure.
     """
 
     def __init__(self, message: str = "", *, errno: int | None = None) -> None:
@@ -177,6 +178,10 @@ class ConversationError(BranchingError):
         self.rule = rule
         self.node = node
         self.calls = tuple(calls)
+
+
+class ConversationNotFoundError(ConversationError):
+    """There is no such conversation, or no such message or branch in it; raised to the caller who names one."""
 
 
 class LocalModelError(BranchingError):

@@ -170,6 +170,8 @@ class Navigation:
             raise ConversationError("name at least two answers to combine")
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
         combined = await recombine(method, answers, None if method == "concatenate" else self._services.model)
+        if combined.error is not None:
+            raise ConversationError(f"{method} gave no verdict: {combined.error}")
         chat.conversation.here = add_combination(chat.conversation, nodes, combined.text)
         chat.save()
         self._services.feed.publish(Moved(chat.here.id, "combine"))

@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
 )
 
 from forkwise.conversation.node import Node, answers, check
-from forkwise.errors import ConversationError
+from forkwise.errors import ConversationError, ConversationNotFoundError
 
 __all__ = ["BRANCHING_IN_PROGRESS", "IN_PROGRESS", "Conversation", "Pointer"]
 
@@ -63,7 +63,7 @@ class Conversation:
     def node(self, id_: int) -> Node:
         """Return a node by its number; the root is 0."""
         if not 0 <= id_ < len(self._nodes):
-            raise ConversationError(f"there is no message {id_} in this conversation", node=id_)
+            raise ConversationNotFoundError(f"there is no message {id_} in this conversation", node=id_)
         return self._nodes[id_]
 
     # Writing
@@ -145,6 +145,13 @@ class Conversation:
         if not parts:
             raise ConversationError("the last message is the model's, so a prompt is required", node=node.id)
         return [*messages, ModelRequest(parts=parts)]
+
+    def instructions(self, node: Node | None = None) -> str:
+        """Return the instructions that were last sent on the path to ``node``; empty if none are known."""
+        for ancestor in (self.here if node is None else node).upwards():
+            if isinstance(ancestor.message, ModelRequest) and ancestor.message.instructions:
+                return ancestor.message.instructions
+        return ""
 
     def fork(self, at: Node | None = None) -> Pointer:
         """Return a branch: a pointer that moves as messages are added through it."""

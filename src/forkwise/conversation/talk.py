@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field
@@ -126,7 +126,9 @@ class Talk:
                             turn.record([*run.all_messages(), step.request])
                             break
                 finally:
-                    turn.record(run.all_messages())
+                    messages = run.all_messages()
+                    turn.record(messages)
+                    _record_instructions(at, messages[len(history) - 1 :])
             if run.result is not None:
                 self._outputs[turn.node.id] = _format_output(run.result.output)
         finally:
@@ -147,6 +149,13 @@ class Talk:
         given = options.get("instructions")
         instructions = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
         return {**options, "instructions": [*prompts, *instructions]} if prompts else options
+
+
+def _record_instructions(node: Node, messages: Sequence[ModelMessage]) -> None:
+    """Record at a run's first message the instructions sent with it, for later prompts without the agent."""
+    sent = messages[0] if messages else None
+    if isinstance(sent, ModelRequest) and isinstance(node.message, ModelRequest) and not node.message.instructions:
+        node.message = replace(node.message, instructions=sent.instructions)
 
 
 class Turn:

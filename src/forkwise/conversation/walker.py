@@ -10,13 +10,20 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
 
-from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelRequest,
+    ModelResponse,
+    RetryPromptPart,
+    TextPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.flows import leaves
-from forkwise.conversation.node import Node
+from forkwise.conversation.node import Node, is_answer
 from forkwise.conversation.talk import text_of
-from forkwise.errors import ConversationError
+from forkwise.errors import ConversationError, ConversationNotFoundError
 
 __all__ = [
     "Walker",
@@ -25,6 +32,7 @@ __all__ = [
     "find_common_ancestor",
     "find_next_stops",
     "find_previous_stop",
+    "find_result",
     "format_transcript",
 ]
 
@@ -141,11 +149,28 @@ def find_common_ancestor(nodes: Sequence[Node]) -> Node:
     return first
 
 
-def format_transcript(node: Node, since: Node | None = None) -> str:
-    """Return the messages up to a node as text for people, from the beginning or after ``since``."""
+def format_transcript(node: Node, since: Node | None = None, *, with_results: bool = False) -> str:
+    """Return the messages up to a node as text for people, from the beginning or after ``since``.
+
+    With ``with_results`` each tool call is followed by its result; a long one is cut.
+    """
     start = -1 if since is None else since.depth
     path = list(takewhile(lambda ancestor: ancestor.depth > start, node.upwards()))
-    return "\n".join(line for ancestor in reversed(path) for line in _lines(ancestor))
+    return "\n".join(line for ancestor in reversed(path) for line in _lines(ancestor, with_results))
+
+
+def find_result(node: Node, call: str) -> str | None:
+    """Return the result of a call that ``node`` made, as text; None if there is none yet."""
+    settled = node.results.get(call)
+    if settled is not None:
+        return settled.model_response_str()
+    for reply in node.replies:
+        for part in reply.message.parts if reply.message is not None else ():
+            if isinstance(part, ToolReturnPart) and part.tool_call_id == call:
+                return part.model_response_str()
+            if isinstance(part, RetryPromptPart) and is_answer(part) and part.tool_call_id == call:
+                return part.model_response()
+    return None
 
 
 def diff_branches(first: Node, second: Node) -> str:
@@ -175,12 +200,22 @@ def find_previous_stop(node: Node) -> Node:
 
 def _select(nodes: Sequence[Node], number: int, noun: str) -> Node:
     if not 1 <= number <= len(nodes):
-        raise ConversationError(f"there is no {noun} {number} here; there are 1 to {len(nodes)}")
+        raise ConversationNotFoundError(f"there is no {noun} {number} here; there are 1 to {len(nodes)}")
     return nodes[number - 1]
 
 
-def _lines(node: Node) -> list[str]:
+_MAX_RESULT = 2000  # characters of a result in a transcript
+
+
+def _lines(node: Node, with_results: bool) -> list[str]:
     if isinstance(node.message, ModelRequest):
         return [f"user: {p.content}" for p in node.message.parts if isinstance(p, UserPromptPart)]
     text = text_of(node)
-    return [*([f"model: {text}"] if text else []), *(f"model calls {c.tool_name}({c.args})" for c in node.calls)]
+    lines = [f"model: {text}"] if text else []
+    for call in node.calls:
+        lines.append(f"model calls {call.tool_name}({call.args})")
+        result = find_result(node, call.tool_call_id) if with_results else None
+        if result is not None:
+            rest = f"\n[{len(result) - _MAX_RESULT} more characters]" if len(result) > _MAX_RESULT else ""
+            lines.append(f"{call.tool_name} returned: {result[:_MAX_RESULT]}{rest}")
+    return lines

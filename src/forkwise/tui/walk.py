@@ -36,7 +36,7 @@ from forkwise.conversation.walker import (
     format_transcript,
 )
 from forkwise.display.output import printable
-from forkwise.errors import BranchingError
+from forkwise.errors import BranchingError, ConversationError
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.tool_call import format_call
 from forkwise.tui.transcript import Transcript, TranscriptEntry, build_entry, strip_markdown
@@ -240,6 +240,7 @@ class WalkScreen(Screen[None]):
     """A conversation: its tree, the messages up to the node under the cursor, and a prompt to continue from there.
 
     ``save`` is called after each change. ``model`` answers prompts and combines leaves; without one both are off.
+    ``open_talk`` returns the agent in the conversation that answers, by default one with the model alone.
     """
 
     DEFAULT_CSS = """
@@ -258,8 +259,16 @@ class WalkScreen(Screen[None]):
         Binding("q,escape", "leave", "quit", key_display="q"),
     ]
 
-    def __init__(self, walker: Walker, *, save: Callable[[], None] = lambda: None, model: Any = None) -> None:
+    def __init__(
+        self,
+        walker: Walker,
+        *,
+        save: Callable[[], None] = lambda: None,
+        model: Any = None,
+        open_talk: Callable[[], Talk] | None = None,
+    ) -> None:
         super().__init__()
+        self._open_talk = open_talk or (lambda: Talk(Agent(self._model), self.walker.conversation))
         self.walker = walker
         self._save = save
         self._model = model
@@ -324,10 +333,9 @@ class WalkScreen(Screen[None]):
 
     async def say(self, text: str, node: Node) -> None:
         """Send a prompt at a node, and continue from the answer."""
-        talk = self.walker.conversation
         self.show_status(f"asked at {node.id}, waiting for the answer … escape stops it")
         try:
-            self.walker.go(await Talk(Agent(self._model), talk).prompt(text, node))
+            self.walker.go(await self._open_talk().prompt(text, node))
         except (BranchingError, AgentRunError, UserError, OSError) as error:
             self.notify(printable(str(error)), severity="error", timeout=15, markup=False)
         finally:
@@ -415,6 +423,8 @@ class WalkScreen(Screen[None]):
         """Combine several answers into one, and continue from it."""
         answers = [Answer(f"message {node.id}", text_of(node)) for node in nodes]
         made = await recombine(method, answers, self._model)
+        if made.error is not None:
+            raise ConversationError(f"{method} gave no verdict: {made.error}")
         self.go(add_combination(self.walker.conversation, nodes, made.text))
 
     def _save_change(self) -> None:
