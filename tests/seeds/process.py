@@ -25,10 +25,10 @@ User = Literal["root", "unprivileged"]
 _ROOT = Path(__file__).parents[2]
 
 _MOUNT = """
-mount --make-rprivate / && mount -t tmpfs -o mode=755 seeds /mnt && cd /mnt &&
+mount --make-rprivate / && mkdir "$2/mnt" && mount -t tmpfs -o mode=755 seeds "$2/mnt" && cd "$2/mnt" &&
 mkdir workspace home src tests packages &&
 mount --rbind "$1" workspace && mount --bind "$2" home && mount --bind "$3/src" src && mount --bind "$3/tests" tests &&
-mount --bind "$4" packages && shift 4 && exec "$@"
+mount --bind "$4" packages && cd / && mount --move "$2/mnt" /mnt && { rmdir "$2/mnt" || :; } && shift 4 && exec "$@"
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.branchfs import mounted
 from tests.seeds.process import User, run_page
 
-#: The page, and the package that its examples import.
+#: The pages, each with a module of the same name that runs its examples.
 PAGES = ("branchcontext", "acorn")
 
 
