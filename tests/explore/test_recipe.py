@@ -44,7 +44,7 @@ def test_what_candidates_are_allowed_the_tests_are_not(tmp_path: Path, monkeypat
     assert "k3y" not in json.dumps(recipe.as_json())
 
 
-def test_what_is_given_goes_before_what_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_variables_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAME", "passed")
     confinement = Confinement.strict(given={"NAME": "given"})
     assert Allowance(passed=("NAME",)).apply_to(confinement).given == {"NAME": "given"}
@@ -87,9 +87,7 @@ def test_without_a_winner_the_observer_sees_none(workspace: Workspace) -> None:
     assert len(observer.seen) == 1
 
 
-def test_what_was_decided_is_carried_out_although_it_is_cancelled(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_is_completed_despite_cancellation(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     commit = Branch.commit
 
@@ -131,3 +129,11 @@ def test_cancelled_before_anything_was_decided(workspace: Workspace) -> None:
     assert workspace.branches() == []
     with open_ledger(workspace) as ledger:
         assert ledger.forks()[0].resolution == {"how": "abort", "reason": "it was interrupted"}
+
+
+def test_a_resumed_tree_treats_a_dead_end_as_before() -> None:
+    recipe = Recipe(kind="tree", commands=(("true",),), on_dead_end="fail")
+    stored = json.loads(json.dumps(recipe.as_json()))
+    assert Recipe.from_json(stored) == recipe
+    del stored["on_dead_end"]  # as stored by an earlier version
+    assert Recipe.from_json(stored).on_dead_end == "keep"
