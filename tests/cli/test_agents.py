@@ -22,13 +22,13 @@ NAMES = ("aider", "claude", "codex", "gemini", "goose", "opencode")
 FAKE = """\
 #!{python}
 import json, os, sys
-told = {{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
+report = {{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
 for name in os.environ.get("WRITES", "").split(":"):
     try:
         open(os.path.join(name, "written"), "w").close()
     except OSError as error:
-        told[name] = error.strerror
-json.dump(told, open("told.json", "w"))
+        report[name] = error.strerror
+json.dump(report, open("report.json", "w"))
 sys.exit(int(os.environ.get("FAILS", "0")) and "fixed" not in " ".join(sys.argv))
 """
 
@@ -56,9 +56,9 @@ def install(home: Path) -> Callable[[str], None]:
     return install
 
 
-def told(project: Path) -> Any:
+def read_record(project: Path) -> Any:
     """Return what the program recorded."""
-    return json.loads((project / "told.json").read_text())
+    return json.loads((project / "report.json").read_text())
 
 
 PROMPT = """fix "it"; rm -rf $HOME `x` 'y' \\ {prompt}"""
@@ -80,7 +80,7 @@ def test_presets(
 ) -> None:
     install(name)
     run("run", "--agent", name, PROMPT)
-    given = told(project)
+    given = read_record(project)
     at = given["argv"].index(PROMPT)
     assert given["argv"][:at][-len(before) :] == before
     assert given["argv"][at + 1 :] == after
@@ -95,7 +95,7 @@ def test_there_is_a_preset_for_each(project: Path, home: Path) -> None:
 def test_words_of_a_prompt_are_one_prompt(run: Run, project: Path, install: Callable[[str], None]) -> None:
     install("claude")
     run("run", "--agent", "claude", "fix", "the", "tests")
-    assert told(project)["argv"][1] == "fix the tests"
+    assert read_record(project)["argv"][1] == "fix the tests"
 
 
 def test_an_agent_has_its_keys_its_caches_and_a_network(
@@ -109,7 +109,7 @@ def test_an_agent_has_its_keys_its_caches_and_a_network(
     monkeypatch.setenv("WRITES", f"{home}/.claude:{home}/other:{home}/.cache/claude")
     (project / "check.sh").write_text('test -z "$ANTHROPIC_API_KEY" && ! touch "$HOME/.claude/by-a-test"\n')
     run("best-of", "1", "--confinement", "strict", "--test", "sh check.sh", "--agent", "claude", "fix it")
-    given = told(project)
+    given = read_record(project)
     assert given["env"]["ANTHROPIC_API_KEY"] == "k3y-of-claude"
     assert given["env"]["IS_SANDBOX"] == "1"
     assert "OTHER_API_KEY" not in given["env"]
@@ -126,7 +126,7 @@ def test_what_holds_in_a_sandbox_is_not_said_outside_one(
     monkeypatch.delenv("IS_SANDBOX", raising=False)
     install("claude")
     run("run", "--confinement", "open", "--agent", "claude", "fix it")
-    assert "IS_SANDBOX" not in told(project)["env"]
+    assert "IS_SANDBOX" not in read_record(project)["env"]
 
 
 def test_an_agent_gets_feedback_on_failures(
@@ -137,7 +137,7 @@ def test_an_agent_gets_feedback_on_failures(
     program = Path(os.environ["PATH"].partition(":")[0]) / "codex"
     program.write_text(program.read_text().replace("import json", "print('it is to be fixed')\nimport json", 1))
     run("reflexion", "--agent", "codex", "do it")
-    prompt = told(project)["argv"][-1]
+    prompt = read_record(project)["argv"][-1]
     assert prompt.startswith("do it\n\n")
     assert "exit code 1" in prompt
     assert "it is to be fixed" in prompt
@@ -179,8 +179,8 @@ def test_users_add_and_workspaces_change(
     said = run("run", "--agent", "helper", "fix it").stderr
     assert said == "forkwise: warning: agent 'helper' is defined by .forkwise/agents.toml\n"
     assert agents["helper"].source == source
-    assert told(project)["argv"] == ["--do=fix it"]
-    assert told(project)["env"]["MOOD"] == "better"
+    assert read_record(project)["argv"] == ["--do=fix it"]
+    assert read_record(project)["env"]["MOOD"] == "better"
 
 
 @pytest.mark.parametrize(

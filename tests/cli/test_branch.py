@@ -222,7 +222,7 @@ def test_a_name_cannot_lead_elsewhere(run: Run, ask: Ask, name: str, state: Path
     assert state.exists()
 
 
-def test_nobody_reads_on(ask: Ask, project: Path) -> None:
+def test_a_closed_pipe(ask: Ask, project: Path) -> None:
     (make(ask, "try-1") / "big.txt").write_text("a line\n" * 100_000)
     script = f"{sys.executable} -c 'from forkwise.cli import main; main()' branch diff try-1 | head -n 1"
     done = subprocess.run(["sh", "-c", script], cwd=project, capture_output=True, text=True)

@@ -37,7 +37,7 @@ def sh(line: str) -> tuple[str, ...]:
     return "--", "sh", "-c", line
 
 
-def test_only_what_was_committed(run: Run, git: Git, project: Path) -> None:
+def test_only_committed_paths_are_in_the_git_commit(run: Run, git: Git, project: Path) -> None:
     (project / "b.txt").write_text("staged\n")
     git("add", "b.txt")
     (project / "mine.txt").write_text("untracked\n")
@@ -62,7 +62,7 @@ def test_what_replaces_what(run: Run, git: Git, project: Path) -> None:
     assert git("ls-tree", "-r", "--name-only", "HEAD").split() == [".gitignore", "b.txt", "sub"]
 
 
-def test_a_branch_leaves_what_is_checked_out(run: Run, git: Git, project: Path) -> None:
+def test_a_commit_on_a_branch_leaves_the_checkout_unchanged(run: Run, git: Git, project: Path) -> None:
     (project / "b.txt").write_text("staged\n")
     git("add", "b.txt")
     before = git("rev-parse", "HEAD"), (project / ".git/index").read_bytes()
@@ -74,7 +74,7 @@ def test_a_branch_leaves_what_is_checked_out(run: Run, git: Git, project: Path) 
     )
 
 
-def test_the_message_says_what_was_done(run: Run, git: Git, project: Path) -> None:
+def test_the_default_message(run: Run, git: Git, project: Path) -> None:
     (project / "check.sh").write_text('echo "ok 1"; echo 1..1')
     run("best-of", "2", "--commit-to-git", "--test", "sh check.sh", "-c", "echo uno > a.txt")
     subject, _, body = git("log", "-1", "--format=%B").strip().partition("\n\n")
@@ -122,12 +122,12 @@ def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
     assert "Undo with: forkwise undo 1" in done.stdout
     assert (project / "a.txt").read_text() == "uno\n"
     assert not evil.exists()
-    told = [
+    report = [
         json.loads(line)
         for line in run("run", "--json", "-q", "--commit-to-git", *sh(work), code=1).stdout.splitlines()
     ]
-    assert [set(line) for line in told] == [{"outcome"}, {"error"}]
-    assert told[0]["outcome"]["commit"]["changed"] == [path]
+    assert [set(line) for line in report] == [{"outcome"}, {"error"}]
+    assert report[0]["outcome"]["commit"]["changed"] == [path]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(run: Run, git: Git, opti
     assert git("status", "--porcelain") == ""
 
 
-def test_no_repository_and_nobody(run: Run, project: Path, git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_repository_or_identity(run: Run, project: Path, git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("EMAIL", "")
     git("config", "user.useConfigOnly", "true")
@@ -157,7 +157,7 @@ def test_the_outcome_names_the_commit(run: Run, git: Git) -> None:
     def outcome(*words: str) -> Any:
         return json.loads(run("run", "--json", "-q", *words).stdout)["outcome"]
 
-    told = outcome("--commit-to-git", *sh("echo uno > a.txt"))
-    assert told["git"] == {"id": git("rev-parse", "HEAD").strip(), "branch": "main"}
+    report = outcome("--commit-to-git", *sh("echo uno > a.txt"))
+    assert report["git"] == {"id": git("rev-parse", "HEAD").strip(), "branch": "main"}
     git("checkout", "--quiet", "--detach")
     assert outcome("--commit-to-git", *sh("echo due > a.txt"))["git"]["branch"] is None

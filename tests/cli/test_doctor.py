@@ -67,7 +67,7 @@ def test_the_probe_leaves_this_process_as_it_was(project: Path) -> None:
     assert before == {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
 
 
-def test_a_probe_that_cannot_run_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_cannot_run_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert "could not be run" in doctor.examine_confinement(locate(project))[0].detail
 

@@ -75,11 +75,11 @@ def test_run_that_fails_changes_nothing_and_says_why(run: Run, project: Path) ->
 
 
 def test_speculate_takes_the_first_that_succeeds(outcome: Callable[..., Any], project: Path) -> None:
-    told = outcome("speculate", "-c", "exit 1", "-c", "echo b > won", "-c", "sleep 60; echo c > won")
+    result = outcome("speculate", "-c", "exit 1", "-c", "echo b > won", "-c", "sleep 60; echo c > won")
     assert (project / "won").read_text() == "b\n"
-    assert [a["state"] for a in told["attempts"]][1:] == ["succeeded", "cancelled"]
-    assert [a["won"] for a in told["attempts"]] == [False, True, False]
-    assert [a["label"] for a in told["attempts"]][:2] == ["exit 1", "echo b > won"]
+    assert [a["state"] for a in result["attempts"]][1:] == ["succeeded", "cancelled"]
+    assert [a["won"] for a in result["attempts"]] == [False, True, False]
+    assert [a["label"] for a in result["attempts"]][:2] == ["exit 1", "echo b > won"]
 
 
 def test_speculate_may_wait_for_the_best(outcome: Callable[..., Any], project: Path) -> None:
@@ -89,19 +89,20 @@ def test_speculate_may_wait_for_the_best(outcome: Callable[..., Any], project: P
 
 
 def test_best_of_weighs_the_score_and_then_the_diff(outcome: Callable[..., Any], project: Path) -> None:
-    told = outcome("best-of", "3", *sh('seq $((3 - FORKWISE_ATTEMPT)) > n; echo 5 > "$FORKWISE_SCORE"'))
-    assert [a["won"] for a in told["attempts"]] == [False, False, True]
-    told = outcome("best-of", "3", *sh('seq $((FORKWISE_ATTEMPT + 1)) > m; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"'))
-    assert [a["won"] for a in told["attempts"]] == [False, False, True]
-    assert told["attempts"][2]["score"] == 2
+    result = outcome("best-of", "3", *sh('seq $((3 - FORKWISE_ATTEMPT)) > n; echo 5 > "$FORKWISE_SCORE"'))
+    assert [a["won"] for a in result["attempts"]] == [False, False, True]
+    work = 'seq $((FORKWISE_ATTEMPT + 1)) > m; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"'
+    result = outcome("best-of", "3", *sh(work))
+    assert [a["won"] for a in result["attempts"]] == [False, False, True]
+    assert result["attempts"][2]["score"] == 2
 
 
 def test_best_of_needs_the_tests_to_pass(outcome: Callable[..., Any], project: Path) -> None:
     (project / "check.sh").write_text('grep -q right answer && echo "ok 1" || echo "not ok 1"; echo 1..1\n')
     work = 'test "$FORKWISE_ATTEMPT" = 1 && echo right > answer || echo wrong > answer'
-    told = outcome("best-of", "2", "--test", "sh check.sh", *sh(work))
-    assert [a["state"] for a in told["attempts"]] == ["failed", "succeeded"]
-    assert [a["tests"]["passed"] for a in told["attempts"]] == [0, 1]
+    result = outcome("best-of", "2", "--test", "sh check.sh", *sh(work))
+    assert [a["state"] for a in result["attempts"]] == ["failed", "succeeded"]
+    assert [a["tests"]["passed"] for a in result["attempts"]] == [0, 1]
     assert (project / "answer").read_text() == "right\n"
 
 
@@ -114,12 +115,12 @@ def test_the_tests_can_be_found(run: Run, project: Path) -> None:
     assert not (project / "ran").exists()
 
 
-def test_reflexion_tells_the_next_attempt_what_was_wrong(outcome: Callable[..., Any], project: Path) -> None:
+def test_reflexion_passes_feedback_to_the_next_attempt(outcome: Callable[..., Any], project: Path) -> None:
     check = 'test "$(cat answer)" = 42 && echo "ok 1 - it adds up" || echo "not ok 1 - it adds up"; echo 1..1\n'
     (project / "check.sh").write_text(check)
     work = 'grep -q "it adds up" "$FORKWISE_FEEDBACK" && echo 42 > answer || echo 41 > answer'
-    told = outcome("reflexion", "--retries", "3", "--test", "sh check.sh", *sh(work))
-    assert [a["state"] for a in told["attempts"]] == ["failed", "succeeded"]
+    result = outcome("reflexion", "--retries", "3", "--test", "sh check.sh", *sh(work))
+    assert [a["state"] for a in result["attempts"]] == ["failed", "succeeded"]
     assert (project / "answer").read_text() == "42\n"
 
 
@@ -127,8 +128,8 @@ def test_cascade_widens_until_one_succeeds(outcome: Callable[..., Any], project:
     work = (
         'test "$FORKWISE_ATTEMPT" = 2 && cp "$FORKWISE_FEEDBACK" taught && exit; echo lesson $FORKWISE_ATTEMPT; exit 1'
     )
-    told = outcome("cascade", "--fan-out", "2,2", *sh(work))
-    assert [a["state"] for a in told["attempts"]][:3] == ["failed", "failed", "succeeded"]
+    result = outcome("cascade", "--fan-out", "2,2", *sh(work))
+    assert [a["state"] for a in result["attempts"]][:3] == ["failed", "failed", "succeeded"]
     taught = (project / "taught").read_text()
     assert "lesson 0" in taught
     assert "lesson 1" in taught
@@ -136,21 +137,21 @@ def test_cascade_widens_until_one_succeeds(outcome: Callable[..., Any], project:
 
 def test_tournament_asks_the_judge(outcome: Callable[..., Any], project: Path) -> None:
     (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
-    told = outcome("tournament", "3", "--judge", "sh larger.sh", *sh("echo $((FORKWISE_ATTEMPT * 7 % 5)) > n"))
+    result = outcome("tournament", "3", "--judge", "sh larger.sh", *sh("echo $((FORKWISE_ATTEMPT * 7 % 5)) > n"))
     assert (project / "n").read_text() == "4\n"
-    assert [a["won"] for a in told["attempts"]] == [False, False, True]
+    assert [a["won"] for a in result["attempts"]] == [False, False, True]
 
 
 def test_tree_builds_upon_the_best(outcome: Callable[..., Any], project: Path) -> None:
-    told = outcome(
+    result = outcome(
         "tree",
         *("-c", 'echo a > t; echo 1 > "$FORKWISE_SCORE"', "-c", 'echo b > t; echo 2 > "$FORKWISE_SCORE"'),
         *("--expand", "echo c >> t", "--expand", "exit 1"),
     )
     assert (project / "t").read_text() == "b\nc\n"
-    forks = {a["id"].partition(".")[0] for a in told["attempts"]}
+    forks = {a["id"].partition(".")[0] for a in result["attempts"]}
     assert len(forks) == 2
-    assert [a["won"] for a in told["attempts"]] == [False, True, True, False]
+    assert [a["won"] for a in result["attempts"]] == [False, True, True, False]
 
 
 def test_a_dead_end_of_a_tree(outcome: Callable[..., Any], run: Run, project: Path) -> None:
@@ -166,8 +167,8 @@ def test_beam_keeps_the_best_few(outcome: Callable[..., Any], project: Path) -> 
         for name, score in (("a", 1), ("b", 2), ("c", 3))
         for part in ("-c", f'echo {name} > t; echo {score} > "$FORKWISE_SCORE"')
     ]
-    told = outcome("beam", *scored, "--width", "2", "--expand", "echo x >> t")
-    assert len(told["attempts"]) == 5
+    result = outcome("beam", *scored, "--width", "2", "--expand", "echo x >> t")
+    assert len(result["attempts"]) == 5
     assert (project / "t").read_text() in ("b\nx\n", "c\nx\n")
 
 
@@ -179,11 +180,11 @@ def test_a_tree_without_expansions_tries_the_same_again(outcome: Callable[..., A
 # The sandbox of an attempt
 
 
-def test_what_an_attempt_is_told(outcome: Callable[..., Any], project: Path) -> None:
+def test_the_variables_of_an_attempt(outcome: Callable[..., Any], project: Path) -> None:
     names = "ATTEMPT BRANCH FORK FEEDBACK SCORE"
-    told = outcome("best-of", "1", *sh(f'pwd > where; for n in {names}; do eval "echo \\$FORKWISE_$n"; done > told'))
-    attempt, branch, fork, feedback, score = (project / "told").read_text().splitlines()
-    assert (attempt, fork) == ("0", told["fork"])
+    result = outcome("best-of", "1", *sh(f'pwd > where; for n in {names}; do eval "echo \\$FORKWISE_$n"; done > seen'))
+    attempt, branch, fork, feedback, score = (project / "seen").read_text().splitlines()
+    assert (attempt, fork) == ("0", result["fork"])
     assert branch == f"/main/{fork}-0"
     assert Path(feedback).is_absolute()
     assert Path(score).is_absolute()
@@ -205,27 +206,27 @@ def test_what_an_attempt_may_do(run: Run, project: Path, tmp_path: Path, monkeyp
 
 
 def test_timeouts(outcome: Callable[..., Any], project: Path) -> None:
-    told = outcome("run", "--timeout", "0.2", *sh("sleep 60"), code=7)
-    assert told["attempts"][0]["reason"] == "timed out after 0.2 s"
-    told = outcome("run", "--test", "sleep 60", "--test-timeout", "0.2", *sh("true"), code=7)
-    assert "timeout" in told["attempts"][0]["reason"]
+    result = outcome("run", "--timeout", "0.2", *sh("sleep 60"), code=7)
+    assert result["attempts"][0]["reason"] == "timed out after 0.2 s"
+    result = outcome("run", "--test", "sleep 60", "--test-timeout", "0.2", *sh("true"), code=7)
+    assert "timeout" in result["attempts"][0]["reason"]
 
 
 def test_how_many_at_a_time(outcome: Callable[..., Any], tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     work = f"mkdir {room}/taken || exit 1; sleep .05; rmdir {room}/taken"
-    told = outcome("best-of", "3", "-j", "1", "--writable", str(room), *sh(work))
-    assert [a["state"] for a in told["attempts"]] == ["succeeded"] * 3
+    result = outcome("best-of", "3", "-j", "1", "--writable", str(room), *sh(work))
+    assert [a["state"] for a in result["attempts"]] == ["succeeded"] * 3
 
 
 # Commit, patch and kept branches
 
 
 def test_no_commit_leaves_the_choice(run: Run, outcome: Callable[..., Any], project: Path) -> None:
-    told = outcome("best-of", "2", "--no-commit", *sh("echo $FORKWISE_ATTEMPT > n"))
-    assert (told["state"], told["commit"]) == ("open", None)
-    assert told["winner"].endswith(".1")
+    result = outcome("best-of", "2", "--no-commit", *sh("echo $FORKWISE_ATTEMPT > n"))
+    assert (result["state"], result["commit"]) == ("open", None)
+    assert result["winner"].endswith(".1")
     assert not (project / "n").exists()
     assert len(Workspace(project).branches()) == 2
     said = run("run", "--no-commit", *sh("echo x > n")).stdout
@@ -280,13 +281,13 @@ def test_quiet_says_only_what_came_of_it(run: Run, lines: Lines) -> None:
 
 def test_the_lines_are_what_the_documentation_says(lines: Lines, project: Path) -> None:
     (project / "check.sh").write_text('echo "ok 1"; echo 1..1\n')
-    told = lines("best-of", "2", "--test", "sh check.sh", *sh("echo $FORKWISE_ATTEMPT > n; exit $FORKWISE_ATTEMPT"))
-    told += lines("run", "--no-commit", *sh("true"))
-    told += lines("tournament", "2", "--judge", "echo a #", *sh("echo $FORKWISE_ATTEMPT > n"))
-    told += lines("run", *sh("exit 1"), code=7)
+    result = lines("best-of", "2", "--test", "sh check.sh", *sh("echo $FORKWISE_ATTEMPT > n; exit $FORKWISE_ATTEMPT"))
+    result += lines("run", "--no-commit", *sh("true"))
+    result += lines("tournament", "2", "--judge", "echo a #", *sh("echo $FORKWISE_ATTEMPT > n"))
+    result += lines("run", *sh("exit 1"), code=7)
     documented = _documented()
     seen: set[str] = set()
-    for line in told:
+    for line in result:
         if "outcome" in line:
             assert set(line["outcome"]) == documented["outcome"]
             for attempt in line["outcome"]["attempts"]:
@@ -328,9 +329,9 @@ def test_a_failure_is_the_last_line(lines: Lines) -> None:
 
 
 def test_the_events_are_the_ledgers(lines: Lines, project: Path) -> None:
-    told = [line["event"] for line in lines("tree", "--depth", "2", "-c", "echo x >> n") if "event" in line]
+    result = [line["event"] for line in lines("tree", "--depth", "2", "-c", "echo x >> n") if "event" in line]
     with open_ledger(Workspace(project)) as ledger:
-        assert [(e["seq"], e["kind"], e["attempt"]) for e in told] == [
+        assert [(e["seq"], e["kind"], e["attempt"]) for e in result] == [
             (e.seq, e.kind, e.attempt) for e in ledger.events()
         ]
 
@@ -372,8 +373,8 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
 
 
 def test_a_command_keeps_its_own_options(run: Run, project: Path) -> None:
-    run("run", "--", "sh", "-c", 'echo "$@" > told', "sh", "--json", "-q", "--", "--commit-to-git")
-    assert (project / "told").read_text() == "--json -q -- --commit-to-git\n"
+    run("run", "--", "sh", "-c", 'echo "$@" > result', "sh", "--json", "-q", "--", "--commit-to-git")
+    assert (project / "result").read_text() == "--json -q -- --commit-to-git\n"
 
 
 # Signals and failures
@@ -477,9 +478,9 @@ report=$(printf %s "$PYTEST_ADDOPTS" | sed 's/.*--junitxml=\\([^ ]*\\).*/\\1/')
 )
 def test_a_report_that_lies_wins_nothing(outcome: Callable[..., Any], project: Path, script: str, doubt: str) -> None:
     (project / "pytest").write_text(PYTEST + script)
-    told = outcome("run", "--test", "sh ./pytest", *sh("echo uno > a.txt"), code=7)
+    result = outcome("run", "--test", "sh ./pytest", *sh("echo uno > a.txt"), code=7)
     assert (project / "a.txt").read_text() == "one\n"
-    reason = told["attempts"][0]["reason"]
+    reason = result["attempts"][0]["reason"]
     assert reason.startswith("tests: ")
     assert doubt in reason
 

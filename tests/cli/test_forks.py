@@ -109,10 +109,10 @@ def test_show_a_fork(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert [line.split()[0] for line in said.splitlines() if line.startswith(f"{fork}.")] == [f"{fork}.1", f"{fork}.2"]
     assert "exit code 3" in said
     assert "The fork waits for a pick" in said
-    told = ask("show", fork)["fork"]
-    assert (told["id"], told["state"], told["winner"]) == (fork, "open", None)
-    assert told["spec"]["kind"] == "speculate"
-    assert [(a["state"], a["exit_code"]) for a in told["attempts"]] == [("succeeded", 0), ("failed", 3)]
+    report = ask("show", fork)["fork"]
+    assert (report["id"], report["state"], report["winner"]) == (fork, "open", None)
+    assert report["spec"]["kind"] == "speculate"
+    assert [(a["state"], a["exit_code"]) for a in report["attempts"]] == [("succeeded", 0), ("failed", 3)]
     run("pick", f"{fork}.1")
     said = run("show", fork).stdout
     assert f"decided:    pick, for {fork}.1" in said
@@ -131,15 +131,15 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert said.endswith("Output:\nsaid\nwarned\n")
     assert run("show", f"{fork}.1", "--output").stdout == "said\nwarned\n"
     assert run("show", f"{fork}.1", "--stderr").stdout == "warned\n"
-    told = ask("show", f"{fork}.2")["attempt"]
-    assert (told["state"], told["exit_code"], told["reason"]) == ("failed", 3, "exit code 3")
-    assert (told["branch"], [c["path"] for c in told["changes"]]) == (f"/main/{fork}-1", ["c.txt"])
-    assert told["command"][-1] == FAILS
-    assert told["ended"] >= told["started"]
+    report = ask("show", f"{fork}.2")["attempt"]
+    assert (report["state"], report["exit_code"], report["reason"]) == ("failed", 3, "exit code 3")
+    assert (report["branch"], [c["path"] for c in report["changes"]]) == (f"/main/{fork}-1", ["c.txt"])
+    assert report["command"][-1] == FAILS
+    assert report["ended"] >= report["started"]
     run("abort", fork)
     assert f"branch:     {fork}-0 (dropped)" in run("show", f"{fork}.1").stdout
-    told = ask("show", f"{fork}.1", "--stderr")["attempt"]
-    assert (told["branch"], told["changes"], told["output"]) == (None, None, "warned\n")
+    report = ask("show", f"{fork}.1", "--stderr")["attempt"]
+    assert (report["branch"], report["changes"], report["output"]) == (None, None, "warned\n")
 
 
 def test_show_tells_the_end_of_a_long_output(run: Run, hold: Callable[..., str]) -> None:
@@ -149,7 +149,7 @@ def test_show_tells_the_end_of_a_long_output(run: Run, hold: Callable[..., str])
     assert len(run("show", f"{fork}.1", "--output").stdout.splitlines()) == 1000
 
 
-def test_what_is_printed_cannot_drive_a_terminal(run: Run, hold: Callable[..., str]) -> None:
+def test_printed_text_cannot_control_the_terminal(run: Run, hold: Callable[..., str]) -> None:
     fork = hold("printf 'a\\033[2Jb\\n'")
     assert "a\\x1b[2Jb" in run("show", f"{fork}.1").stdout
     assert run("show", f"{fork}.1", "--output").stdout == "a\x1b[2Jb\n"
@@ -181,9 +181,9 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
         "-two",
         "+due",
     ]
-    told = ask("diff", f"{fork}.1", f"{fork}-2")
-    assert (told["from"], told["to"]) == (f"/main/{fork}-0", f"/main/{fork}-2")
-    assert told["diff"].endswith("-uno\n+eins\n")
+    report = ask("diff", f"{fork}.1", f"{fork}-2")
+    assert (report["from"], report["to"]) == (f"/main/{fork}-0", f"/main/{fork}-2")
+    assert report["diff"].endswith("-uno\n+eins\n")
     # The diff turns the first into the second.
     seen = Path(ask("branch", "path", f"{fork}-0")["path"])
     subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
@@ -241,7 +241,7 @@ def test_pick_one_that_failed(run: Run, hold: Callable[..., str], project: Path)
     assert (project / "c.txt").read_text() == "lost\n"
 
 
-def test_a_conflict_is_decided_by_who_picks(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+def test_a_pick_decides_conflicts(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
     fork = hold(ONE)
     (project / "a.txt").write_text("changed elsewhere\n")
     said = run("pick", fork, code=3).stderr
@@ -256,9 +256,9 @@ def test_combine(run: Run, ask: Ask, hold: Callable[..., str], project: Path) ->
     said = run("combine", f"{fork}.1", f"{fork}.2", f"{fork}.3", code=3).stdout
     assert f"! a.txt: {fork}.1, {fork}.3 changed the same lines" in said
     assert f"forkwise combine {fork}.1 {fork}.2 {fork}.3 --prefer a.txt={fork}.3" in said
-    told = ask("combine", f"{fork}.1", f"{fork}.3", code=3)["combination"]
-    assert (told["commit"], told["tests"]) == (None, None)
-    assert told["conflicts"][0]["attempts"] == [f"{fork}.1", f"{fork}.3"]
+    report = ask("combine", f"{fork}.1", f"{fork}.3", code=3)["combination"]
+    assert (report["commit"], report["tests"]) == (None, None)
+    assert report["conflicts"][0]["attempts"] == [f"{fork}.1", f"{fork}.3"]
     assert (project / "a.txt").read_text() == "one\n"
 
     names = (f"{fork}.1", f"{fork}.2", f"{fork}.3")
@@ -323,13 +323,13 @@ def test_gc_keeps_an_interrupted_fork(
 ) -> None:
     fork = kill("true", f"echo half > half.txt; touch {tmp_path}/on; sleep 1000", once=("on",))
     assert f"kept {fork}: it was interrupted. Resume it: forkwise resume {fork}." in run("gc").stdout
-    told = ask("gc")
-    assert [f["id"] for f in told["unfinished"]] == [fork]
-    assert (told["removed"], told["listed"], told["aborted"]) == ([], [], [])
+    report = ask("gc")
+    assert [f["id"] for f in report["unfinished"]] == [fork]
+    assert (report["removed"], report["listed"], report["aborted"]) == ([], [], [])
     assert len(ask("branch", "ls")["branches"]) == 2
     assert f"would abort {fork}" in run("gc", "--force", "--dry-run").stdout
-    told = ask("gc", "--force")
-    assert (told["aborted"], sorted(told["removed"])) == ([fork], [f"/main/{fork}-0", f"/main/{fork}-1"])
+    report = ask("gc", "--force")
+    assert (report["aborted"], sorted(report["removed"])) == ([fork], [f"/main/{fork}-0", f"/main/{fork}-1"])
     assert ask("branch", "ls")["branches"] == []
     assert [m.point for m in mounts() if m.point.startswith(str(state))] == []
     assert ask("ls")["forks"][0]["state"] == "aborted"
@@ -402,12 +402,12 @@ def test_one_attempt_of_another_process_is_ended(run: Run, ask: Ask, project: Pa
             fork = ask("ls")["forks"][0]["id"]
             ended = ask("abort", f"{fork[:5]}.1")
             left = [line for line in processes_about(f"{tmp_path}/on") if MAIN not in line]
-            told = ask("show", fork)["fork"]["attempts"]
+            report = ask("show", fork)["fork"]["attempts"]
             again = run("abort", f"{fork}.1", code=1).stderr
         finally:
             (tmp_path / "go").touch()
     assert (ended, left) == ({"aborted": f"{fork}.1", "dropped": []}, [])
-    assert [(a["state"], a["reason"]) for a in told] == [("cancelled", "aborted by the user"), ("running", None)]
+    assert [(a["state"], a["reason"]) for a in report] == [("cancelled", "aborted by the user"), ("running", None)]
     assert "it is cancelled already" in again
     assert driver.returncode == 0
     assert (project / "two.txt").read_text() == "2\n"
@@ -436,9 +436,9 @@ def test_the_output_of_attempts_is_printed_line_by_line(run: Run, hold: Callable
         f"From another terminal, forkwise pick {fork}.N commits attempt N, forkwise abort {fork}.N stops it, "
         f"forkwise abort {fork} aborts the fork."
     )
-    told = [line for line in lines if line.startswith(f"{fork}.1")]
-    assert told[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]
-    assert told[3].startswith(f"{fork}.1 succeeded in "), "its output is printed before its end"
+    report = [line for line in lines if line.startswith(f"{fork}.1")]
+    assert report[1:3] == [f"{fork}.1: said", f"{fork}.1: red"]
+    assert report[3].startswith(f"{fork}.1 succeeded in "), "its output is printed before its end"
     assert f"{fork} waits for a pick" in lines
     assert not any(line.startswith("attempt ") for line in lines), "no table, which screen readers do not read well"
     run("pick", f"{fork}.1")

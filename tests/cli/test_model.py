@@ -107,7 +107,7 @@ def test_an_answer_that_is_cut_off_fills_no_schema(run: Run, schema: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"type": "string"}'])
-def test_what_is_no_schema(run: Run, project: Path, text: str) -> None:
+def test_an_invalid_schema(run: Run, project: Path, text: str) -> None:
     (project / "schema.json").write_text(text)
     assert "schema.json is not" in run("model", "ask", "--schema", "schema.json", "A pear.", code=2).stderr
 

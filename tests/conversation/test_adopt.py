@@ -68,7 +68,7 @@ def test_adopted_twice_is_adopted_once(history: list[ModelMessage]) -> None:
     assert adopted(made) == made
 
 
-def test_what_is_right_stays_as_it_is() -> None:
+def test_valid_messages_are_unchanged() -> None:
     talk = Conversation()
     talk.say("look")
     talk.add(ModelResponse(parts=[ToolCallPart("look", {}, "a")]))

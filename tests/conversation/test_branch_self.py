@@ -130,7 +130,7 @@ async def test_the_life_of_the_tree() -> None:
     assert tree.here is end
 
 
-async def test_every_branch_can_be_gone_on_with() -> None:
+async def test_every_branch_can_be_continued() -> None:
     mind = Mind(go=branching("task 1", "task 2"))
     made, _ = agent(mind)
     talk = Talk(made)
@@ -166,7 +166,7 @@ async def test_recursion_ends_at_its_depth() -> None:
     assert "Successfully created 1 branch." in text_of(end)
 
 
-async def test_a_branch_that_fails_is_told_and_the_others_count() -> None:
+async def test_a_failed_branch_is_reported_and_the_others_count() -> None:
     mind = Mind(go=branching("good", "bad", recombine="concatenate"), bad=ValueError("out of ideas"))
     made, _ = agent(mind)
     talk = Talk(made)
@@ -290,7 +290,7 @@ def test_prompts_in_every_form() -> None:
             read_prompts(bad)  # type: ignore[arg-type]
 
 
-async def test_after_a_restart_every_branch_can_be_gone_on_with(tmp_path: Path) -> None:
+async def test_after_a_restart_every_branch_can_be_continued(tmp_path: Path) -> None:
     made, _ = agent(Mind(go=branching("task 1", "task 2")))
     with SqliteLedger(tmp_path) as ledger:
         saved = StoredConversation(Conversation(), ledger.conversations)
@@ -329,8 +329,8 @@ async def test_a_prompt_above_a_tool_s_use_is_one_that_providers_take() -> None:
     await talk.prompt("use it")
     caller = talk.conversation.node(2)
     assert [c.tool_name for c in caller.calls] == ["note"]
-    told = await talk.prompt("rather this", at=caller)
-    assert text_of(told) == "answer to rather this"
+    report = await talk.prompt("rather this", at=caller)
+    assert text_of(report) == "answer to rather this"
     assert results(talk.conversation, caller.replies[1]) == ["noted y"]
 
 

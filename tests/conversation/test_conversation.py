@@ -54,7 +54,7 @@ def test_depth_is_no_matter() -> None:
     assert talk.here.is_below(talk.node(1))
 
 
-def test_an_ancestor_is_told_from_any_other() -> None:
+def test_ancestors_are_distinguished_from_other_nodes() -> None:
     talk = Conversation()
     nodes = [talk.say("start")]
     for number in range(200):
@@ -66,7 +66,7 @@ def test_an_ancestor_is_told_from_any_other() -> None:
         assert [node.ancestor_at(d).depth for d in range(node.depth + 1)] == list(range(node.depth + 1))
 
 
-def test_results_reach_all_who_wait_for_them() -> None:
+def test_results_reach_all_branches_that_await_them() -> None:
     talk = Conversation()
     talk.say("compare")
     caller = talk.add(calling("a", "b"))
@@ -100,15 +100,15 @@ def test_siblings_may_reuse_an_id_and_descendants_may_not() -> None:
     question = talk.say("look")
     one = talk.add(calling("same"), question)
     talk.add(calling("same"), question)
-    told = talk.say("and again", one)
+    report = talk.say("and again", one)
     with pytest.raises(ConversationError) as refused:
-        talk.add(calling("same"), told)
+        talk.add(calling("same"), report)
     assert refused.value.rule == "no id twice on a path"
     assert refused.value.calls == ("same",)
     assert len(talk) == 4
 
 
-def test_the_position_follows_who_speaks_there_and_nobody_else() -> None:
+def test_the_position_follows_only_messages_at_the_position() -> None:
     talk = Conversation()
     first = talk.say("hello")
     talk.reply("hello")

@@ -71,7 +71,7 @@ async def test_chain(talk: Talk) -> None:
     assert talk.conversation.here is nodes[-1]
 
 
-async def test_branch_and_par_branch_run_where_they_are_told_to(talk: Talk, echo: Echo) -> None:
+async def test_branch_and_par_branch_run_at_the_given_node(talk: Talk, echo: Echo) -> None:
     start = await talk.prompt("start")
     await talk.prompt("elsewhere")
     here = talk.conversation.here
@@ -116,9 +116,9 @@ async def test_tree_of_thought(talk: Talk) -> None:
 
 async def test_par_dispatch(talk: Talk) -> None:
     other = Talk(talk.agent)
-    told = await flows.par_dispatch([talk, other], flows.chain, ["a", "b"])
-    assert [said for said, _ in told] == [["a", "a > b"]] * 2
-    assert [nodes[-1] for _, nodes in told] == [talk.conversation.here, other.conversation.here]
+    report = await flows.par_dispatch([talk, other], flows.chain, ["a", "b"])
+    assert [said for said, _ in report] == [["a", "a > b"]] * 2
+    assert [nodes[-1] for _, nodes in report] == [talk.conversation.here, other.conversation.here]
 
 
 async def test_broadcast(talk: Talk) -> None:
@@ -127,11 +127,11 @@ async def test_broadcast(talk: Talk) -> None:
     talk.conversation.label("done", nodes[1])
     said, _ = await flows.broadcast_to_leaves(talk, "sum up", skip=["done", "unknown"], at=start)
     assert said == ["start > x > sum up", "start > z > sum up"]
-    told = await flows.broadcast(talk, flows.chain, ["p", "q"], at=nodes[1])
-    assert [said for said, _ in told] == [["start > y > p", "start > y > p > q"]]
+    report = await flows.broadcast(talk, flows.chain, ["p", "q"], at=nodes[1])
+    assert [said for said, _ in report] == [["start > y > p", "start > y > p > q"]]
 
 
-async def test_a_branch_that_fails_is_told_with_what_the_others_said(talk: Talk) -> None:
+async def test_a_failed_branch_is_reported_with_the_answers_of_the_others(talk: Talk) -> None:
     with pytest.raises(BranchesFailed, match="1 of 3 branches failed: branch 2: ValueError: no idea") as failed:
         await flows.par_branch(talk, ["x", "fail", "z"])
     assert [text_of(node) for node in failed.value.done] == ["x", "z"]  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_to_the_ledger_and_back(talk: Conversation, tmp_path: Path) -> None:
         assert (record.id, record.title, record.here) == (saved.id, "a talk", 4)
 
 
-def test_only_what_is_new_is_written(talk: Conversation, tmp_path: Path) -> None:
+def test_only_new_messages_are_written(talk: Conversation, tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger:
         saved = StoredConversation(talk, ledger.conversations)
         written: list[list[int]] = []

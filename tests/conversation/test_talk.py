@@ -45,7 +45,7 @@ async def test_an_answer_that_broke_off_before_it_began_is_no_answer() -> None:
     assert len(talk.conversation) == 2
 
 
-async def test_what_was_said_before_it_broke_off_stays() -> None:
+async def test_the_text_before_an_interruption_is_kept() -> None:
     talk = talk_of(["half a "], ["half a ", ConnectionError("no line")])
     await talk.prompt("hi")
     with pytest.raises(ConnectionError):

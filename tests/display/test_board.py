@@ -202,7 +202,7 @@ def test_a_long_diff_is_paged(project: Path, tmp_path: Path, monkeypatch: pytest
     assert "paged" not in shown
 
 
-def test_a_terminal_is_not_driven_by_what_is_run(project: Path) -> None:
+def test_output_of_attempts_cannot_control_the_terminal(project: Path) -> None:
     work = r"printf 'title \033]0;evil\007 \033[2Jgone\n'; touch $(printf 'a\033[31m'); sleep .3"
     code, shown = on_terminal(project, "run", "--", "sh", "-c", work)
     assert code == 0

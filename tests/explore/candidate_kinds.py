@@ -61,7 +61,7 @@ class Way:
         """Build a task that does another deed once it gets feedback."""
         if self.is_command:
             return ["sh", "-c", f'if [ -s "$FORKWISE_FEEDBACK" ]; then {after.script()}; else {before.script()}; fi']
-        return self._function(lambda path, told: (after if told else before).do(path))
+        return self._function(lambda path, report: (after if report else before).do(path))
 
     def _function(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         if not self.is_async:

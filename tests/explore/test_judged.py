@@ -90,7 +90,7 @@ PATTERNS: dict[str, Callable[[Tests], Pattern]] = {
     ),
     "beam": lambda tests: BeamSearch([writes(LONG)], expand=lambda *_: [writes(RIGHT), writes(WRONG)], evaluate=tests),
     "cascade": lambda tests: Cascaded(
-        lambda path, told: writes(RIGHT if any("test_small" in text for text in told) else WRONG)(path),
+        lambda path, document: writes(RIGHT if any("test_small" in text for text in document) else WRONG)(path),
         fan_out=(1, 1),
         evaluate=tests,
     ),
@@ -250,7 +250,7 @@ def test_judges_in_order(project: Workspace) -> None:
 
 
 @pytest.mark.parametrize("judges", [[], (), "pytest", 3, [3], [[]], None], ids=repr)
-def test_what_is_no_judge_is_said_at_once(judges: Any) -> None:
+def test_an_invalid_evaluator_is_an_error_at_once(judges: Any) -> None:
     if judges is None:
         Speculate([["true"]], evaluate=None)
         return

@@ -22,15 +22,15 @@ _ROUNDS = rounds(20, 100)
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("FORKWISE_STATE", None)
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, kill_at_random.__file__, str(tmp_path), str(_ROUNDS), str(seed)],
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert told.stderr == ""  # keeps errors of the killed program's children off the terminal
-    first, *rest = map(json.loads, told.stdout.splitlines())
+    assert report.returncode == 0, report.stderr[-3000:]
+    assert report.stderr == ""  # keeps errors of the killed program's children off the terminal
+    first, *rest = map(json.loads, report.stdout.splitlines())
     before, after = first["before"], first["after"]
     assert after["chosen"] == "2\n"
     assert "gone" not in after

@@ -228,7 +228,7 @@ def patterns(draw: st.DrawFn) -> tuple[str, Pattern]:
         "tree": lambda: TreeOfThoughts(first, expand=lambda *_: second, max_depth=draw(st.integers(1, 3)), **options),
         "tournament": lambda: Tournament(first, judge=lambda *_: 1, **options),
         "beam": lambda: BeamSearch(first, expand=lambda *_: second, beam_width=2, max_depth=2, **options),
-        "cascade": lambda: Cascaded(lambda path, told: first[len(told) % len(first)](path), fan_out=(1, 2), **options),
+        "cascade": lambda: Cascaded(lambda path, past: first[len(past) % len(first)](path), fan_out=(1, 2), **options),
         "search": lambda: TreeSearch(first, budget=5, max_depth=2, **options),
     }
     return f"{kind} {first} {second} {options}", made[kind]()

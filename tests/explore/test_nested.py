@@ -239,17 +239,17 @@ def test_what_a_loser_started_in_sandboxes_ends_with_it(workspace: Workspace) ->
     assert type(ended[0]) is asyncio.CancelledError
 
 
-def test_who_is_over_explores_no_more(workspace: Workspace) -> None:
+def test_an_attempt_that_is_over_starts_no_fork(workspace: Workspace) -> None:
     """A thread that was abandoned after its timeout cannot start another fork."""
     go, gone = threading.Event(), threading.Event()
-    told: list[BaseException] = []
+    report: list[BaseException] = []
 
     def late(path: Path) -> bool:
         go.wait(60)
         try:
             return Speculate([adds("late")])(path).committed
         except BaseException as error:
-            told.append(error)
+            report.append(error)
             raise
         finally:
             gone.set()
@@ -261,8 +261,8 @@ def test_who_is_over_explores_no_more(workspace: Workspace) -> None:
     outcome = Speculate([late, after], max_parallel=1, timeout=1)(workspace)
     assert outcome.all_results[0].reason == "timed out after 1 s"
     assert (workspace.path / "trail").read_text() == "after\n"
-    assert isinstance(told[0], ForkResolvedError)
-    assert str(told[0]) == "cannot start a fork inside this attempt: the attempt is over"
+    assert isinstance(report[0], ForkResolvedError)
+    assert str(report[0]) == "cannot start a fork inside this attempt: the attempt is over"
 
 
 # Deep trees

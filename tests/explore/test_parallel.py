@@ -73,20 +73,20 @@ def patterns(work: Any, **options: Any) -> dict[str, Pattern]:
         "tournament": Tournament(work, 5, judge=lambda *_: 0, **options),
         "tree": TreeOfThoughts([work] * 2, expand=lambda *_: [work] * 5, max_depth=2, **options),
         "beam": BeamSearch([work] * 4, expand=lambda *_: [work] * 3, beam_width=3, **options),
-        "cascade": Cascaded(lambda path, told: work(path) and len(told) > 3, fan_out=(4, 5), **options),
+        "cascade": Cascaded(lambda path, report: work(path) and len(report) > 3, fan_out=(4, 5), **options),
         "tree-search": TreeSearch([work] * 3, budget=12, **options),
     }
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("name", patterns(bool))
-def test_no_more_at_once_than_was_said(name: str, most: int, workspace: Workspace) -> None:
+def test_at_most_max_parallel_at_once(name: str, most: int, workspace: Workspace) -> None:
     gauge = Gauge(workspace.path.parent / "room", most)
     assert patterns(gauge.work, max_parallel=most)[name](workspace).committed
     assert not gauge.is_exceeded
 
 
-def test_no_more_sandboxes_at_once_than_was_said(workspace: Workspace) -> None:
+def test_at_most_max_parallel_sandboxes_at_once(workspace: Workspace) -> None:
     room = workspace.path.parent / "room"
     gauge = Gauge(room, 2)
     runner = SandboxRunner(Confinement.standard(writable=(str(room),)))
@@ -95,7 +95,7 @@ def test_no_more_sandboxes_at_once_than_was_said(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("most", [2, None])
-def test_as_many_at_once_as_was_said(most: int | None, workspace: Workspace) -> None:
+def test_max_parallel_is_used_fully(most: int | None, workspace: Workspace) -> None:
     """No candidate ends before all have started."""
     width = most or default_parallel()
     together = threading.Barrier(width)

@@ -117,7 +117,7 @@ def test_a_search_killed_when_the_inside_was_decided(scene: Scene) -> None:
     assert scene.text("top.txt") == "base\n"
 
 
-def test_what_was_decided_for_may_be_gone(scene: Scene) -> None:
+def test_the_workspace_of_a_decision_may_be_deleted(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(BEST), "resolved")
     scene.workspace.open(f"{fork}-0").abort()
     with pytest.raises(BranchNotFoundError, match="no longer exists"):

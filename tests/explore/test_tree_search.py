@@ -83,23 +83,23 @@ def test_any_search(actions: int, max_depth: int, exploration: float, at_once: i
     """
     tree = Mcts(actions, exploration=exploration, max_depth=max_depth)
     out: list[SearchNode] = []
-    told: dict[tuple[int, ...], float | None] = {(): 0.0}
+    report: dict[tuple[int, ...], float | None] = {(): 0.0}
     asked: set[tuple[int, ...]] = set()
     while True:
         while len(out) < at_once and (node := tree.ask()) is not None:
             where = place(node)
             assert where not in asked
             assert len(where) == node.depth <= max_depth
-            assert told.get(where[:-1]) is not None
+            assert report.get(where[:-1]) is not None
             asked.add(where)
             out.append(node)
         if not out:
             break
         node = out.pop(seed.randrange(len(out)))
         score = seed.choice([None, 0.0, -5.0, 1e6, seed.random()])
-        told[place(node)] = score
+        report[place(node)] = score
         tree.tell(node, score)
-    open_ones = [where for where, score in told.items() if score is not None and len(where) < max_depth]
+    open_ones = [where for where, score in report.items() if score is not None and len(where) < max_depth]
     assert asked == {(*where, action) for where in open_ones for action in range(actions)}
     assert tree.root.visits == len(asked)
-    assert tree.root.total_score == pytest.approx(sum(score for score in told.values() if score is not None))
+    assert tree.root.total_score == pytest.approx(sum(score for score in report.values() if score is not None))

@@ -180,7 +180,7 @@ def look(root: Path, name: str) -> object:
     return path.read_bytes() if path.exists() else None
 
 
-def told(value: object) -> object:
+def normalize(value: object) -> object:
     return value.encode() if isinstance(value, str) else value
 
 
@@ -302,7 +302,7 @@ def test_changes_that_go_together(unchanged: Workspace, one: Did, two: Did, expe
     first, second = branches(unchanged, one, two)
     done = together([first, second])
     assert done.conflicts == ()
-    assert {p: look(done.branch.path, p) for p in expected} == {p: told(v) for p, v in expected.items()}
+    assert {p: look(done.branch.path, p) for p in expected} == {p: normalize(v) for p, v in expected.items()}
     changed = {*one, *two}
     untouched = {p: s for p, s in snapshot(unchanged.path).items() if not is_related(p, changed)}
     assert {p: s for p, s in snapshot(done.branch.path).items() if not is_related(p, changed)} == untouched
@@ -313,7 +313,7 @@ def is_related(path: str, others: set[str]) -> bool:
     return any(path == o or path.startswith(f"{o}/") or o.startswith(f"{path}/") or not path for o in others)
 
 
-def test_it_is_told_what_came_from_where(workspace: Workspace) -> None:
+def test_the_origin_of_every_path_is_reported(workspace: Workspace) -> None:
     done = together(
         branches(
             workspace,
@@ -540,7 +540,7 @@ def test_changes_that_clash(unchanged: Workspace, one: Did, two: Did, path: str,
         assert sorted(os.listdir(done.branch.path / "other")) == ["1", "2"]
 
 
-def test_the_lines_that_clash_are_told(workspace: Workspace) -> None:
+def test_the_conflicting_lines_are_reported(workspace: Workspace) -> None:
     done = together(branches(workspace, {"f": line(3, "1")}, {"f": line(3, "2")}))
     (clash,) = done.conflicts
     assert clash.hunks == (Hunk(2, 3, (b"line 3\n",), (b"1\n",), (b"2\n",)),)
@@ -938,9 +938,7 @@ def test_directories_and_files_that_may_not_be_written_to() -> None:
     ],
     ids=str,
 )
-def test_a_commit_refuses_what_was_not_decided(
-    workspace: Workspace, one: Did, two: Did, paths: tuple[str, ...]
-) -> None:
+def test_a_commit_refuses_undecided_conflicts(workspace: Workspace, one: Did, two: Did, paths: tuple[str, ...]) -> None:
     done = together(branches(workspace, {**one, "g": "1"}, {**two, "e/x": "2"}))
     before = snapshot(workspace.path)
     again = workspace.open("both")  # as another process would
@@ -954,7 +952,7 @@ def test_a_commit_refuses_what_was_not_decided(
     assert snapshot(workspace.path, times=False) == seen
 
 
-def test_what_was_settled_by_hand_is_committed(workspace: Workspace) -> None:
+def test_conflicts_resolved_by_hand_are_committed(workspace: Workspace) -> None:
     done = together(branches(workspace, {"f": "1"}, {"f": "2"}))
     do(done.branch.path, {"f": "1 and 2"})
     done.branch.commit()

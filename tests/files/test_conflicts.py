@@ -339,7 +339,7 @@ def is_same_place(view: str, fate: Callable[[Path], None]) -> bool:
 
 @pytest.mark.parametrize("place", ["d", "d/deep"])
 @pytest.mark.parametrize("fate", FATES)
-def test_what_was_added_meanwhile_to_a_directory_that_goes_is_not_lost(
+def test_files_added_meanwhile_to_a_deleted_directory_are_not_lost(
     workspace: Workspace, view: str, fate: Callable[[Path], None], place: str
 ) -> None:
     branch = workspace.branch("b")
@@ -360,7 +360,7 @@ def test_what_was_added_meanwhile_to_a_directory_that_goes_is_not_lost(
 
 @pytest.mark.parametrize("change", [edit, rewrite, chmod, to_directory])
 @pytest.mark.parametrize("fate", FATES)
-def test_what_was_changed_meanwhile_in_a_directory_that_goes_is_not_lost(
+def test_files_changed_meanwhile_in_a_deleted_directory_are_not_lost(
     workspace: Workspace, fate: Callable[[Path], None], change: Callable[[Path, str], None]
 ) -> None:
     branch = workspace.branch("b")
@@ -719,7 +719,7 @@ def test_rebase_over_a_commit_and_its_undo(workspace: Workspace) -> None:
     assert (workspace.path / "f").read_text() == line(5, "two")
 
 
-def test_what_an_undo_brought_back_is_no_conflict_and_what_was_changed_since_is(workspace: Workspace) -> None:
+def test_files_restored_by_an_undo_conflict_only_if_changed_since(workspace: Workspace) -> None:
     """Also for files that cannot be merged, and with ``merge=False``."""
     write(workspace.path / "binary", "\0one")
     for is_changed in (False, True):
@@ -1008,7 +1008,7 @@ def test_theirs_in_nested_branches_leaves_only_what_conflicts(workspace: Workspa
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_theirs_in_nested_branches_keeps_what_was_changed_in_a_directory_that_goes(
+def test_theirs_in_nested_branches_keeps_changes_in_a_deleted_directory(
     workspace: Workspace, fate: Callable[[Path], None]
 ) -> None:
     parent = workspace.branch("parent")
@@ -1088,7 +1088,7 @@ def test_a_file_moved_in_a_nested_branch_is_no_conflict(workspace: Workspace) ->
 # The clock
 
 
-def test_what_was_written_right_before_the_fork_is_never_a_conflict(workspace: Workspace) -> None:
+def test_a_write_right_before_the_fork_is_never_a_conflict(workspace: Workspace) -> None:
     for n in range(200):
         (workspace.path / "f").write_text(f"before {n}")
         branch = workspace.branch("b")
@@ -1097,7 +1097,7 @@ def test_what_was_written_right_before_the_fork_is_never_a_conflict(workspace: W
         assert (workspace.path / "f").read_text() == f"in branch {n}"
 
 
-def test_what_was_written_right_after_the_fork_is_always_a_conflict(workspace: Workspace) -> None:
+def test_a_write_right_after_the_fork_is_always_a_conflict(workspace: Workspace) -> None:
     for n in range(200):
         branch = workspace.branch("b")
         (workspace.path / "f").write_text(f"after {n}")
@@ -1108,7 +1108,7 @@ def test_what_was_written_right_after_the_fork_is_always_a_conflict(workspace: W
     assert (workspace.path / "f").read_text() == "after 199"
 
 
-def test_what_was_written_right_after_a_commit_is_always_a_conflict_for_undo(workspace: Workspace) -> None:
+def test_a_write_right_after_a_commit_is_always_a_conflict_for_undo(workspace: Workspace) -> None:
     for n in range(100):
         branch = workspace.branch("b")
         (branch.path / "f").write_text(f"in branch {n}")

@@ -116,7 +116,7 @@ def test_a_commit_makes_few_calls_for_a_file(calls: Callable[[int, int], Calls])
         assert (many[action].total() - few[action].total()) / 200 <= 8, action
 
 
-def test_an_abort_does_not_depend_on_what_was_changed(calls: Callable[[int, int], Calls]) -> None:
+def test_an_abort_does_not_depend_on_the_changes(calls: Callable[[int, int], Calls]) -> None:
     few, many = calls(300, 10), calls(300, 210)
     for action in ("create", "look", "abort"):
         assert few[action] == many[action], action

@@ -62,7 +62,7 @@ def _make(path: Path, what: str | None, where: str) -> None:
 @example(made={"c": "c"}, path="a/../c")
 @example(made={"c": "c", "b": "file"}, path="a/../c/../b")
 @example(made={"c": "a/../c"}, path="c")
-def test_leads_where_it_would_for_who_sees_it_there(
+def test_links_resolve_as_for_a_process_that_sees_them(
     memory_directory: Path, made: dict[str, str | None], path: str
 ) -> None:
     with twins(memory_directory, made) as (where, tree):

@@ -137,7 +137,7 @@ def test_a_dead_branch_stays_while_one_made_from_it_does(workspace: Workspace) -
     assert (workspace.open("outer/inner").path / "f").read_text() == "changed\n"
 
 
-def test_what_was_never_finished_goes(workspace: Workspace) -> None:
+def test_unfinished_branches_are_removed(workspace: Workspace) -> None:
     branch = workspace.branch("b")
     for place in (workspace.state / "branches", Path(branch.home) / "branches"):
         (place / ".new-1-1" / "layer").mkdir(parents=True)
@@ -304,7 +304,7 @@ def test_a_killed_process_s_branch_can_be_aborted(workspace: Workspace, open_wor
         workspace.open("dead")
 
 
-def test_a_killed_process_s_branch_can_be_gone_on_with(workspace: Workspace) -> None:
+def test_the_branch_of_a_killed_process_can_be_continued(workspace: Workspace) -> None:
     leave_behind(workspace, "dead+")
     branch = workspace.open("dead")
     (branch.path / "d" / "a").write_text("mine\n")
@@ -349,14 +349,14 @@ def test_after_a_restart_a_branch_without_changes_needs_no_trust(workspace: Work
     assert workspace.open("dead").commit().paths == ()
 
 
-def test_after_a_restart_what_was_kept_needs_no_trust(workspace: Workspace) -> None:
+def test_after_a_restart_a_kept_branch_needs_no_trust(workspace: Workspace) -> None:
     leave_behind(workspace, "dead+")
     workspace.open("dead").keep()
     restart(workspace, "dead")
     assert set(workspace.open("dead").commit().paths) == {"f", "new"}
 
 
-def test_after_a_restart_what_was_written_after_it_was_kept_needs_trust(workspace: Workspace) -> None:
+def test_after_a_restart_writes_to_a_kept_branch_need_trust(workspace: Workspace) -> None:
     leave_behind(workspace, "dead+")
     branch = workspace.open("dead").keep()
     (branch.path / "later").write_text("later\n")

@@ -63,7 +63,7 @@ def test_commits_that_came_later_are_no_part_of_it(workspace: Workspace) -> None
     assert commit_diff(workspace, number) == diff
 
 
-def test_what_was_undone_has_none(workspace: Workspace) -> None:
+def test_an_undone_commit_has_no_diff(workspace: Workspace) -> None:
     number, _ = committed(workspace, much)
     workspace.undo(number)
     with pytest.raises(CommitError, match="there is no diff of commit"):

@@ -87,9 +87,9 @@ class Racer:
         self.line.send(word)
 
     def result(self) -> str:
-        told = self.line.recv()
-        assert isinstance(told, str)
-        return told
+        report = self.line.recv()
+        assert isinstance(report, str)
+        return report
 
     def stop(self) -> None:
         self.line.send(None)
@@ -314,21 +314,21 @@ def test_killed_with_the_lock_in_hand(project: Path) -> None:
     workspace = Workspace(project, durable=False)
     branch = workspace.branch("b")
     (branch.path / "shared").write_text("b\n")
-    told, telling = os.pipe()
+    report, telling = os.pipe()
     pid = fork()
     if pid == 0:
         with locked(str(workspace.state)):
             os.write(telling, b".")
             signal.pause()
         os._exit(0)
-    assert os.read(told, 1) == b"."
+    assert os.read(report, 1) == b"."
     waiting = threading.Thread(target=branch.commit)
     waiting.start()
     assert (project / "shared").read_text() == "nobody\n"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     waiting.join()
-    os.close(told)
+    os.close(report)
     os.close(telling)
     assert (project / "shared").read_text() == "b\n"
 

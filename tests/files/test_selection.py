@@ -64,7 +64,7 @@ def tree(root: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def test_what_is_lined_up(workspace: Workspace, pair: dict[str, Branch]) -> None:
+def test_alignment(workspace: Workspace, pair: dict[str, Branch]) -> None:
     found = {one.path: one for one in align_branches(workspace, pair)}
     assert {path: (list(one.versions), one.alignment is not None) for path, one in found.items()} == {
         "a.txt": (["first", "second"], True),
@@ -115,7 +115,7 @@ def test_some_of_both_is_committed_and_undone(workspace: Workspace, pair: dict[s
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "report"),
     [
         ({"a.txt": frozenset([Hunk(0, 1, (b"uno\n",), ("first",))])}, "change of line 1 is not one of"),
         ({"link": "first"}, "first did not change link"),
@@ -123,10 +123,8 @@ def test_some_of_both_is_committed_and_undone(workspace: Workspace, pair: dict[s
         ({"image": frozenset([Hunk(0, 0, (b"\0\1",), ("second",))])}, "image has no hunks"),
     ],
 )
-def test_what_is_not_there_to_be_chosen(
-    workspace: Workspace, pair: dict[str, Branch], choice: dict[str, Choice], told: str
-) -> None:
-    with pytest.raises(BranchError, match=told):
+def test_invalid_choices(workspace: Workspace, pair: dict[str, Branch], choice: dict[str, Choice], report: str) -> None:
+    with pytest.raises(BranchError, match=report):
         select(workspace, pair, "made", choice)
     assert {branch.name for branch in workspace.branches()} == {"try-1", "try-2"}
 
@@ -145,7 +143,7 @@ def test_what_a_third_party_changed_is_not_overwritten(workspace: Workspace, pai
         select(workspace, pair, "made", choice)
 
 
-def test_what_is_changed_after_the_choice_is_seen_by_its_commit(workspace: Workspace, pair: dict[str, Branch]) -> None:
+def test_a_change_after_the_choice_is_a_conflict_of_its_commit(workspace: Workspace, pair: dict[str, Branch]) -> None:
     made = select(workspace, pair, "made", everything(align_branches(workspace, pair), "first"))
     (workspace.path / "a.txt").write_text("mine\n")
     with pytest.raises(ConflictError):

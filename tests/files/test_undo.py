@@ -269,7 +269,7 @@ def test_undo_refuses_where_a_directory_it_would_remove_was_changed_since(worksp
 
 
 @pytest.mark.parametrize("path", ["secret", "gone", "d/deep/c"])
-def test_undo_refuses_where_what_was_deleted_is_there_again(workspace: Workspace, path: str) -> None:
+def test_undo_refuses_if_a_deleted_path_exists_again(workspace: Workspace, path: str) -> None:
     commit, _ = altered(workspace)
     write(workspace.path / path, "there again\n")
     refuses(workspace, commit, path)
@@ -480,7 +480,7 @@ def test_undo_of_a_number_that_never_was(workspace: Workspace) -> None:
             workspace.undo(number)
 
 
-def test_undo_of_what_was_collected_says_so(workspace: Workspace) -> None:
+def test_undo_of_a_collected_commit_is_a_clear_error(workspace: Workspace) -> None:
     one, two = commits(workspace, "f", "new")
     workspace.gc(keep=1)
     now = snapshot(workspace.path)
@@ -492,7 +492,7 @@ def test_undo_of_what_was_collected_says_so(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("project", ["same filesystem"], indirect=True)
-def test_redo_of_what_was_collected_says_so(workspace: Workspace) -> None:
+def test_redo_of_a_collected_commit_is_a_clear_error(workspace: Workspace) -> None:
     (one,) = commits(workspace, "f")
     undone = workspace.undo(one)
     workspace.gc(keep=1)

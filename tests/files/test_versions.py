@@ -72,8 +72,8 @@ def content(root: Path) -> dict[str, object]:
     for directory, _, names in os.walk(root):
         for name in names:
             path = Path(directory, name)
-            told = os.readlink(path) if path.is_symlink() else (path.read_text(), os.access(path, os.X_OK))
-            found[str(path.relative_to(root))] = told
+            report = os.readlink(path) if path.is_symlink() else (path.read_text(), os.access(path, os.X_OK))
+            found[str(path.relative_to(root))] = report
     return found
 
 

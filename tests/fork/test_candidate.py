@@ -101,7 +101,7 @@ def test_scores(text: bytes | None, score: float | None) -> None:
 
 
 @pytest.mark.parametrize("text", [b"nan", b"inf", b"-inf", b"high", b"1 2", b"\xff", b"1e999"])
-def test_what_is_no_score(text: bytes) -> None:
+def test_invalid_scores(text: bytes) -> None:
     with pytest.raises(ValueError, match="its score is not a"):
         read_score(text)
 

@@ -62,7 +62,7 @@ def test_an_interrupted_fork_is_cleared(scene: Scene, point: str) -> None:
     assert abort_fork(scene.workspace, fork) == (), "once more does no harm"
 
 
-def test_what_was_committed_is_not_aborted(scene: Scene) -> None:
+def test_a_committed_fork_is_not_aborted(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(ONE), "committed")
     with pytest.raises(ForkResolvedError, match=r"committed as 1.*undo 1"):
         abort_fork(scene.workspace, fork)
@@ -130,7 +130,7 @@ def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
         assert [f.state for f in ledger.forks()] == ["aborted", "aborted"]
 
 
-def test_what_was_decided_is_left_until_it_is_committed(scene: Scene) -> None:
+def test_a_decided_fork_stays_until_it_is_committed(scene: Scene) -> None:
     """The others are dropped. A commit that is missing in the ledger is recorded."""
     fork = scene.drive(scene.recipe(ONE, "exit 1"), "resolved")
     cleared = clean_up(scene.workspace)

@@ -42,8 +42,8 @@ def test_what_goes_together_is_committed(scene: Scene, fork: str) -> None:
     assert done.taken == {"one.txt": f"{fork}.1", "two.txt": f"{fork}.2"}
     assert done.commit is not None
     assert (scene.fork.state, scene.fork.winner, scene.fork.commit) == ("resolved", None, done.commit.id)
-    told = {"how": "combination", "attempts": [f"{fork}.1", f"{fork}.2"], "branch": f"{fork}-combination"}
-    assert scene.fork.resolution == {**told, "keep": False, "tests": None}
+    report = {"how": "combination", "attempts": [f"{fork}.1", f"{fork}.2"], "branch": f"{fork}-combination"}
+    assert scene.fork.resolution == {**report, "keep": False, "tests": None}
     assert scene.branches == []
 
 
@@ -145,7 +145,7 @@ def test_an_interrupted_fork_has_what_had_ended(scene: Scene) -> None:
     abort_fork(scene.workspace, fork)
 
 
-def test_what_is_refused_is_tried_again(scene: Scene, fork: str) -> None:
+def test_a_refused_combination_can_be_repeated(scene: Scene, fork: str) -> None:
     """The user changed a file while the tests ran."""
     path = scene.workspace.path / "one.txt"
 

@@ -87,7 +87,7 @@ def test_the_size_of_a_change_is_of_its_lines_whatever_they_begin_with(workspace
     assert judged(workspace, SmallerDiff(), lambda path: (path / "a.txt").write_text(odd) > 0) == (True, -3.0, None)
 
 
-def test_the_size_of_what_is_no_text(workspace: Workspace) -> None:
+def test_the_size_of_binary_changes(workspace: Workspace) -> None:
     def work(path: Path) -> bool:
         (path / "one").write_bytes(bytes(1000))
         (path / "two").write_bytes(bytes(range(256)))

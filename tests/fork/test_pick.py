@@ -49,9 +49,9 @@ def test_the_fork_alone_means_its_favourite(scene: Scene) -> None:
     pick(scene.workspace, scene.hold(ONE, TWO))
     assert scene.text("a.txt") == "due\n"
     fork = scene.hold("exit 1", "exit 2")
-    with pytest.raises(LedgerError, match=f"was judged best: name an attempt .{fork}.1, {fork}.2") as told:
+    with pytest.raises(LedgerError, match=f"was judged best: name an attempt .{fork}.1, {fork}.2") as error:
         pick(scene.workspace, fork)
-    assert told.value.near == (f"{fork}.1", f"{fork}.2")
+    assert error.value.near == (f"{fork}.1", f"{fork}.2")
     abort_fork(scene.workspace, fork)
 
 
@@ -150,7 +150,7 @@ def test_a_conflict_is_tried_again(scene: Scene) -> None:
     assert scene.text("a.txt") == "uno\n"
 
 
-def test_what_was_never_committed_can_be_given_up(scene: Scene) -> None:
+def test_a_decision_without_a_commit_can_be_abandoned(scene: Scene) -> None:
     fork = scene.hold(ONE)
     (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):

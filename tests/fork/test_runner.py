@@ -101,7 +101,7 @@ def test_too_slow(runner: Runner, branch: Branch, is_command: bool) -> None:
 @pytest.mark.parametrize(
     ("confinement", "is_command"), [("open", False), ("standard", False), ("standard", True), ("strict", True)]
 )
-def test_who_is_cancelled_has_killed_it(confinement: str, is_command: bool, branch: Branch) -> None:
+def test_cancellation_kills_the_process(confinement: str, is_command: bool, branch: Branch) -> None:
     """The process is dead and reaped when the cancellation is raised."""
     reader, writer = os.pipe()
     before = children()
@@ -220,9 +220,9 @@ def test_in_a_sandbox_a_workspace_keeps_its_state_in_the_sandbox(branch: Branch)
     assert ended.error is None
     assert ended.value.startswith("/tmp/.forkwise/")
     assert not Path("/tmp/.forkwise").exists()
-    told: list[bytes] = []
-    run(SandboxRunner(), branch, argv=["printenv", "FORKWISE_STATE"], on_output=lambda _, piece: told.append(piece))
-    assert b"".join(told) == b"/tmp/.forkwise\n"
+    report: list[bytes] = []
+    run(SandboxRunner(), branch, argv=["printenv", "FORKWISE_STATE"], on_output=lambda _, piece: report.append(piece))
+    assert b"".join(report) == b"/tmp/.forkwise\n"
 
 
 def test_a_state_that_was_given_is_kept(branch: Branch) -> None:

@@ -43,7 +43,7 @@ def test_a_dry_run_forgets_nothing(ledger: Ledger) -> None:
     assert read_log(ledger.directory, f"{fork}.1") == b"said\n"
 
 
-def test_what_is_not_over_stays(ledger: Ledger) -> None:
+def test_unfinished_forks_stay(ledger: Ledger) -> None:
     running, waiting, aborted = fork_in(ledger).id, fork_in(ledger).id, fork_in(ledger).id
     ledger.await_pick(waiting)
     ledger.abort_fork(aborted, "why")
@@ -51,7 +51,7 @@ def test_what_is_not_over_stays(ledger: Ledger) -> None:
     assert {f.id for f in ledger.forks()} == {running, waiting}
 
 
-def test_what_is_young_stays(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_forks_stay(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("forkwise.ledger.ledger.time.time", lambda: 1000.0)
         old = resolved(ledger)

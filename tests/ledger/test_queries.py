@@ -65,7 +65,7 @@ def test_an_unknown_attempt_is_named_with_its_siblings(named: Ledger) -> None:
         named.attempt("nobody.1")
 
 
-def test_whatever_is_asked_of_or_told_to_an_unknown_one_raises(ledger: Ledger) -> None:
+def test_every_operation_on_an_unknown_fork_raises(ledger: Ledger) -> None:
     known = fork_in(ledger)
     before = picture(ledger), ledger.events()
     for asked in (
@@ -192,7 +192,7 @@ def test_a_closed_ledger_says_so(ledger: Ledger) -> None:
     ledger.close()
 
 
-def test_what_was_written_is_there_when_it_is_opened_again(open_ledger: Open) -> None:
+def test_records_are_there_after_reopening(open_ledger: Open) -> None:
     with open_ledger() as ledger:
         attempt_in(ledger, fork_in(ledger).id)
         before = picture(ledger)

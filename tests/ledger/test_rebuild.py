@@ -77,7 +77,7 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @given(steps=steps)
 @settings(max_examples=examples(60))
-def test_everything_can_be_had_again_from_the_events(
+def test_everything_can_be_rebuilt_from_the_events(
     name: str, rooms: Callable[[], Path], steps: list[tuple[str, int, int]]
 ) -> None:
     opened, forget_rows = IMPLEMENTATIONS[name]

@@ -197,7 +197,7 @@ def test_a_commit_follows_a_resolution_once(ledger: Ledger) -> None:
         ledger.record_commit(fork.id, 2)
 
 
-def test_the_same_commit_may_be_told_twice(ledger: Ledger) -> None:
+def test_the_same_commit_may_be_recorded_twice(ledger: Ledger) -> None:
     fork = fork_in(ledger)
     ledger.resolve(fork.id, how="pick")
     ledger.record_commit(fork.id, 1)
@@ -206,7 +206,7 @@ def test_the_same_commit_may_be_told_twice(ledger: Ledger) -> None:
     assert (picture(ledger), ledger.events()) == before
 
 
-def test_what_was_resolved_and_never_committed_can_be_abandoned(ledger: Ledger) -> None:
+def test_a_resolution_without_a_commit_can_be_abandoned(ledger: Ledger) -> None:
     abandoned, committed, running = fork_in(ledger), fork_in(ledger), fork_in(ledger)
     for fork in (abandoned, committed):
         ledger.resolve(fork.id, how="pick")
@@ -272,7 +272,7 @@ def test_only_an_interrupted_fork_is_adopted(ledger: Ledger) -> None:
         assert ledger.adopt_fork(fork.id) is False
 
 
-def test_what_is_not_json_is_refused_and_nothing_is_written(ledger: Ledger) -> None:
+def test_values_that_are_not_json_are_refused_and_nothing_is_written(ledger: Ledger) -> None:
     attempt = attempt_in(ledger, fork_in(ledger).id)
     before = picture(ledger), ledger.events()
     with pytest.raises(LedgerError, match=attempt.id):

@@ -84,7 +84,7 @@ def test_an_upgrade_that_fails_has_not_begun(old: Path, monkeypatch: pytest.Monk
         assert len(ledger.forks()) == 1
 
 
-def test_what_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_text("something else, of some length" * 100)
     with pytest.raises(LedgerError, match=r"ledger\.db cannot be used: file is not a database"):
         SqliteLedger(tmp_path)

@@ -246,7 +246,7 @@ def test_no_abstract_socket_outside_is_reached(inside: Path) -> None:
         assert do(lambda: attempt(False)).answer == ["", ""]
 
 
-def test_it_holds_for_what_is_started_and_cannot_be_loosened(inside: Path, outside: Path) -> None:
+def test_it_applies_to_child_processes_and_cannot_be_relaxed(inside: Path, outside: Path) -> None:
     def attempt() -> list[str]:
         restrict(writable=[str(inside)])
         restrict(writable=[str(inside), str(outside)])

@@ -154,14 +154,14 @@ def test_numbers_are_the_kernels(machine: str) -> None:
             assert number(name, machine) == official.get(name), name
 
 
-def test_what_is_unknown_is_an_error() -> None:
+def test_an_unknown_system_call_is_an_error() -> None:
     with pytest.raises(ValueError, match="no_such_call"):
         deny({"no_such_call"})
     with pytest.raises(NamespaceError, match="riscv64"):
         deny((), machine="riscv64")
 
 
-def test_what_is_no_filter_is_an_error() -> None:
+def test_an_invalid_filter_is_an_error() -> None:
     def attempt() -> str:
         with pytest.raises(NamespaceError, match="CONFIG_SECCOMP_FILTER") as caught:
             install(b"\xff" * 8)

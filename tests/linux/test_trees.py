@@ -357,7 +357,7 @@ def test_deeper_than_a_path_can_be(tmp_path: Path) -> None:
     check_depth(tmp_path, depth)
 
 
-def test_removal_of_what_is_not_there_is_fine(tmp_path: Path) -> None:
+def test_removal_of_a_missing_path_is_fine(tmp_path: Path) -> None:
     assert removed(tmp_path / "nothing") == []
 
 

@@ -32,15 +32,15 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     home = tmp_path_factory.mktemp("cut")
     environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
     environment.pop("FORKWISE_STATE", None)
-    told = subprocess.run(
+    document = subprocess.run(
         [sys.executable, "-m", "tests.live.kill_at_point", str(home)],
         env=environment,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    return dict(zip(POINTS, map(json.loads, told.stdout.splitlines()), strict=True))
+    assert document.returncode == 0, document.stderr[-3000:]
+    return dict(zip(POINTS, map(json.loads, document.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_a_kill_between_two_writes(
     cut: dict[str, dict[str, Any]], point: str, outcome: dict[str, str], how: str
 ) -> None:
     """A resolution is committed, with its conversation; nothing else is left."""
-    told = cut[point]
-    assert told["content"] == outcome
-    assert (told["branches"], told["hidden"], told["mounts"]) == ([], [], [])
-    [[state, winner, commit]] = told["forks"]
+    document = cut[point]
+    assert document["content"] == outcome
+    assert (document["branches"], document["hidden"], document["mounts"]) == ([], [], [])
+    [[state, winner, commit]] = document["forks"]
     assert (state, winner) == ("resolved", {"pick": "2", "combination": None, "vote": "1", "override": "2"}[how])
     assert commit is not None
-    assert told["how"] == [how]
+    assert document["how"] == [how]
     if how != "vote":
-        assert "done: write y.txt y" in told["said"]
+        assert "done: write y.txt y" in document["said"]
 
 
 @pytest.mark.parametrize("point", ["rewind, begun", "rewind, half"])
-def test_a_rewind_that_was_cut_short_is_finished_by_who_comes_next(cut: dict[str, dict[str, Any]], point: str) -> None:
-    told = cut[point]
-    assert told["opened"] == told["content"] == A | {"both.txt": "0"}
+def test_an_interrupted_rewind_is_finished_by_the_next_process(cut: dict[str, dict[str, Any]], point: str) -> None:
+    document = cut[point]
+    assert document["opened"] == document["content"] == A | {"both.txt": "0"}
 
 
 # Resolved twice
@@ -91,7 +91,7 @@ def coordinator(workspace: Workspace) -> ForkCoordinator:
     return ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
 
 
-async def test_of_two_who_merge_at_once_one_does(coordinator: ForkCoordinator, workspace: Workspace) -> None:
+async def test_of_two_concurrent_merges_one_succeeds(coordinator: ForkCoordinator, workspace: Workspace) -> None:
     await coordinator.fork(TWO, parent_history=BEFORE)
     done = await asyncio.gather(
         *(coordinator.merge_or_select(f"pick:{label}") for label in ("x", "y", "x")), return_exceptions=True
@@ -101,7 +101,7 @@ async def test_of_two_who_merge_at_once_one_does(coordinator: ForkCoordinator, w
     assert len(workspace.history()) == 1
 
 
-async def test_who_comes_after_somebody_outside_is_told_so(coordinator: ForkCoordinator, workspace: Workspace) -> None:
+async def test_a_merge_after_one_from_outside_is_an_error(coordinator: ForkCoordinator, workspace: Workspace) -> None:
     """From the command line, or another coordinator on the same ledger."""
     handle = await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
@@ -118,7 +118,7 @@ async def test_who_comes_after_somebody_outside_is_told_so(coordinator: ForkCoor
     assert files(workspace) == Y | {"z.txt": "z"}
 
 
-async def test_a_combination_after_somebody_outside(coordinator: ForkCoordinator, workspace: Workspace) -> None:
+async def test_a_combination_after_a_merge_from_outside(coordinator: ForkCoordinator, workspace: Workspace) -> None:
     handle = await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
     await asyncio.to_thread(pick, workspace, handle.branches[1])
@@ -167,9 +167,7 @@ async def test_a_branch_that_is_ended_while_it_is_waited_for(
     assert files(workspace) == A | {"x.txt": "x"}
 
 
-async def test_a_branch_that_is_told_more_while_another_is_merged(
-    coordinator: ForkCoordinator, workspace: Workspace
-) -> None:
+async def test_a_branch_that_is_prompted_during_a_merge(coordinator: ForkCoordinator, workspace: Workspace) -> None:
     await coordinator.fork(TWO, parent_history=BEFORE)
     await all_over(coordinator)
     await coordinator.run_on_branch("x", "run sleep 100")
@@ -251,7 +249,7 @@ async def test_a_resolution_that_is_cancelled_or_fails_decides_nothing(workspace
     await coordinator.aclose()
 
 
-async def test_who_cancels_a_merge_comes_too_late_or_in_time(
+async def test_a_cancelled_merge_happens_completely_or_not_at_all(
     coordinator: ForkCoordinator, workspace: Workspace
 ) -> None:
     """Whichever call won, the files match the result of the coordinator."""

@@ -196,7 +196,7 @@ class TestDeleting:
         assert not backend.delete("src/main.py")
         assert [i["path"] for i in backend.glob_info("**")] == [".hidden/x"]
 
-    def test_what_is_written_again_is_there(self, backend: Backend) -> None:
+    def test_rewritten_files_exist(self, backend: Backend) -> None:
         backend.delete("a.txt")
         backend.write("a.txt", "again")
         assert backend.read_bytes("a.txt") == b"again"

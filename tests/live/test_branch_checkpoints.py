@@ -90,7 +90,7 @@ async def test_a_branch_goes_back_with_its_files_and_forth_again(workspace: Work
     assert [p.name for p in workspace.path.iterdir()] == ["a.txt"]
 
 
-async def test_a_branch_that_failed_goes_on_from_before(workspace: Workspace) -> None:
+async def test_a_failed_branch_continues_from_a_checkpoint(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     await coordinator.fork([BranchSpec("a", "write one.txt 1; say here")], parent_history=BEFORE)
     await all_over(coordinator)

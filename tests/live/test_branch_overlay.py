@@ -408,7 +408,7 @@ class TestCloning:
         finally:
             clone.backend.discard()  # type: ignore[attr-defined]
 
-    def test_what_is_shared_is_the_same(self) -> None:
+    def test_shared_files_are_equal(self) -> None:
         deps = DeepAgentDeps(StateBackend(), todos=[Todo("x")], message_queue=MessageQueue(), team_bus=object())
         isolation = BranchIsolation(backend="share", todos="share", message_queue="shared", team_bus="isolated")
         clone = clone_for_branch(deps, isolation)

@@ -112,9 +112,9 @@ async def test_a_tool_is_limited_in_what_its_own_agents_spend(workspace: Workspa
     spec = BranchSpec("a", "look around", tool_budgets={"search": budget})
     await coordinator.fork([spec], parent_history=BEFORE)
     result = await coordinator.merge_or_select("pick:a")
-    told = str(result.history_after_merge)
-    assert told.count("content='found'") == 2
-    assert "its budget in this branch is spent" in told
+    report = str(result.history_after_merge)
+    assert report.count("content='found'") == 2
+    assert "its budget in this branch is spent" in report
     [cost] = coordinator.fork_cost().per_branch.values()
     assert cost.cumulative_usd == pytest.approx(2 * 0.35 + 5 * 0.01, abs=0.02)
 
@@ -144,7 +144,7 @@ async def test_the_limits_of_the_run_around_stay_where_they_are_lower(workspace:
     await coordinator.aclose()
 
 
-def test_what_is_left_is_there_once_for_all_that_run() -> None:
+def test_the_rest_of_a_budget_is_shared_by_running_branches() -> None:
     fork = BudgetTracker(shares_unspent=True)
     done, one, two = (BudgetTracker(Budget(usd=2.0, tokens=100, requests=5), parent=fork) for _ in range(3))
     with done.hold_open():

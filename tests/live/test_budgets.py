@@ -168,7 +168,7 @@ async def test_a_branch_that_cannot_pay_for_its_next_request_is_stopped_before_i
     await coordinator.aclose()
 
 
-async def test_what_is_spent_inside_a_branch_is_spent_by_it(workspace: Workspace) -> None:
+async def test_costs_of_nested_branches_count_for_the_outer_branch(workspace: Workspace) -> None:
     def think(asked: Asked) -> Any:
         return call("inside") if last_prompts(asked) == ["outer"] else "done"
 
@@ -229,7 +229,7 @@ def test_a_sum_of_unknown_prices_is_unknown() -> None:
     assert tracker.spent + Usage(0.5, 1, 1) == Usage(0.5, 4, 2)
 
 
-def test_an_estimate_is_above_what_comes_and_counts_only_what_is_new() -> None:
+def test_an_estimate_is_an_upper_bound_of_new_tokens() -> None:
     model = Priced(0.1)
     measured = ModelResponse(parts=[TextPart("y" * 10_000)], usage=RequestUsage(input_tokens=1000, output_tokens=50))
     estimate = estimate_request(model, [*BEFORE, measured, BEFORE[0]], {"max_tokens": 100})

@@ -132,9 +132,7 @@ async def test_a_panel_in_the_ledger(workspace: Workspace, monkeypatch: pytest.M
     assert all(pick.was_undone for pick in records(workspace))
 
 
-async def test_a_person_who_decides_otherwise_overrides_the_judges(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_user_overrides_the_judges(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     voters = {"x": Named("x", "one"), "y": Named("y", "one"), "z": Named("z", "two")}
     monkeypatch.setattr("forkwise.live.decision.JudgeAgent", lambda model, **_: voters[model])
     voted = await forked(workspace, None, MergeStrategy(kind="vote", judge_models=list(voters)), 0)

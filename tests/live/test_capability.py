@@ -41,7 +41,7 @@ def pick(label: str) -> Any:
     return lambda ids: f"pick:{ids[label]}"
 
 
-async def test_an_agent_forks_itself_and_goes_on_as_the_winner(any_brain: Thinking, workspace: Workspace) -> None:
+async def test_an_agent_forks_itself_and_continues_as_the_winner(any_brain: Thinking, workspace: Workspace) -> None:
     """Over the real clients too: the provider rejects no message list."""
     brain = any_brain(driver(SPECS, pick("b")))
     agent = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)], system_prompt="Be brief.")
@@ -233,10 +233,10 @@ async def test_a_branch_of_an_agent_forks_itself(workspace: Workspace) -> None:
         if prompts == ["dive"]:
             return call("fork_run", specs=inner)
         if "Forked" in results.get("fork_run", "") or "inspect_branches" in results:
-            told = results.get("inspect_branches", "running")
-            if "running" in told:
+            report = results.get("inspect_branches", "running")
+            if "running" in report:
                 return call("inspect_branches")
-            return call("merge_or_select", action=f"pick:{told.split()[1]}")
+            return call("merge_or_select", action=f"pick:{report.split()[1]}")
         if prompts == ["task"]:
             return call("fork_run", specs=[{"label": "outer", "steer": "dive"}])
         if prompts and prompts[-1].startswith("[Merged"):
@@ -249,7 +249,7 @@ async def test_a_branch_of_an_agent_forks_itself(workspace: Workspace) -> None:
     assert (workspace.path / "deep.txt").read_text() == "inside"
 
 
-async def test_too_deep_is_told_and_not_raised(workspace: Workspace) -> None:
+async def test_a_fork_too_deep_is_a_tool_result(workspace: Workspace) -> None:
     def think(asked: Asked) -> Any:
         results = last_results(asked)
         if "failed" in results.get("fork_run", ""):

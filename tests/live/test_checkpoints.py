@@ -49,7 +49,7 @@ def backend(request: pytest.FixtureRequest, workspace: Workspace) -> Backend:
 
 
 class TestAStore:
-    async def test_gives_what_was_saved(self, store: CheckpointStore) -> None:
+    async def test_load_returns_the_saved_checkpoint(self, store: CheckpointStore) -> None:
         files = FilesMark(contents={"a": b"\xff", "b": b""})
         checkpoint = Checkpoint("x", said("hello"), 3, files, {"why": "because"})
         await store.save(checkpoint)
@@ -165,7 +165,7 @@ class TestSavingAsAnAgentGoesOn:
         await agent.run("go", deps=DeepAgentDeps(StateBackend(), checkpoint_store=store))
         assert [c.label for c in await store.list_all()] == labels
 
-    async def test_each_can_be_gone_on_from_with_its_files(self, backend: Backend) -> None:
+    async def test_each_checkpoint_can_be_continued_with_its_files(self, backend: Backend) -> None:
         steps = [calls("write", path="a.txt", content=str(n)) for n in range(4)]
         store = InMemoryCheckpointStore()
         deps = DeepAgentDeps(backend, checkpoint_store=store)
@@ -241,7 +241,7 @@ class TestRewinding:
         assert names(backend) == {"a.txt": b"by another writer\n", "b.txt": b"two\n", "c.txt": b"two\n"}
         assert [c.label for c in await store.list_all()] == ["x"]
 
-    async def test_what_was_undone_before_stays_so(self, workspace: Workspace) -> None:
+    async def test_an_earlier_undo_stays(self, workspace: Workspace) -> None:
         store, backend = InMemoryCheckpointStore(), LocalBackend(workspace)
         backend.write("a.txt", "two\n")
         backend.write("b.txt", "b\n")
@@ -277,7 +277,7 @@ class TestRewinding:
         finally:
             branch.discard()
 
-    async def test_what_was_collected_cannot_be_had_back(self, workspace: Workspace) -> None:
+    async def test_a_collected_commit_cannot_be_restored(self, workspace: Workspace) -> None:
         store, backend = InMemoryCheckpointStore(), LocalBackend(workspace)
         await save_checkpoint(store, "x", [], backend)
         for number in range(4):

@@ -190,7 +190,7 @@ async def test_inside_a_branch_in_memory(how: str) -> None:
     assert [info["path"] for info in deps.backend.ls_info()] == ["a.txt", "after.txt", "o.txt", "out.txt", "s.txt"]
 
 
-async def test_an_agent_that_combines_goes_on_as_both_of_them(workspace: Workspace) -> None:
+async def test_an_agent_that_combines_continues_with_both_conversations(workspace: Workspace) -> None:
     """Also if the conversation of a branch ends with tool results without a response."""
     specs = [{"label": "s", "steer": "write s.txt some; fail"}, {"label": "o", "steer": OTHER.steer}]
     brain = Brain(decide=driver(specs, lambda ids: f"combine:{ids['s']},{ids['o']}"))

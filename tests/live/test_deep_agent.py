@@ -127,7 +127,7 @@ class TestTools:
         assert todos == [Todo("new", "in_progress")]
         assert model.answers == ["[in_progress] new"]
 
-    async def test_names_that_are_not_utf_8_can_be_told_to_a_provider(self, workspace: Workspace) -> None:
+    async def test_names_that_are_not_utf_8_can_be_sent_to_a_provider(self, workspace: Workspace) -> None:
         (workspace.path / "caf\udce9").write_text("")
         answers = await play(LocalBackend(workspace), ("ls", {}))
         assert answers == ["a.txt (4 bytes)\ncaf\\udce9 (0 bytes)"]

@@ -78,7 +78,7 @@ async def test_without_a_coordinator_they_say_so() -> None:
     assert (await fork_tools.delete_file(ctx, "x")).startswith("error")
 
 
-async def test_what_cannot_be_done_is_told_and_not_raised(coordinator: ForkCoordinator) -> None:
+async def test_refusals_are_tool_results(coordinator: ForkCoordinator) -> None:
     ctx = context(coordinator)
     assert (await fork_tools.fork_run(ctx, [{"label": "x"}])).startswith("fork_run failed: ")
     assert "not resolved" in await fork_tools.fork_run(ctx, [{"label": "x", "steer": "say hi"}])

@@ -59,7 +59,7 @@ async def test_a_verdict_and_what_it_took() -> None:
     assert "scripted" in judge.name
 
 
-async def test_a_judge_is_told_what_there_is_to_choose_from() -> None:
+async def test_the_prompt_of_a_judge_lists_the_branches() -> None:
     script = Scripted({"winner_branch_id": "a"})
     await JudgeAgent(script.model).evaluate("make it better", REPORT, OUTCOMES)
     schema = script.infos[0].output_tools[0].parameters_json_schema
@@ -114,26 +114,26 @@ async def test_each_domain_has_its_prompt(domain: Any) -> None:
 
 
 def test_the_prompt_has_goal_changes_and_outcomes() -> None:
-    told = build_judge_prompt("make it better", REPORT, [outcome("a", cost_usd=None), outcome("b", state="done")])
-    assert "make it better" in told
-    assert "do it the a way" in told
-    assert "b is done" in told
-    assert "+x = 2" in told
-    assert "x.py [split]" in told
-    assert "added f" in told  # a definition
-    assert "cost unknown" in told
+    result = build_judge_prompt("make it better", REPORT, [outcome("a", cost_usd=None), outcome("b", state="done")])
+    assert "make it better" in result
+    assert "do it the a way" in result
+    assert "b is done" in result
+    assert "+x = 2" in result
+    assert "x.py [split]" in result
+    assert "added f" in result  # a definition
+    assert "cost unknown" in result
 
 
 def test_test_results_are_in_the_prompt() -> None:
     failure = TestFailure("test_sum::test_adds", "assert 4 == 5")
     report = TestReport(passed=11, failed=1, failures=(failure,), source="junit", exit_code=1)
-    told = build_judge_prompt(
+    result = build_judge_prompt(
         "goal", REPORT, [outcome("a", test_report=report), outcome("b", test_pass_ratio=0.5), outcome("c")]
     )
-    assert "11 passed, 1 failed" in told
-    assert "test_sum::test_adds" in told
-    assert "tests: 50% passed" in told
-    assert "tests: not run" in told
+    assert "11 passed, 1 failed" in result
+    assert "test_sum::test_adds" in result
+    assert "tests: 50% passed" in result
+    assert "tests: not run" in result
 
 
 @pytest.mark.parametrize("branches", [2, 50, 400])
@@ -145,13 +145,13 @@ def test_the_prompt_is_bounded(branches: int, size: int) -> None:
         **{name: {f"file{n}": f"{name} {'x' * 200}\n".encode() * 20 for n in range(10)} for name in names[:20]},
     )
     outcomes = [outcome(n, final_assistant_message="f" * size, steer="s" * size) for n in names]
-    told = build_judge_prompt("g" * size, report, outcomes)
-    assert len(told) <= MAX_JUDGE_PROMPT_CHARS == 32_000
-    assert told.count("g" * 2001) == told.count("f" * 401) == told.count("s" * 301) == 0
+    result = build_judge_prompt("g" * size, report, outcomes)
+    assert len(result) <= MAX_JUDGE_PROMPT_CHARS == 32_000
+    assert result.count("g" * 2001) == result.count("f" * 401) == result.count("s" * 301) == 0
     if size > 1000 or branches > 2:
-        assert "[truncated]" in told
+        assert "[truncated]" in result
     if branches <= 50:
-        assert all(name in told for name in names)
+        assert all(name in result for name in names)
 
 
 class Streamed:
@@ -328,7 +328,7 @@ async def test_one_branch_needs_no_match(kind: type[PairwiseJudge | TournamentJu
     assert (verdict.winner_branch_id, judge.cases) == ("a", [])
 
 
-async def test_a_judge_that_takes_whoever_comes_first_is_not_believed() -> None:
+async def test_a_judge_that_always_picks_the_first_branch_is_not_trusted() -> None:
     judge = Fixed(lambda outcomes: (outcomes[0].branch_id, 0.9))
     verdict, _ = await PairwiseJudge(judge).evaluate("goal", REPORT, OUTCOMES)
     assert verdict.confidence == 0.0

@@ -19,7 +19,7 @@ _SPOKEN = 3  # responses of each nested branch
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def result(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The report of the next process for each kill."""
     home = tmp_path_factory.mktemp("nested")
     environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
@@ -36,8 +36,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.crash
-def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]) -> None:
-    first, *rest = told[len(HOWS) :]
+def test_killed_at_any_moment_of_a_fork_inside_a_fork(result: list[dict[str, Any]]) -> None:
+    first, *rest = result[len(HOWS) :]
     before, after = first["before"], first["after"]
     assert set(after) == {"j.txt", "after.txt"}
     assert len(rest) == 2 * _ROUNDS
@@ -58,24 +58,24 @@ def test_killed_at_any_moment_of_a_fork_inside_a_fork(told: list[dict[str, Any]]
 
 
 @pytest.mark.crash
-def test_a_tool_that_forks_the_same_way_again_goes_on_with_its_fork(told: list[dict[str, Any]]) -> None:
-    then = told[HOWS.index("again")]
+def test_a_tool_that_repeats_its_fork_resumes_it(result: list[dict[str, Any]]) -> None:
+    then = result[HOWS.index("again")]
     assert then["forks"] == [[True, "resolved"], [False, "resolved"]]  # and no other was made
     assert then["content"] == {"after.txt": "after", "quick.txt": "one", "slow.txt": "one"}
     assert (then["branches"], then["going"]) == ([], [])
 
 
 @pytest.mark.crash
-def test_what_nobody_takes_up_is_given_up_and_the_branch_can_be_written_to(told: list[dict[str, Any]]) -> None:
-    then = told[HOWS.index("otherwise")]
+def test_a_fork_that_is_not_resumed_is_dropped_and_its_branch_is_writable(result: list[dict[str, Any]]) -> None:
+    then = result[HOWS.index("otherwise")]
     assert then["forks"] == [[True, "resolved"], [False, "aborted"]]
     assert then["content"] == {"after.txt": "after"}
     assert (then["branches"], then["going"]) == ([], [])
 
 
 @pytest.mark.crash
-def test_what_was_open_in_a_branch_that_loses_goes_with_it(told: list[dict[str, Any]]) -> None:
-    then = told[HOWS.index("merged")]
+def test_an_open_fork_in_a_losing_branch_is_dropped(result: list[dict[str, Any]]) -> None:
+    then = result[HOWS.index("merged")]
     assert then["forks"] == [[True, "resolved"], [False, "aborted"]]
     assert then["content"] == {}
     assert (then["branches"], then["going"]) == ([], [])

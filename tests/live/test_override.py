@@ -208,11 +208,11 @@ async def test_files_in_memory() -> None:
     await coordinator.aclose()
 
 
-async def test_what_was_decided_inside_a_branch_is_not_overridden(workspace: Workspace) -> None:
+async def test_a_decision_inside_a_branch_is_not_overridden(workspace: Workspace) -> None:
     agent: Agent[Any, Any] = worker(
         Brain(decide=lambda asked: "ready" if last_results(asked) else call("split") if _splits(asked) else work(asked))
     )
-    told: list[str] = []
+    report: list[str] = []
 
     @agent.tool
     async def split(_ctx: RunContext[Any]) -> str:
@@ -222,13 +222,13 @@ async def test_what_was_decided_inside_a_branch_is_not_overridden(workspace: Wor
         assert (await inner.resolve()).committed
         with pytest.raises(RuntimeError, match="inside a branch") as error:
             await inner.override("y")
-        told.append(str(error.value))
+        report.append(str(error.value))
         return "done"
 
     outer = ForkCoordinator(agent, workspace=workspace)
     await outer.fork([BranchSpec("in", "split")], parent_history=BEFORE)
     await outer.merge_or_select("pick:in")
-    assert told
+    assert report
 
 
 def _splits(asked: Any) -> bool:

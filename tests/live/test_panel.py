@@ -30,10 +30,10 @@ class Judge(Priced):
     """A model that picks the branch with a label, for two cents a request, and records its prompts."""
 
     def __init__(self, label: str = "most") -> None:
-        self.told: list[Asked] = []
+        self.report: list[Asked] = []
 
         def decide(asked: Asked) -> Any:
-            self.told.append(asked)
+            self.report.append(asked)
             named = dict(re.findall(r"^- (\S+) \((\w+)\)$", asked.prompts[-1], re.MULTILINE))
             labels = {one: branch for branch, one in named.items()}
             winner = labels.get(label, next(iter(named)))
@@ -65,9 +65,9 @@ async def test_ways_of_judging_and_their_cost(workspace: Workspace, strategy: Me
     assert coordinator.fork_cost().judge_usd == pytest.approx(0.02 * requests, abs=0.001 * requests)
     assert outcome.signals is not None
     assert outcome.signals.test_pass_ratio == 0.75  # three of four, not the exit code of the command
-    told = judge.told[0].prompts[-1]
-    assert "3 passed, 1 failed" in told or requests > 1  # a pair may consist of the two others
-    assert JUDGE_PROMPTS[strategy.domain].strip() in judge.told[0].system
+    report = judge.report[0].prompts[-1]
+    assert "3 passed, 1 failed" in report or requests > 1  # a pair may consist of the two others
+    assert JUDGE_PROMPTS[strategy.domain].strip() in judge.report[0].system
     again = await coordinator.resolve() if not outcome.committed else outcome
     assert again.verdict == outcome.verdict
     assert judge.calls == requests  # the verdict is cached
@@ -87,7 +87,7 @@ async def test_the_tests_that_a_project_makes_plain(workspace: Workspace) -> Non
 
 async def test_where_a_project_makes_none_plain_there_is_no_signal(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("half"), test_command="auto")
-    await coordinator.fork(SPECS[::2], parent_history=BEFORE, strategy=MergeStrategy(kind="auto"))
+    await coordinator.fork(SPECS[::2], parent_history=BEFORE, strategy=MergeStrategy())
     await all_over(coordinator)
     outcome = await coordinator.resolve()
     assert not outcome.committed

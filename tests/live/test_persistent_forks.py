@@ -58,11 +58,11 @@ asyncio.run(main({project!r}))
 def left_by_a_killed_process(workspace: Workspace) -> str:
     """Create an interrupted fork: one branch done, the other after its first step. Return its id."""
     program = LEFT.replace("{project!r}", repr(str(workspace.path)))
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
-    assert told.returncode == -9, told.stderr
-    return told.stdout.strip()
+    assert report.returncode == -9, report.stderr
+    return report.stdout.strip()
 
 
 def go_on(asked: Asked) -> Any:
@@ -70,7 +70,7 @@ def go_on(asked: Asked) -> Any:
     return "the end" if "sleep 100" in str(said) else said
 
 
-async def test_the_next_process_goes_on_from_the_last_completed_turn(workspace: Workspace) -> None:
+async def test_the_next_process_resumes_after_the_last_completed_turn(workspace: Workspace) -> None:
     fork = left_by_a_killed_process(workspace)
     assert [handle.fork_id for handle in await LedgerForkStore(workspace).interrupted()] == [fork]
     brain = Brain(decide=go_on)
@@ -135,15 +135,15 @@ async def test_nothing_to_go_on_with(workspace: Workspace) -> None:
 def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("FORKWISE_STATE", None)
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-m", "tests.live.kill_at_random", str(tmp_path), str(_ROUNDS), str(seed)],
         env=environment,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    first, *rest = map(json.loads, told.stdout.splitlines())
+    assert report.returncode == 0, report.stderr[-3000:]
+    first, *rest = map(json.loads, report.stdout.splitlines())
     before, after = first["before"], first["after"]
     assert set(after) == {"b/1.txt", "b.2", "b/3.txt"}
     assert len(rest) == 2 * _ROUNDS

@@ -66,7 +66,7 @@ def test_a_value_has_the_documented_fields_first_and_in_their_order(name: str) -
 
 
 @pytest.mark.parametrize("name", sorted(FROZEN | MUTABLE))
-def test_what_is_frozen_is(name: str) -> None:
+def test_frozen_values(name: str) -> None:
     kind = getattr(forkwise, name)
     assert is_dataclass(kind)
     assert kind.__dataclass_params__.frozen is (name in FROZEN)  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def test_defaults_of_a_strategy() -> None:
     assert strategy.conflict_policy == "keep_newer"
 
 
-def test_a_panel_of_nobody_is_refused() -> None:
+def test_an_empty_panel_is_refused() -> None:
     with pytest.raises(ValueError, match="judge_models is empty"):
         MergeStrategy(kind="vote", judge_models=[])
 

@@ -195,7 +195,7 @@ class TestCommands:
         done = await inside.run('echo "$SOME_API_KEY$SOMETHING$GIVEN_TOKEN"', shell=True, env={"GIVEN": "x"})
         assert done.stdout == "else\n"
 
-    async def test_a_signal_is_told_as_a_shell_tells_it(self, inside: AgentWorkspace) -> None:
+    async def test_a_signal_is_reported_as_by_a_shell(self, inside: AgentWorkspace) -> None:
         assert (await inside.run(["sh", "-c", "kill -TERM $$"])).exit_code == 128 + 15
 
     async def test_a_program_that_cannot_be_started(self, inside: AgentWorkspace) -> None:
@@ -219,7 +219,7 @@ async def test_cancelling_ten_commands_leaves_no_process_mount_or_task(workspace
     assert [m.point for m in mounts() if m.point.startswith(f"{workspace.path.parent}/")] == []
 
 
-async def test_the_event_loop_goes_on_while_ten_branches_run_commands(workspace: Workspace) -> None:
+async def test_the_event_loop_is_not_blocked_while_ten_branches_run_commands(workspace: Workspace) -> None:
     """An event loop that commands block ticks a few times while ten of them run; ours ticks hundreds of times."""
     branches = [workspace.branch(f"b{n}", None, None) for n in range(10)]
     ticks = 0

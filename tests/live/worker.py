@@ -130,10 +130,10 @@ def driver(specs: list[dict[str, Any]], decide: Callable[[dict[str, str]], str],
         if "You are now" not in results.get("fork_run", "You are now"):
             return call("inspect_branches")
         if "inspect_branches" in results:
-            told = results["inspect_branches"]
-            if "running" in told:
+            report = results["inspect_branches"]
+            if "running" in report:
                 return call("inspect_branches")
-            ids = {label: name for name, label in re.findall(r"- (\S+) \(([^)]+)\)", told)}
+            ids = {label: name for name, label in re.findall(r"- (\S+) \(([^)]+)\)", report)}
             return call("merge_or_select", action=decide(ids))
         return work(asked)
 

@@ -98,7 +98,7 @@ def test_several_ask_at_once() -> None:
 
 
 @pytest.mark.integration
-def test_who_stops_listening_frees_the_slot_and_disturbs_nobody(server: Server) -> None:
+def test_a_client_that_disconnects_frees_its_slot(server: Server) -> None:
     agent = Agent(local_model())
 
     async def ask() -> int:
@@ -129,7 +129,7 @@ def _slots(server: Server) -> Any:
 
 
 @pytest.mark.integration
-def test_it_listens_on_the_loopback_to_those_who_have_its_key(server: Server) -> None:
+def test_it_listens_on_the_loopback_and_requires_its_key(server: Server) -> None:
     assert server.address.startswith("http://127.0.0.1:")
     with httpx2.Client(trust_env=False) as client:
         assert client.get(f"{server.address}/v1/models").status_code == 401

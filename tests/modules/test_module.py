@@ -104,9 +104,9 @@ def test_two_tools_of_one_name_are_refused(attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         if callable(value) and hasattr(value, "__name__") and value.__name__ == "<lambda>":
             value.__name__ = name
-    with pytest.raises(ToolConflictError, match="Duplicate tool name: ") as told:
+    with pytest.raises(ToolConflictError, match="Duplicate tool name: ") as error:
         declared(**attributes)
-    assert told.value.tool is not None
+    assert error.value.tool is not None
 
 
 def test_no_key_is_needed_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,12 @@ def test_no_key_is_needed_before_the_first_request(monkeypatch: pytest.MonkeyPat
         module()
 
 
-def test_an_unknown_model_is_told() -> None:
+def test_an_unknown_model_is_an_error() -> None:
     with pytest.raises(ModuleError, match="Unknown model"):
         declared(model="nobody/nothing")()
 
 
-def test_reasoning_that_cannot_be_had_is_told() -> None:
+def test_reasoning_that_a_model_does_not_support_is_an_error() -> None:
     with pytest.raises(ModuleError, match="does not reason"):
         declared(model={"id": "openai/gpt-4o", "api_key": "none", "reasoning": True})()
 
@@ -186,7 +186,7 @@ def test_system_prompts(given: Any, expected: str, tmp_path: Path, monkeypatch: 
 # From the input to the output
 
 
-def test_inputs_are_told_as_xml_with_descriptions() -> None:
+def test_inputs_are_sent_as_xml_with_descriptions() -> None:
     brain = Brain(finish())
     declared(model=brain, initial_input=Question)(text="Why <so>?")
     assert brain.asked[0].prompts == ['<input>\n  <text description="What is asked">Why &lt;so&gt;?</text>\n</input>\n']
@@ -194,7 +194,7 @@ def test_inputs_are_told_as_xml_with_descriptions() -> None:
         declared(model=brain, initial_input=Question)(limit=3)
 
 
-def test_inputs_without_a_model_are_told_as_they_are() -> None:
+def test_inputs_without_a_model_are_sent_unchanged() -> None:
     brain = Brain(finish(), finish())
     module = declared(model=brain)
     module(self_=1, name="x")
@@ -343,7 +343,7 @@ def test_a_step_says_what_happened() -> None:
 
         def on_step(self, step: Step) -> Step:
             self.seen = step
-            self.told = [entry["content"] for entry in self.history if entry["role"] == "tool"]
+            self.report = [entry["content"] for entry in self.history if entry["role"] == "tool"]
             return step
 
     watching = Watching()
@@ -356,7 +356,7 @@ def test_a_step_says_what_happened() -> None:
         ("double", 2, None),
         ("nothing", None, "Tool 'nothing' not found"),
     ]
-    assert watching.told == ["2", "Error: Tool 'nothing' not found"]
+    assert watching.report == ["2", "Error: Tool 'nothing' not found"]
 
 
 def test_tools_come_and_go() -> None:
@@ -495,7 +495,7 @@ def test_a_loop_of_ones_own_may_branch() -> None:
     assert given == [Answer(value=1)]
 
 
-def test_a_branch_of_what_is_over() -> None:
+def test_a_branch_of_a_finished_module() -> None:
     brain = Brain(finish(), finish(value=1))
     module = declared(model=brain)
     module(topic="birds")
@@ -556,12 +556,12 @@ def test_inputs_that_a_branch_does_not_take() -> None:
     class Asking(Leaf):
         initial_input = Question
 
-    with pytest.raises(BranchError, match="Branch execution failed: text: Field required") as told:
+    with pytest.raises(BranchError, match="Branch execution failed: text: Field required") as error:
         declared(model=Brain()).branch(Asking)
-    assert told.value.branch == "Asking"
+    assert error.value.branch == "Asking"
     with pytest.raises(TypeError, match="a branch is a Module subclass"):
         declared(model=Brain()).branch(Question)
-    assert isinstance(told.value.__cause__, ValidationError)
+    assert isinstance(error.value.__cause__, ValidationError)
 
 
 def test_a_tool_of_the_branch_hides_the_parents() -> None:
@@ -590,7 +590,7 @@ def test_a_tool_of_the_branch_hides_the_parents() -> None:
 # Missing attributes and failing services
 
 
-def test_without_pydantic_ai_it_is_said_what_to_install() -> None:
+def test_without_pydantic_ai_the_error_names_the_extra() -> None:
     code = """
 import sys
 sys.modules["pydantic_ai"] = None
@@ -602,13 +602,13 @@ for name in ("Module", "tool", "Service"):
     except ImportError as error:
         print(error)
 """
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert told.splitlines() == [
+    report = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert report.splitlines() == [
         f"{name} needs pydantic-ai: pip install 'forkwise[agents]'" for name in ("Module", "tool", "Service")
     ]
 
 
-def test_a_service_that_cannot_be_set_up_is_told() -> None:
+def test_a_service_whose_setup_fails_is_an_error() -> None:
     from forkwise import ServiceError
 
     order: list[str] = []
@@ -624,13 +624,13 @@ def test_a_service_that_cannot_be_set_up_is_told() -> None:
         async def setup(self) -> None:
             raise OSError("no connection")
 
-    with pytest.raises(ServiceError, match="Service 'Second' setup failed: no connection") as told:
+    with pytest.raises(ServiceError, match="Service 'Second' setup failed: no connection") as error:
         declared(model=Brain(), tools=[First(), Second()])()
-    assert told.value.service == "Second"
+    assert error.value.service == "Second"
     assert order == ["up", "down"]
 
 
-def test_a_service_that_cannot_be_torn_down_is_told_of() -> None:
+def test_a_service_whose_teardown_fails_is_reported() -> None:
     from forkwise import ForkwiseWarning
 
     class Sticky(Service):

@@ -58,13 +58,13 @@ def test_defect_01_malformed_arguments_go_back_to_the_model() -> None:
         final_output = Answer
 
     assert Doubling()() == Answer(value=8)
-    told = brain.asked[-1].results
-    assert all(result.startswith("Error: ") for result in [*told[:5], told[6]])
-    assert told[0].startswith("Error: the arguments are not valid JSON: ")
-    assert told[1] == "Error: the arguments are not a JSON object"
-    assert "number: Input should be a valid integer" in told[3]
-    assert "number: Missing required argument; count: Unexpected keyword argument" in told[4]
-    assert told[5] == "8"
+    report = brain.asked[-1].results
+    assert all(result.startswith("Error: ") for result in [*report[:5], report[6]])
+    assert report[0].startswith("Error: the arguments are not valid JSON: ")
+    assert report[1] == "Error: the arguments are not a JSON object"
+    assert "number: Input should be a valid integer" in report[3]
+    assert "number: Missing required argument; count: Unexpected keyword argument" in report[4]
+    assert report[5] == "8"
 
 
 class Named(BaseModel):
@@ -254,16 +254,16 @@ def test_defect_05_async_methods_of_a_service_are_awaited() -> None:
     assert brain.asked[-1].results == ["0 up"]
 
 
-def test_defect_06_at_max_steps_it_is_told_what_was_wrong() -> None:
+def test_defect_06_at_max_steps_the_error_is_sent_to_the_model() -> None:
     class Wrong(Module):
         model: Any = Brain(decide=lambda asked: finish(value="x") if asked.turn else call("double", number=1))
         tools = [double]
         max_steps = 1
         final_output = Answer
 
-    with pytest.raises(ParseError, match="Output validation failed: value: Input should be a valid integer") as told:
+    with pytest.raises(ParseError, match="Output validation failed: value: Input should be a valid integer") as error:
         Wrong()()
-    assert told.value.raw_output == '{"value": "x"}'
+    assert error.value.raw_output == '{"value": "x"}'
 
     def refuse(asked: Asked) -> Any:
         if asked.turn:
@@ -321,7 +321,7 @@ def test_defect_08_calls_at_once_have_histories_of_their_own() -> None:
     assert sum(entry["role"] == "user" for entry in module.history) == 1
 
 
-def test_defect_09_run_in_a_loop_raises_what_was_raised() -> None:
+def test_defect_09_run_in_a_loop_raises_the_original_error() -> None:
     class Failing(Module):
         model = Brain(call("double", number=1))
         tools = [double]
@@ -347,8 +347,8 @@ def test_defect_10_a_branch_that_branches_into_itself_ends() -> None:
     Endless.branches = [Endless]
 
     def decide(asked: Asked) -> Any:
-        told = [result for result in asked.results if result]
-        return finish(value=len(told)) if told else call("branch", name="Endless")
+        report = [result for result in asked.results if result]
+        return finish(value=len(report)) if report else call("branch", name="Endless")
 
     brain = Brain(decide=decide)
     Endless.model = brain

@@ -52,8 +52,8 @@ def deciding(*writers: list[Any]) -> Any:
             if asked.turn == 0:
                 return [call("branch", name="Writer", number=n) for n in range(len(writers))]
             return finish()
-        told = next(prompt for prompt in asked.prompts if "number" in prompt)
-        steps = writers[int(told.rpartition(": ")[2][:-1])]
+        report = next(prompt for prompt in asked.prompts if "number" in prompt)
+        steps = writers[int(report.rpartition(": ")[2][:-1])]
         return steps[asked.turn]
 
     return decide
@@ -156,9 +156,9 @@ def test_a_conflict_by_hand_names_the_paths(workspace: Workspace) -> None:
         branches: list[Any] = []
 
         def on_step(self, step: Any) -> None:
-            with pytest.raises(BranchError) as told:
+            with pytest.raises(BranchError) as error:
                 self.branch(Writer, number=0)
-            assert told.value.paths == ("a.txt",)
+            assert error.value.paths == ("a.txt",)
 
     def decide(asked: Asked) -> Any:
         if asked.system == "Be the root.":
@@ -225,7 +225,7 @@ def test_branches_of_branches(workspace: Workspace) -> None:
     assert (workspace.path / "b.txt").read_text() == "from inside"
 
 
-def test_a_branch_shares_its_parents_files_unless_told_otherwise(workspace: Workspace) -> None:
+def test_a_branch_shares_its_parents_files_by_default(workspace: Workspace) -> None:
     class Sharing(Root):
         """Be the root."""
 
@@ -237,7 +237,7 @@ def test_a_branch_shares_its_parents_files_unless_told_otherwise(workspace: Work
     assert next(a for a in brain.asked if a.turn == 1 and a.system == "Write.").results == [str(workspace.path)]
 
 
-def test_where_there_are_no_files_none_can_be_had() -> None:
+def test_a_module_without_files_has_no_file_tools() -> None:
     class Wanting(Writer):
         """Write."""
 

@@ -178,9 +178,9 @@ def test_the_time_of_a_tree_is_limited() -> None:
         timeout = 0.1
         max_steps = 2
 
-    with pytest.raises(LimitError, match=r"took more than its 0\.1 seconds") as told:
+    with pytest.raises(LimitError, match=r"took more than its 0\.1 seconds") as error:
         Parent()()
-    assert told.value.limit == "timeout"
+    assert error.value.limit == "timeout"
     assert ended == ["cancelled"] * 3
 
 
@@ -265,11 +265,11 @@ def test_a_budget_holds_over_the_tree() -> None:
 
     Leaf.max_steps, before = 100, Leaf.max_steps
     try:
-        with pytest.raises(LimitError, match=r"has spent \$") as told:
+        with pytest.raises(LimitError, match=r"has spent \$") as error:
             Parent()()
     finally:
         Leaf.max_steps = before
-    assert told.value.limit == "budget"
+    assert error.value.limit == "budget"
     assert 1 < sum(asked.system == "Be a leaf." for asked in brain.asked) < 50
 
 

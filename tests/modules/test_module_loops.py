@@ -214,7 +214,7 @@ def test_ctrl_c_ends_a_plain_call_and_its_branches(workspace: Workspace) -> None
     assert process.returncode == 0
 
 
-def test_what_is_kept_running_ends_with_the_program() -> None:
+def test_background_tasks_end_with_the_program() -> None:
     code = "from forkwise.concurrency import run_sync as run\nimport asyncio\nprint(run(asyncio.sleep(0, 3)))"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("3\n", "", 0)

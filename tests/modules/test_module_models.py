@@ -113,7 +113,7 @@ def test_pictures() -> None:
         prompts([{"role": "user", "content": [{"type": "sound"}]}])
 
 
-def test_entries_that_nobody_knows() -> None:
+def test_unknown_entries() -> None:
     with pytest.raises(ModuleError, match="this one has 'developer'"):
         build_messages([{"role": "developer", "content": "x"}])
 

@@ -380,7 +380,7 @@ def test_a_history_that_was_changed_in_any_way(provider: StartProvider, model_of
     assert len(server.seen) > 60
 
 
-def test_a_provider_that_fails_is_told(provider: StartProvider, model_of: ModelOf) -> None:
+def test_a_provider_that_fails_is_an_error(provider: StartProvider, model_of: ModelOf) -> None:
     server = provider(Script([], then=Failure(401, "no such key")))
 
     class Refused(Module):
@@ -391,16 +391,16 @@ def test_a_provider_that_fails_is_told(provider: StartProvider, model_of: ModelO
         Refused()()
 
 
-def test_what_is_no_output_is_a_parse_error(provider: StartProvider, model_of: ModelOf) -> None:
+def test_invalid_output_is_a_parse_error(provider: StartProvider, model_of: ModelOf) -> None:
     server = provider(Script([], then=call("__finish__", value="x")))
 
     class Wrong(Module):
         model = model_of(server)
         final_output = Answer
 
-    with pytest.raises(ParseError) as told:
+    with pytest.raises(ParseError) as error:
         Wrong()()
-    assert told.value.raw_output is not None
+    assert error.value.raw_output is not None
     assert len(server.seen) == 3
 
 

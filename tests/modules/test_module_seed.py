@@ -204,9 +204,9 @@ def test_a_branch_by_hand_that_fails(any_brain: Thinking, monkeypatch: pytest.Mo
     brain = any_brain(decide)
     wired(monkeypatch, brain, Careful, RiskyBranch)
     Careful()()
-    told = brain.asked[-1].prompts[-1]
-    assert "Branch failed: Branch execution failed: LLM call failed: " in told
-    assert "API timeout" in told
+    report = brain.asked[-1].prompts[-1]
+    assert "Branch failed: Branch execution failed: LLM call failed: " in report
+    assert "API timeout" in report
 
 
 def test_a_declared_branch_that_fails(any_brain: Thinking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +218,9 @@ def test_a_declared_branch_that_fails(any_brain: Thinking, monkeypatch: pytest.M
     brain = any_brain(decide)
     wired(monkeypatch, brain, ResearchAgent, FactCheckBranch)
     ResearchAgent()()
-    [told] = brain.asked[-1].results
-    assert told.startswith("Error: Branch execution failed: LLM call failed: ")
-    assert "API timeout" in told
+    [report] = brain.asked[-1].results
+    assert report.startswith("Error: Branch execution failed: LLM call failed: ")
+    assert "API timeout" in report
 
 
 def test_summaries(any_brain: Thinking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,17 +172,17 @@ def test_the_shape() -> None:
         "",
     ],
 )
-def test_what_is_none_is_told(xml: str) -> None:
+def test_none_is_written_as_such(xml: str) -> None:
     class Both(BaseModel):
         text: str
         maybe: int
 
-    with pytest.raises(ParseError) as told:
+    with pytest.raises(ParseError) as error:
         xml_to_pydantic(xml, Both)
-    assert told.value.raw_output == xml
+    assert error.value.raw_output == xml
 
 
-def test_a_number_that_is_none_is_told() -> None:
+def test_a_number_that_is_none_is_written_as_such() -> None:
     class Free(BaseModel):
         value: Any
 

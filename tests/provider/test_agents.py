@@ -51,7 +51,7 @@ def test_calls_side_by_side(provider: StartProvider, model_of: ModelOf) -> None:
     assert done.usage.input_tokens > 0
 
 
-def test_a_conversation_goes_on(provider: StartProvider, model_of: ModelOf) -> None:
+def test_a_conversation_continues(provider: StartProvider, model_of: ModelOf) -> None:
     server = provider(Cases((lambda request: request.turn % 2 == 0, call("look", where="here")), otherwise="Done."))
     agent, looked = agent_on(model_of(server))
 

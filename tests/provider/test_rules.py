@@ -66,7 +66,7 @@ def test_a_late_result_breaks_a_rule_too() -> None:
         ("claude-sonnet-5-20260203", False),
     ],
 )
-def test_which_models_continue_what_was_begun(model: str, may: bool) -> None:
+def test_which_models_continue_a_prefilled_answer(model: str, may: bool) -> None:
     assert AnthropicOptions().allows_prefill(model) is may
 
 

@@ -221,7 +221,7 @@ def test_a_request_that_breaks_a_rule_never_reaches_the_script(provider: StartPr
     assert server.seen == []
 
 
-def test_what_is_no_json_and_what_is_nowhere(provider: StartProvider) -> None:
+def test_invalid_json_and_unknown_paths(provider: StartProvider) -> None:
     server = provider(Script([]), expects_fault=True)
     assert post(server, "/v1/messages", b"{")[0] == 400
     assert post(server, "/v1/chat/completions", [])[0] == 400
@@ -344,7 +344,7 @@ def test_a_client_that_hangs_up_is_noticed() -> None:
         asyncio.run(asyncio.wait_for(main(server), 20))
 
 
-def test_it_ends_though_somebody_waits() -> None:
+def test_it_stops_while_a_client_waits() -> None:
     failed: list[Exception] = []
     with ProviderServer(lambda request: answer("Never.", delay=60)) as server, sync_openai(server) as client:
 
@@ -374,7 +374,7 @@ def test_what_a_script_raises_is_kept() -> None:
             check_requests(server)
 
 
-def test_a_400_nobody_expected_fails_the_test() -> None:
+def test_an_unexpected_400_fails_the_test() -> None:
     with ProviderServer(Script([], then="Hello.")) as server:
         assert post(server, "/v1/messages", ANTHROPIC)[0] == 200
         check_requests(server)

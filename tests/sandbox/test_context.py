@@ -162,7 +162,7 @@ def _circle() -> list[Any]:
 @pytest.mark.parametrize(
     "make", [object, _Odd, lambda: {1: object()}, _circle, lambda: "\udc80", lambda: (_ for _ in ()).throw]
 )
-def test_what_cannot_be_expressed_is_told_by_the_child(place: Path, make: Callable[[], Any]) -> None:
+def test_the_child_reports_a_result_that_cannot_be_pickled(place: Path, make: Callable[[], Any]) -> None:
     said = failure(lambda _: make(), place)
     assert "cannot be handed to the parent" in said
     assert "Return a value that JSON can express, or write it to the workspace" in said
@@ -202,7 +202,7 @@ def test_a_hundred_megabytes_do_not_deadlock(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM])
-def test_a_crash_is_told_as_that(place: Path, number: signal.Signals) -> None:
+def test_a_crash_is_reported_as_such(place: Path, number: signal.Signals) -> None:
     def target(path: Path) -> None:
         (path / "before").write_text("kept")
         signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
@@ -212,7 +212,7 @@ def test_a_crash_is_told_as_that(place: Path, number: signal.Signals) -> None:
     assert (place / "before").read_text() == "kept"
 
 
-def test_real_crashes_are_told_as_that(place: Path) -> None:
+def test_real_crashes_are_reported_as_such(place: Path) -> None:
     import faulthandler
 
     def crash(_: Path) -> None:
@@ -228,11 +228,11 @@ def test_real_crashes_are_told_as_that(place: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 137, 255])
-def test_an_exit_past_python_is_told_as_that(place: Path, code: int) -> None:
+def test_an_exit_that_bypasses_python_is_reported_as_such(place: Path, code: int) -> None:
     assert f"ended with exit code {code} before the target returned" in failure(lambda _: os._exit(code), place)
 
 
-def test_out_of_memory_is_told_as_that(place: Path) -> None:
+def test_out_of_memory_is_reported_as_such(place: Path) -> None:
     confinement = Confinement.standard(limits=Limits(memory=400 << 20))
     said = failure(lambda _: len(bytearray(os.urandom(1 << 20)) * 2000), place, confinement=confinement)
     assert "out of memory" in said or "MemoryError" in said

@@ -160,6 +160,6 @@ def test_the_table_is_long_enough_and_every_row_says_what_stops_it() -> None:
     assert all(a.tries and a.stopped_by and "|" not in a.tries + a.stopped_by for a in ATTEMPTS.values())
 
 
-def test_the_page_tells_what_was_tried() -> None:
+def test_the_page_lists_all_attempts() -> None:
     written = page.PAGE.read_text()
     assert page.updated(written) == written, "run python -m tests.sandbox.escapes.page"

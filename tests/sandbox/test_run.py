@@ -209,7 +209,7 @@ def test_what_it_cost(branch: Branch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
-def test_a_crash_is_told_as_that_and_the_branch_is_intact(branch: Branch, number: int) -> None:
+def test_a_crash_is_reported_as_such_and_the_branch_is_intact(branch: Branch, number: int) -> None:
     done = branch.run(["sh", "-c", f"echo two > a.txt; kill -{int(number)} $$"])
     assert (done.returncode, done.ending) == (-number, "signal")
     assert (branch.path / "a.txt").read_text() == "two\n"

@@ -141,7 +141,7 @@ def test_the_pytest_of_the_path(tmp_path: Path, programs: dict[str, str], text: 
     assert command.text == text
 
 
-def test_what_is_found_is_made_to_report(tmp_path: Path) -> None:
+def test_detected_commands_write_a_report(tmp_path: Path) -> None:
     fill(tmp_path, {"package.json": package("jest")})
     command = find_test_command(tmp_path, junit="/out/junit.xml")
     assert command

@@ -62,7 +62,7 @@ PRINTED = [
 
 @pytest.mark.parametrize("is_hinted", [True, False], ids=["hinted", "by itself"])
 @pytest.mark.parametrize(("name", "hint", "exit_code", "source", "expected", "failing"), PRINTED, ids=str)
-def test_what_is_printed(
+def test_printed_reports(
     name: str, hint: str, exit_code: int, source: str, expected: Counts, failing: list[str], is_hinted: bool
 ) -> None:
     report = read_report(sample(name), None, exit_code, hint if is_hinted else None)

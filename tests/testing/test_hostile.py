@@ -45,7 +45,7 @@ def test_an_unreadable_report_is_a_doubt_and_never_a_pass(junit: bytes) -> None:
     assert not report.is_pass
 
 
-def test_nothing_from_outside_is_said() -> None:
+def test_no_external_entity_is_read() -> None:
     assert "root:" not in str(read_report(b"", OUTSIDE.encode(), 0).as_json())
 
 

@@ -34,13 +34,13 @@ def test_the_exit_code_and_the_report_have_to_agree(junit: bytes, exit_code: int
     assert report.is_pass == (junit == GOOD and exit_code == 0)
 
 
-def test_what_is_written_comes_before_what_is_printed() -> None:
+def test_a_report_file_takes_precedence_over_output() -> None:
     report = read_report(b"9 passed in 0.01s\n", GOOD, 0)
     assert (report.source, report.passed) == ("junit", 2)
 
 
 @pytest.mark.parametrize(("junit", "printed"), [(GOOD, b"1 failed in 0.1s\n"), (BAD, b"2 passed in 0.1s\n")])
-def test_what_is_written_and_what_is_printed_have_to_agree_on_failures(junit: bytes, printed: bytes) -> None:
+def test_report_file_and_output_must_agree_on_failures(junit: bytes, printed: bytes) -> None:
     report = read_report(printed, junit, 0 if junit == GOOD else 1, "pytest")
     assert report.doubt == "the output and the JUnit report disagree on whether a test failed"
     assert not report.is_pass
@@ -79,7 +79,7 @@ def test_the_end_of_the_output_is_kept() -> None:
     assert report.duration == 2.5
 
 
-def test_what_was_not_read_of_the_output_is_a_doubt() -> None:
+def test_truncated_output_is_a_doubt() -> None:
     printed = b"1 failed in 0.1s\n" + b"\n" * 300_000 + b"2 passed in 0.1s\n"
     report = read_report(printed, None, 0)
     assert report.passed == 2

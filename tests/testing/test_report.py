@@ -79,12 +79,12 @@ def test_summary(changes: dict[str, object], line: str) -> None:
 
 def test_feedback_tells_what_failed_and_why_and_how_much_more_there_is() -> None:
     shown = tuple(TestFailure(f"test_{n}", f"reason {n}") for n in range(12))
-    told = passing(failed=20, failures=shown, doubt="odd", flaky=("test_3",), runs=3, output="noise").feedback()
-    assert "FAILED test_0\nreason 0" in told
-    assert "Doubtful: odd." in told
-    assert "and 10 more that failed" in told
-    assert "Flaky, failed in some of 3 runs: test_3" in told
-    assert "noise" not in told
+    result = passing(failed=20, failures=shown, doubt="odd", flaky=("test_3",), runs=3, output="noise").feedback()
+    assert "FAILED test_0\nreason 0" in result
+    assert "Doubtful: odd." in result
+    assert "and 10 more that failed" in result
+    assert "Flaky, failed in some of 3 runs: test_3" in result
+    assert "noise" not in result
 
 
 def test_feedback_shows_the_output_where_nothing_else_says_why() -> None:
@@ -94,9 +94,9 @@ def test_feedback_shows_the_output_where_nothing_else_says_why() -> None:
 
 def test_feedback_shows_of_a_long_message_its_beginning_and_its_end() -> None:
     message = "first line\n" + "middle\n" * 5000 + "last line"
-    told = passing(failed=1, failures=(TestFailure("a", message),)).feedback()
-    assert "first line" in told
-    assert "last line" in told
+    result = passing(failed=1, failures=(TestFailure("a", message),)).feedback()
+    assert "first line" in result
+    assert "last line" in result
 
 
 @given(reports, st.integers(0, 300))

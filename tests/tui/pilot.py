@@ -21,19 +21,19 @@ from forkwise.tui.fork_model import ForkSnapshot
 from forkwise.tui.watch import WatchApp, WatchScreen
 from tests.tui.scripted_fork import ScriptedFork
 
-__all__ = ["COMMIT", "NotedFork", "Scene", "play", "until", "watching"]
+__all__ = ["COMMIT", "RecordingFork", "Scene", "play", "until", "watching"]
 
 COMMIT = Commit(3, "commit", "/main/k3f9ab-0", datetime(2026, 1, 1, tzinfo=UTC), added=("a.txt",))
 
 
-class NotedFork(ScriptedFork):
-    """The scripted fork. It records decisions in ``noted``, and answers them with ``outcomes`` of the test."""
+class RecordingFork(ScriptedFork):
+    """The scripted fork. It records decisions in ``decisions``, and answers them with ``outcomes`` of the test."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[tuple[Any, ...]] = []
+        self.decisions: list[tuple[Any, ...]] = []
         self.outcomes: list[Any] = []
-        self.told: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
         self.state = "running"
         self.rows: list[Row] | None = None
         self.printed: dict[str, bytes] = {}
@@ -43,7 +43,7 @@ class NotedFork(ScriptedFork):
     def read(self) -> ForkSnapshot:
         self.looks += 1
         look = super().read()
-        fork = replace(look.fork, **{"id": self.fork, **self.told})
+        fork = replace(look.fork, **{"id": self.fork, **self.fields})
         return ForkSnapshot(fork, self.state, look.rows if self.rows is None else tuple(self.rows))
 
     def output(self, attempt: str, start: int) -> tuple[int, bytes]:
@@ -57,28 +57,28 @@ class NotedFork(ScriptedFork):
         return f"diff of commit {fork.commit}"
 
     def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
-        return self._note("pick", attempt, on_conflict, force)
+        return self._record("pick", attempt, on_conflict, force)
 
     def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
-        return self._note("combine", tuple(attempts), force)
+        return self._record("combine", tuple(attempts), force)
 
     def commit(self, prepared: Prepared, *, on_conflict: OnConflict = "refuse") -> Commit:
-        return self._note("commit", prepared.diff, on_conflict)
+        return self._record("commit", prepared.diff, on_conflict)
 
     def drop(self, prepared: Prepared) -> None:
-        self._note("drop")
+        self._record("drop")
 
     def abort(self) -> None:
-        self._note("abort")
+        self._record("abort")
 
     def abort_attempt(self, attempt: str) -> None:
-        self._note("end", attempt)
+        self._record("end", attempt)
 
     def undo(self, commit: int) -> Commit:
-        return self._note("undo", commit)
+        return self._record("undo", commit)
 
-    def _note(self, *what: Any) -> Any:
-        self.noted.append(what)
+    def _record(self, *decision: Any) -> Any:
+        self.decisions.append(decision)
         outcome = self.outcomes.pop(0) if self.outcomes else COMMIT
         if isinstance(outcome, Exception):
             raise outcome
@@ -102,7 +102,7 @@ class Scene:
         return self.screen
 
     @property
-    def told(self) -> str:
+    def notifications(self) -> str:
         """All notifications."""
         return "\n".join(str(note.message) for note in self.app._notifications)
 
@@ -119,9 +119,9 @@ class Scene:
         """Wait until the screen shows a text."""
         await until(lambda: text in self.text, lambda: f"{text!r} is not shown:\n{self.text}")
 
-    async def tells(self, text: str) -> None:
+    async def notifies(self, text: str) -> None:
         """Wait for a notification."""
-        await until(lambda: text in self.told, lambda: f"{text!r} is not told: {self.told}\n{self.text}")
+        await until(lambda: text in self.notifications, lambda: f"no {text!r} in {self.notifications}\n{self.text}")
 
     async def comes_back(self) -> None:
         """Wait until the watch screen is on top."""

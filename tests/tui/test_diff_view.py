@@ -123,7 +123,7 @@ def test_a_file_without_hunks_has_one_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "text"),
     [
         ({}, "nothing"),
         ({"b": "k3f9ab.1"}, "1 file"),
@@ -133,8 +133,8 @@ def test_a_file_without_hunks_has_one_version() -> None:
         ),
     ],
 )
-def test_the_size_of_a_choice(choice: Mapping[str, Choice], told: str) -> None:
-    assert format_choice(choice) == told
+def test_the_size_of_a_choice(choice: Mapping[str, Choice], text: str) -> None:
+    assert format_choice(choice) == text
 
 
 # The screen
@@ -189,7 +189,7 @@ def test_the_screen_and_clicks() -> None:
     async def script(scene: Scene) -> None:
         await scene.comes_to(NwayScreen)
         await scene.press("enter")
-        await scene.tells("Accept a change first")
+        await scene.notifies("Accept a change first")
         await scene.shows("a.txt · file 1 of 2 · accepted: nothing")
         assert "│parent" in scene.text
         assert "-1\n+one" in scene.text.replace("│", "")

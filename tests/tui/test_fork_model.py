@@ -128,7 +128,7 @@ def test_changes_open_in_the_users_diff_tool(model: ForkModel, tmp_path: Path, m
     async def script(scene: Scene) -> None:
         await begun(scene)
         await scene.press("o")
-        await scene.tells("Opened the changes of ")
+        await scene.notifies("Opened the changes of ")
         await until(seen.exists)
         assert seen.read_text() == TEXT + TEXT.replace("one", "UNO")
 

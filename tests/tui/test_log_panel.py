@@ -30,17 +30,17 @@ def test_pieces_cut_anywhere_give_the_same_plain_text(printed: bytes, shown: str
     assert TerminalCleaner().feed(printed) == shown
     for at in range(len(printed)):
         plain = TerminalCleaner()
-        told = plain.feed(printed[:at]) + plain.feed(printed[at:])
+        text = plain.feed(printed[:at]) + plain.feed(printed[at:])
         # Text that was shown before a carriage return arrived stays.
-        assert told == shown or b"%\r" in printed
-        assert all(c.isprintable() or c in "\n\t" for c in told)
+        assert text == shown or b"%\r" in printed
+        assert all(c.isprintable() or c in "\n\t" for c in text)
 
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_no_control_sequence_reaches_the_terminal(pieces: list[bytes]) -> None:
     plain = TerminalCleaner()
-    told = "".join(plain.feed(piece) for piece in pieces)
-    assert all(c.isprintable() or c in "\n\t" for c in told)
+    text = "".join(plain.feed(piece) for piece in pieces)
+    assert all(c.isprintable() or c in "\n\t" for c in text)
 
 
 class _App(App[None]):

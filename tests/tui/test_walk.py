@@ -101,7 +101,7 @@ def test_the_arrow_keys_walk(talk: Conversation) -> None:
         assert await walked(scene, tree, "p") == 2
         assert await walked(scene, tree, "n") == 8
         assert await walked(scene, tree, "n") == 8
-        await scene.tells("nothing forks below")
+        await scene.notifies("nothing forks below")
         assert talk.here.id == 6
 
     Walk(talk).play(script)
@@ -126,7 +126,7 @@ def test_an_error_of_a_save_is_reported(talk: Conversation) -> None:
 
     async def script(scene: Scene, tree: TreePanel) -> None:
         await walked(scene, tree, "down", "enter")
-        await scene.tells("the disk is full")
+        await scene.notifies("the disk is full")
 
     walk.play(script)
 
@@ -152,7 +152,7 @@ def test_a_label(talk: Conversation) -> None:
 def test_two_nodes_are_compared(talk: Conversation) -> None:
     async def script(scene: Scene, tree: TreePanel) -> None:
         await scene.press("d")
-        await scene.tells("Mark a node")
+        await scene.notifies("Mark a node")
         await scene.press("space")
         await scene.shows("▪ ● 6 ")
         await walked(scene, tree, "down", "d")
@@ -169,7 +169,7 @@ def test_leaves_are_combined(talk: Conversation) -> None:
 
     async def script(scene: Scene, tree: TreePanel) -> None:
         await scene.press("c")
-        await scene.tells("Mark at least two")
+        await scene.notifies("Mark at least two")
         await walked(scene, tree, "space", "down", "space")
         assert [node.id for node in tree.marked] == [6, 10]
         await scene.press("c")
@@ -228,7 +228,7 @@ def test_a_prompt_at_any_node(talk: Conversation) -> None:
         assert talk.here.parent.parent is talk.node(8)
         await until(lambda: walk.saved > 0)
         await scene.press("i", "A", "enter")
-        await scene.tells("no such model")
+        await scene.notifies("no such model")
         is_stuck = True
         await until(lambda: tree.has_focus)
         await walked(scene, tree, "h")
@@ -245,7 +245,7 @@ def test_a_prompt_at_any_node(talk: Conversation) -> None:
 def test_a_prompt_without_a_model(talk: Conversation) -> None:
     async def script(scene: Scene, _: TreePanel) -> None:
         await scene.press("i")
-        await scene.tells("with --model")
+        await scene.notifies("with --model")
 
     Walk(talk).play(script)
 

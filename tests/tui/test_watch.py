@@ -19,19 +19,19 @@ from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
 from forkwise.tui.watch import AttemptTable, ForksScreen, WatchApp
 from forkwise.tui.widgets import QuestionScreen
-from tests.tui.pilot import COMMIT, NotedFork, Scene, play, until, watching
+from tests.tui.pilot import COMMIT, RecordingFork, Scene, play, until, watching
 
 FAILING = TestReport(source="exit code", exit_code=1, failed=1)
 
 
 @pytest.fixture
-def fork() -> NotedFork:
-    return NotedFork()
+def fork() -> RecordingFork:
+    return RecordingFork()
 
 
-def combined(**told: Any) -> Combined:
+def combined(**fields: Any) -> Combined:
     nothing = {"fork": "k3f9ab", "attempts": ("k3f9ab.1", "k3f9ab.2"), "merged": (), "taken": {}, "conflicts": ()}
-    return Combined(**{**nothing, "tests": None, "commit": None, **told})
+    return Combined(**{**nothing, "tests": None, "commit": None, **fields})
 
 
 async def answered(scene: Scene, *keys: str) -> None:
@@ -43,7 +43,7 @@ async def answered(scene: Scene, *keys: str) -> None:
 # Screens
 
 
-def test_attempts_are_shown_with_their_states(fork: NotedFork) -> None:
+def test_attempts_are_shown_with_their_states(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.shows("best-of k3f9ab  ● running  1:15  2● 1✓ 1✗ 1⊘ 1○")
         for line in ("✓ succeeded  1", "● running    2", "✗ failed     4", "⊘ cancelled  5", "○ pending    6"):
@@ -54,21 +54,21 @@ def test_attempts_are_shown_with_their_states(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_the_winner_and_the_commit(fork: NotedFork) -> None:
+def test_the_winner_and_the_commit(fork: RecordingFork) -> None:
     rows = fork.read().rows
     fork.rows = [replace(rows[0], has_won=True), *rows[1:]]
-    fork.state, fork.told = "resolved", {"stored": "resolved", "winner": "k3f9ab.1", "commit": 3}
+    fork.state, fork.fields = "resolved", {"stored": "resolved", "winner": "k3f9ab.1", "commit": 3}
 
     async def script(scene: Scene) -> None:
         await scene.shows("★ won")
         await scene.shows("#1 → commit 3")
-        fork.told |= {"undone": 4}
+        fork.fields |= {"undone": 4}
         await scene.shows("#1 → commit 3, undone by 4")
 
     watching(fork, script)
 
 
-def test_output_follows_the_log_and_the_cursor(fork: NotedFork) -> None:
+def test_output_follows_the_log_and_the_cursor(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         fork.printed["k3f9ab.1"] = b"compil"
         await scene.shows("compil")
@@ -84,7 +84,7 @@ def test_output_follows_the_log_and_the_cursor(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_only_changed_cells_are_drawn_again(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_cells_are_drawn_again(fork: RecordingFork, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fork.read().rows[0].attempt
     fork.rows = [Row(replace(first, id=f"k3f9ab.{n}"), 0, has_won=False) for n in range(1, 51)]
     drawn: list[tuple[Any, ...]] = []
@@ -110,7 +110,7 @@ def test_only_changed_cells_are_drawn_again(fork: NotedFork, monkeypatch: pytest
     watching(fork, script)
 
 
-def test_attempts_inside_attempts(fork: NotedFork) -> None:
+def test_attempts_inside_attempts(fork: RecordingFork) -> None:
     rows = list(fork.read().rows)
     inner = Row(replace(rows[0].attempt, id="z9zzzz.1", fork="z9zzzz"), 1, has_won=False)
 
@@ -124,7 +124,7 @@ def test_attempts_inside_attempts(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_waiting_for_a_fork(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_fork(fork: RecordingFork, monkeypatch: pytest.MonkeyPatch) -> None:
     read = fork.read
     there = False
     monkeypatch.setattr(fork, "read", lambda: read() if there else None)
@@ -133,15 +133,15 @@ def test_waiting_for_a_fork(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) ->
         nonlocal there
         await scene.shows("waiting for a fork")
         await scene.press("a", "u", "d", "p", "w", "c")
-        await scene.tells("There is no fork yet.")
-        assert fork.noted == []
+        await scene.notifies("There is no fork yet.")
+        assert fork.decisions == []
         there = True
         await scene.shows("best-of k3f9ab")
 
     play(WatchApp(fork), script)
 
 
-def test_the_diff_of_an_attempt(fork: NotedFork) -> None:
+def test_the_diff_of_an_attempt(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         for key in ("d", "enter"):
             await scene.press(key)
@@ -149,12 +149,12 @@ def test_the_diff_of_an_attempt(fork: NotedFork) -> None:
             await scene.shows("+        self.rows = {}")
             await scene.press("escape")
             await scene.comes_back()
-        assert fork.noted == []
+        assert fork.decisions == []
 
     watching(fork, script)
 
 
-def test_errors_are_reported(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_reported(fork: RecordingFork, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(attempt: str) -> str:
         raise LedgerError(f"[{attempt}] has no branch")
 
@@ -162,22 +162,22 @@ def test_errors_are_reported(fork: NotedFork, monkeypatch: pytest.MonkeyPatch) -
 
     async def script(scene: Scene) -> None:
         await scene.press("d")
-        await scene.tells("[k3f9ab.1] has no branch")
+        await scene.notifies("[k3f9ab.1] has no branch")
 
     watching(fork, script)
 
 
-def test_the_winners_diff(fork: NotedFork) -> None:
+def test_the_winners_diff(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("w")
-        await scene.tells("No attempt has won yet.")
-        fork.told = {"verdict": {"winner": "k3f9ab.2"}}
+        await scene.notifies("No attempt has won yet.")
+        fork.fields = {"verdict": {"winner": "k3f9ab.2"}}
         await scene.sees(lambda look: look.fork.verdict is not None)
         await scene.press("w")
         await scene.shows("k3f9ab.2: changes")
         await scene.press("escape")
         await scene.comes_back()
-        fork.told = {"stored": "resolved", "commit": 7}
+        fork.fields = {"stored": "resolved", "commit": 7}
         await scene.sees(lambda look: look.fork.commit == 7)
         await scene.press("w")
         await scene.shows("diff of commit 7")
@@ -185,7 +185,7 @@ def test_the_winners_diff(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_another_fork(fork: NotedFork) -> None:
+def test_another_fork(fork: RecordingFork) -> None:
     other = replace(fork.read().fork, id="m4n5p6", kind="tournament")
     fork.others = [Summary(fork.read().fork, {"running": 2}, None, "make it fast"), Summary(other, {"failed": 1})]
 
@@ -204,7 +204,7 @@ def test_another_fork(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_light_and_dark(fork: NotedFork) -> None:
+def test_light_and_dark(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         assert scene.app.current_theme.dark
         await scene.press("t")
@@ -215,14 +215,14 @@ def test_light_and_dark(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_the_mouse(fork: NotedFork) -> None:
+def test_the_mouse(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.pilot.click("#attempts", offset=(20, 3))
         assert scene.watch.table.current == "k3f9ab.3"
         await scene.press("a")
         await scene.comes_to(QuestionScreen)
         await scene.pilot.click("#answer-y")
-        await until(lambda: fork.noted == [("abort",)])
+        await until(lambda: fork.decisions == [("abort",)])
 
     watching(fork, script)
 
@@ -230,7 +230,7 @@ def test_the_mouse(fork: NotedFork) -> None:
 # Decisions
 
 
-def test_pick(fork: NotedFork) -> None:
+def test_pick(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("p")
         await scene.comes_to(QuestionScreen)
@@ -244,27 +244,27 @@ def test_pick(fork: NotedFork) -> None:
         await scene.press("p")
         await answered(scene, "enter")  # "no" has the focus
         await scene.comes_back()
-        assert fork.noted == []
+        assert fork.decisions == []
         await scene.press("p")
         await answered(scene, "y")
-        await scene.tells("Committed as 3: 1 added")
-        assert fork.noted == [("pick", "k3f9ab.1", "refuse", False)]
+        await scene.notifies("Committed as 3: 1 added")
+        assert fork.decisions == [("pick", "k3f9ab.1", "refuse", False)]
 
     watching(fork, script)
 
 
-def test_pick_a_failed_attempt(fork: NotedFork) -> None:
+def test_pick_a_failed_attempt(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("down", "down", "down", "p")
         await scene.comes_to(QuestionScreen)
         assert "It failed: exit code 1" in scene.text
         await scene.press("y")
-        await until(lambda: fork.noted == [("pick", "k3f9ab.4", "refuse", True)])
+        await until(lambda: fork.decisions == [("pick", "k3f9ab.4", "refuse", True)])
 
     watching(fork, script)
 
 
-def test_pick_in_conflict(fork: NotedFork) -> None:
+def test_pick_in_conflict(fork: RecordingFork) -> None:
     conflict = ConflictError("no", conflicts=[Conflict("a.txt", "changed", "by hand")])
     answers = {"m": "merge", "o": "ours", "t": "theirs", "escape": None}
     fork.outcomes = [outcome for how in answers.values() for outcome in ([conflict, COMMIT] if how else [conflict])]
@@ -272,24 +272,24 @@ def test_pick_in_conflict(fork: NotedFork) -> None:
 
     async def script(scene: Scene) -> None:
         for key, how in answers.items():
-            fork.noted = []
+            fork.decisions = []
             await scene.press("p")
             await answered(scene, "y")
             await scene.shows("a.txt")
             await scene.press(key)
             await scene.comes_back()
             decided = [first, ("pick", "k3f9ab.1", how, False)] if how else [first]
-            await until(lambda decided=decided: fork.noted == decided and not scene.watch.activity)
+            await until(lambda decided=decided: fork.decisions == decided and not scene.watch.activity)
 
     watching(fork, script)
 
 
-def test_combine(fork: NotedFork) -> None:
+def test_combine(fork: RecordingFork) -> None:
     fork.outcomes = [combined(commit=COMMIT)]
 
     async def script(scene: Scene) -> None:
         await scene.press("c")
-        await scene.tells("Mark at least two")
+        await scene.notifies("Mark at least two")
         await scene.press("space", "space", "up", "space", "space")
         assert scene.watch.table.marked == ["k3f9ab.1", "k3f9ab.3"]
         await scene.shows("▪  ● running    3")
@@ -297,13 +297,13 @@ def test_combine(fork: NotedFork) -> None:
         await scene.comes_to(QuestionScreen)
         assert "Merge k3f9ab.1, k3f9ab.3, test the result" in scene.text
         await scene.press("y")
-        await scene.tells("Committed as 3")
-        assert fork.noted == [("combine", ("k3f9ab.1", "k3f9ab.3"), False)]
+        await scene.notifies("Committed as 3")
+        assert fork.decisions == [("combine", ("k3f9ab.1", "k3f9ab.3"), False)]
 
     watching(fork, script)
 
 
-def test_combine_attempts_that_fail_the_tests(fork: NotedFork) -> None:
+def test_combine_attempts_that_fail_the_tests(fork: RecordingFork) -> None:
     fork.outcomes = [combined(tests=FAILING), combined(tests=FAILING, commit=COMMIT)]
 
     async def script(scene: Scene) -> None:
@@ -311,13 +311,13 @@ def test_combine_attempts_that_fail_the_tests(fork: NotedFork) -> None:
         await answered(scene, "y")
         await scene.shows("The tests of the combination fail")
         await scene.press("y")
-        await scene.tells("Committed as 3")
-        assert [noted[-1] for noted in fork.noted] == [False, True]
+        await scene.notifies("Committed as 3")
+        assert [decision[-1] for decision in fork.decisions] == [False, True]
 
     watching(fork, script)
 
 
-def test_combine_attempts_that_conflict(fork: NotedFork) -> None:
+def test_combine_attempts_that_conflict(fork: RecordingFork) -> None:
     clash = Clash("src/store.py", "changed", ("k3f9ab.1", "k3f9ab.2"), "both changed line 3")
     fork.outcomes = [combined(conflicts=(clash,))]
 
@@ -331,7 +331,7 @@ def test_combine_attempts_that_conflict(fork: NotedFork) -> None:
     watching(fork, script)
 
 
-def test_choose_hunk_by_hunk(fork: NotedFork) -> None:
+def test_choose_hunk_by_hunk(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("n")
         await scene.comes_to(NwayScreen)
@@ -340,37 +340,37 @@ def test_choose_hunk_by_hunk(fork: NotedFork) -> None:
         await scene.shows("✓ tests: 24 passed")
         await scene.press("escape")
         await scene.comes_to(NwayScreen)
-        assert fork.noted == [("drop",)]
+        assert fork.decisions == [("drop",)]
         await scene.shows("accepted: 1 hunk")
         await scene.press("enter")
         await scene.comes_to(PreviewScreen)
         await scene.shows("+        self.rows = {}")
         await scene.press("enter")
-        await scene.tells("Committed as 3")
-        assert [noted[0] for noted in fork.noted] == ["drop", "commit"]
-        assert "+        self.rows = {}" in fork.noted[1][1]
+        await scene.notifies("Committed as 3")
+        assert [decision[0] for decision in fork.decisions] == ["drop", "commit"]
+        assert "+        self.rows = {}" in fork.decisions[1][1]
 
     watching(fork, script)
 
 
-def test_abort(fork: NotedFork) -> None:
+def test_abort(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         for key in ("a", "escape"):
-            fork.noted = []
+            fork.decisions = []
             await scene.press(key)
             await scene.comes_to(QuestionScreen)
             assert "Abort the fork and drop" in scene.text
             await scene.press("y")
-            await scene.tells("Aborted")
-            await until(lambda: fork.noted == [("abort",)] and not scene.watch.activity)
+            await scene.notifies("Aborted")
+            await until(lambda: fork.decisions == [("abort",)] and not scene.watch.activity)
 
     watching(fork, script)
 
 
-def test_abort_one_attempt(fork: NotedFork) -> None:
+def test_abort_one_attempt(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("x")
-        await scene.tells("k3f9ab.1 has already ended: succeeded.")
+        await scene.notifies("k3f9ab.1 has already ended: succeeded.")
         await scene.press("down", "x")
         await scene.comes_to(QuestionScreen)
         assert "Abort k3f9ab.2 and everything it started?" in scene.text
@@ -378,45 +378,45 @@ def test_abort_one_attempt(fork: NotedFork) -> None:
         await scene.comes_back()
         await scene.press("x")
         await answered(scene, "y")
-        await scene.tells("Aborted k3f9ab.2; the others continue.")
-        assert fork.noted == [("end", "k3f9ab.2")]
+        await scene.notifies("Aborted k3f9ab.2; the others continue.")
+        assert fork.decisions == [("end", "k3f9ab.2")]
 
     watching(fork, script)
 
 
-def test_undo(fork: NotedFork) -> None:
+def test_undo(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         await scene.press("u")
-        await scene.tells("There is no commit to undo")
-        fork.told = {"stored": "resolved", "commit": 7}
+        await scene.notifies("There is no commit to undo")
+        fork.fields = {"stored": "resolved", "commit": 7}
         await scene.shows("→ commit 7")
         await scene.press("u")
         await answered(scene, "y")
-        await scene.tells("Undid 7 as 3")
-        assert fork.noted == [("undo", 7)]
+        await scene.notifies("Undid 7 as 3")
+        assert fork.decisions == [("undo", 7)]
 
     watching(fork, script)
 
 
-def test_a_resolved_fork_is_not_resolved_again(fork: NotedFork) -> None:
-    fork.state, fork.told = "aborted", {"stored": "aborted"}
+def test_a_resolved_fork_is_not_resolved_again(fork: RecordingFork) -> None:
+    fork.state, fork.fields = "aborted", {"stored": "aborted"}
 
     async def script(scene: Scene) -> None:
         for key in ("p", "a", "n"):
             await scene.press(key)
-        await scene.tells("The fork is already aborted.")
+        await scene.notifies("The fork is already aborted.")
         assert scene.watch is not None
-        assert fork.noted == []
+        assert fork.decisions == []
 
     watching(fork, script)
 
 
-def test_one_decision_at_a_time(fork: NotedFork) -> None:
+def test_one_decision_at_a_time(fork: RecordingFork) -> None:
     async def script(scene: Scene) -> None:
         scene.watch.activity = "picking"
         await scene.shows("picking …")
         await scene.press("p", "q")
-        await scene.tells("Still picking; wait for it.")
+        await scene.notifies("Still picking; wait for it.")
         assert scene.app.is_running
         scene.watch.activity = ""
         await scene.press("q")
@@ -426,7 +426,7 @@ def test_one_decision_at_a_time(fork: NotedFork) -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
-def test_it_fits_every_terminal(fork: NotedFork, size: tuple[int, int]) -> None:
+def test_it_fits_every_terminal(fork: RecordingFork, size: tuple[int, int]) -> None:
     async def script(scene: Scene) -> None:
         await scene.shows("best-of k3f9ab")
         assert "1" in scene.text

@@ -59,7 +59,7 @@ def test_no_more_than_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_no_daxfs_mount(tmp_path: Path) -> None:
+def test_a_mount_that_is_not_daxfs(tmp_path: Path) -> None:
     assert find_mount(str(tmp_path)) is None
     with pytest.raises(MountError, match="not a DaxFS mount"):
         DaxFS(str(tmp_path), str(tmp_path)).create("one")

@@ -52,18 +52,21 @@ class ChatScene(Scene):
 
     async def shows(self, *texts: str) -> None:
         await until(
-            lambda: all(text in self.text for text in texts), lambda: f"not shown: {texts}\n{self.text}\n{self.told}"
+            lambda: all(text in self.text for text in texts),
+            lambda: f"not shown: {texts}\n{self.text}\n{self.notifications}",
         )
 
     async def hides(self, text: str) -> None:
         """Wait until a text has left the screen."""
         await until(lambda: text not in self.text, lambda: f"still shown: {text}\n{self.text}")
 
-    async def tells(self, text: str) -> None:
-        await until(lambda: text in self.told, lambda: f"{text!r} is not told: {self.told}\n{self.text}")
+    async def notifies(self, text: str) -> None:
+        await until(lambda: text in self.notifications, lambda: f"no {text!r} in {self.notifications}\n{self.text}")
 
     async def comes_to(self, kind: type[Screen[Any]]) -> None:
-        await until(lambda: isinstance(self.screen, kind), lambda: f"{self.screen} is up\n{self.text}\n{self.told}")
+        await until(
+            lambda: isinstance(self.screen, kind), lambda: f"{self.screen} is up\n{self.text}\n{self.notifications}"
+        )
         await self.pilot.pause()
 
     async def branch(self, label: str, state: str) -> None:

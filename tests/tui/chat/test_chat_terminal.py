@@ -22,7 +22,7 @@ def test_forked_steered_merged_and_undone(terminal: Terminal, project: Path) -> 
     terminal.write("watch", "hello")
     terminal.shows("watch", "> hello", "how are you?")
 
-    terminal.write("watch", "/fork a: task until told | b: task")
+    terminal.write("watch", "/fork a: task until released | b: task")
     terminal.shows("watch", "[● a] [✓ b]", "FORK: 2", "b wrote lib.txt.")
     terminal.press("watch", "Tab")
     terminal.shows("watch", "branch a · ● running", "Waiting.")

@@ -41,11 +41,11 @@ def test_hunks_of_several_branches_are_merged(project: Path) -> None:
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/nway")
-        await scene.tells("no fork is open")
+        await scene.notifies("no fork is open")
         await scene.write("/fork first: go | second: go")
         await scene.branches()
         await scene.write("/nway no-such")
-        await scene.tells("no branch that has ended changed no-such")
+        await scene.notifies("no branch that has ended changed no-such")
 
         # From the merge picker: all files. A choice that fails the tests is committed only after a confirmation.
         await scene.write("/merge")

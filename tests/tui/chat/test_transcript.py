@@ -47,9 +47,9 @@ def test_messages_and_the_output_of_commands(project: Path, monkeypatch: pytest.
         config = tomllib.loads((project / ".forkwise/config.toml").read_text())
         assert config["chat"] == {"branches": 4, "branch_budget": 0.25}
         await scene.write("/no-such")
-        await scene.tells("there is no command /no-such")
+        await scene.notifies("there is no command /no-such")
         await scene.write("/merge")
-        await scene.tells("no fork is open")
+        await scene.notifies("no fork is open")
 
     chatting(project, script)
 
@@ -57,7 +57,7 @@ def test_messages_and_the_output_of_commands(project: Path, monkeypatch: pytest.
 def test_going_back_to_a_checkpoint(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         await scene.write("/load")
-        await scene.tells("there is no checkpoint yet")
+        await scene.notifies("there is no checkpoint yet")
         await scene.write("hello")
         await scene.shows("how are you?")
         await scene.write("write it")
@@ -81,14 +81,14 @@ def test_stopping_and_leaving(project: Path) -> None:
         await scene.write("wait for it")
         await scene.shows("● answering")
         await scene.write("/fork")
-        await scene.tells("the agent is running")
+        await scene.notifies("the agent is running")
         await scene.press("escape")
         await scene.shows("· interrupted")
         await scene.hides("● answering")
         await scene.write("wait for it")
         await scene.shows("● answering")
         await scene.press("ctrl+c")
-        await scene.tells("stopped; ctrl+c once more ends the chat")
+        await scene.notifies("stopped; ctrl+c once more ends the chat")
         await scene.hides("● answering")
         await scene.press("ctrl+c")
         session = scene.chat.session
@@ -135,7 +135,7 @@ def test_before_the_session_is_open(project: Path) -> None:
             await scene.shows("starting …")
             await scene.write("hello")
             await scene.press("escape", "ctrl+y", "tab")
-            await scene.tells("still starting")
+            await scene.notifies("still starting")
             go.set()
             await scene.shows("> hello", "how are you?")
             await scene.press("ctrl+q")

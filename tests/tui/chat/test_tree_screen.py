@@ -58,12 +58,12 @@ def test_move_continue_compare_combine_and_undo(project: Path) -> None:
         await walk_to(scene, screen, "/b")
         await scene.shows("b wrote lib.txt.")
         await scene.press("enter")
-        await scene.tells("a fork is open")
+        await scene.notifies("a fork is open")
         await scene.press("i", *"no", "enter")
-        await until(lambda: scene.told.count("a fork is open") == 2)
+        await until(lambda: scene.notifications.count("a fork is open") == 2)
         assert isinstance(scene.screen, TreeScreen)
         await scene.press("u")
-        await scene.tells("There is no merge to undo here")
+        await scene.notifies("There is no merge to undo here")
         await scene.press("escape")
         await scene.write("/merge a")
         await scene.shows("· Merged: kept branch a")
@@ -92,7 +92,7 @@ def test_move_continue_compare_combine_and_undo(project: Path) -> None:
             await scene.press(*name, "enter")
             await scene.comes_to(TreeScreen)
             if why:
-                await scene.tells(why)
+                await scene.notifies(why)
         await scene.shows("‹other›")
         assert session.conversation.labels["other"].id == second
 
@@ -115,7 +115,7 @@ def test_move_continue_compare_combine_and_undo(project: Path) -> None:
         # Combine leaves.
         screen = await tree_of(scene, "/go")
         await scene.press("c")
-        await scene.tells("Mark at least two leaves")
+        await scene.notifies("Mark at least two leaves")
         for label in ("/a", "/b"):
             await walk_to(scene, screen, label)
             await scene.press("space")
@@ -153,7 +153,7 @@ def test_the_tree_grows_while_it_is_shown(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         await scene.write("hello")
         await scene.shows("how are you?")
-        await scene.write("/fork a: task until told | b: task")
+        await scene.write("/fork a: task until released | b: task")
         await scene.branch("b", "done")
         screen = await tree_of(scene)
         at = await walk_to(scene, screen, "/b")
@@ -171,7 +171,7 @@ def test_a_verdict_is_overridden(project: Path) -> None:
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/override")
-        await scene.tells("name the branch to keep instead")
+        await scene.notifies("name the branch to keep instead")
         await scene.write("/fork task")
         await scene.branches()
         await scene.write("/merge auto")
