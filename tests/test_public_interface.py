@@ -33,7 +33,11 @@ SHARED = {"app", "branch", "combine", "decide", "doctor", "forks", "model", "res
 EXTENSION_POINTS = {"files/views", "testing/formats", "explore", "cli/commands"}
 """Folders with one module for each view, format, pattern or command, however small it is."""
 
-REEXPORTS: set[str] = set()
+REEXPORTS = {
+    "types",
+    "capabilities/forking",
+    *(f"toolsets/forking/{name}" for name in ("coordinator", "isolation", "editor", "judge", "materializer")),
+}
 """Modules that only re-export names under a path that a seed documents; the rules on names and size exempt them."""
 
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base", "core"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from forkwise import (
     ForkBranchLimitError,
     ForkCoordinator,
     ForkDepthLimitError,
+    ForkHandle,
+    InMemoryCheckpointStore,
     InMemoryForkStateStore,
     LedgerForkStore,
     MergeStrategy,
@@ -100,7 +101,7 @@ async def test_a_fork_that_makes_no_sense_is_refused(
     assert coordinator.fork_id is None
 
 
-async def test_labels_are_told_apart_and_lead_nowhere(coordinator: ForkCoordinator) -> None:
+async def test_labels_are_distinct_and_safe_as_paths(coordinator: ForkCoordinator) -> None:
     specs = [BranchSpec(label, "say hi") for label in ("x", "x", "", "../../up")]
     await coordinator.fork(specs, parent_history=[])
     assert [status.label for status in coordinator.inspect_branches()] == ["x", "x-2", "branch-3", "up"]
@@ -372,8 +373,8 @@ async def test_the_mirror_says_where_branches_stand(workspace: Workspace, tmp_pa
     manifest = root / handle.fork_id / "manifest.json"
 
     def stand() -> dict[str, tuple[str, int]]:
-        told = json.loads(manifest.read_text())
-        return {branch["label"]: (branch["state"], branch["current_turn"]) for branch in told["branches"]}
+        report = json.loads(manifest.read_text())
+        return {branch["label"]: (branch["state"], branch["current_turn"]) for branch in report["branches"]}
 
     await all_over(coordinator)
     while stand() != {"a": ("done", 0), "bad": ("failed", 0)}:
@@ -436,11 +437,88 @@ async def test_the_store_of_a_workspace_is_its_ledger(coordinator: ForkCoordinat
     assert await coordinator.store.get("zzzzzz") is None
 
 
-async def test_no_warning_where_a_merge_can_be_undone(coordinator: ForkCoordinator) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        await coordinator.fork(TWO, parent_history=BEFORE)
+async def test_a_fork_without_checkpoints_warns_over_a_directory_too(coordinator: ForkCoordinator) -> None:
+    """The guide: "If include_checkpoints is False, fork_run still works but emits a UserWarning"."""
+    with pytest.warns(UserWarning, match=r"no checkpoint store.*Workspace\.undo"):
+        handle = await coordinator.fork(TWO, parent_history=BEFORE)
+    assert handle.parent_checkpoint_id is None
     await coordinator.aclose()
+
+
+async def test_the_handle_names_the_checkpoint_if_there_is_a_store(workspace: Workspace) -> None:
+    """The guide: "Before tasks are spawned, the coordinator saves fork:<id>"."""
+    store = InMemoryCheckpointStore()
+    coordinator = ForkCoordinator(worker(), workspace=workspace, checkpoint_store=store)
+    handle = await coordinator.fork(TWO, parent_history=BEFORE)
+    [anchor] = await store.list_all()
+    assert (anchor.id, anchor.label) == (handle.parent_checkpoint_id, f"fork:{handle.fork_id}")
+    await coordinator.aclose()
+
+
+async def test_statuses_are_copies(coordinator: ForkCoordinator) -> None:
+    """The API page: inspect_branches: "Return a snapshot of every branch's current status."."""
+    await coordinator.fork(TWO, parent_history=BEFORE)
+    before = coordinator.inspect_branches()
+    before[0].state = "failed"
+    await all_over(coordinator)
+    assert [status.state for status in coordinator.inspect_branches()] == ["done", "done"]
+    assert before[1].state == "running"
+    await coordinator.aclose()
+
+
+class _FullStore(InMemoryForkStateStore):
+    async def save(self, handle: ForkHandle) -> None:
+        raise OSError("no space left")
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+async def test_a_store_that_fails_ends_the_branches(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
+) -> None:
+    """The guide: "Where ForkHandle records are persisted for inspection"; without a record there are no branches."""
+    monkeypatch.chdir(tmp_path)
+    agent = worker() if is_on_disk else Agent(Brain(decide=work))
+    coordinator = ForkCoordinator(agent, workspace=workspace if is_on_disk else None, store=_FullStore())
+    steers = [BranchSpec("a", "say one"), BranchSpec("b", "say two")]
+    with pytest.raises(OSError, match="no space left"):
+        await coordinator.fork(steers, parent_history=[])
+    assert coordinator.is_resolved
+    assert all(runtime.task.done() for runtime in coordinator.branches.values())
+    assert workspace.branches() == []
+    coordinator.store = InMemoryForkStateStore()
+    await coordinator.fork(steers, parent_history=[])
+    assert (await coordinator.merge_or_select("pick:b")).history_after_merge[-1].parts == [TextPart("two")]
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+async def test_messages_of_the_winner_keep_their_run_id(workspace: Workspace, is_on_disk: bool) -> None:
+    """The guide: "parent run continues with winner's history": also with the ids of its runs."""
+    agent = worker() if is_on_disk else Agent(Brain(decide=work))
+    coordinator = ForkCoordinator(agent, workspace=workspace if is_on_disk else None)
+    before = (await Agent(Brain(decide=work)).run("say hello")).all_messages()
+    handle = await coordinator.fork([BranchSpec("a", "say one")], parent_history=before)
+    await all_over(coordinator)
+    await (await coordinator.run_on_branch(handle.branches[0], "say more"))
+    history = (await coordinator.merge_or_select("pick:a")).history_after_merge
+    ids = [message.run_id for message in history]
+    assert None not in ids
+    assert ids[:2] == [message.run_id for message in before]
+    assert ids[2] == ids[3] != ids[4] == ids[5]
+
+
+async def test_a_fork_in_memory_makes_no_workspace_and_starts_no_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide: "InMemoryForkStateStore is the only store; process restart loses fork state": nothing else is kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Workspace, "__init__", lambda *_, **__: pytest.fail("a workspace was opened"))
+    backend = StateBackend({"a.txt": "one"})
+    coordinator = ForkCoordinator(create_deep_agent(Brain(decide=_deep)), DeepAgentDeps(backend=backend))
+    handle = await coordinator.fork([BranchSpec("a", "write b.txt")], parent_history=[])
+    mirror = tmp_path / ".forkwise/forks" / handle.fork_id
+    assert json.loads((mirror / "manifest.json").read_text())["fork_id"] == handle.fork_id
+    assert (await coordinator.merge_or_select("pick:a")).applied_paths == ["b.txt"]
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_fork_from_calls_that_are_being_made_keeps_the_task(workspace: Workspace) -> None:

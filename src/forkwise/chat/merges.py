@@ -56,7 +56,7 @@ class Merges:
     async def judge(self, kind: _Kind = "auto_with_fallback") -> ResolveOutcome:
         """Ask judges for the best branch and publish their verdict.
 
-        ``vote`` also merges it, ``auto`` if the judge is confident enough. Asking again reuses the verdict, at no cost.
+        ``auto`` and ``vote`` also merge it. Asking again reuses the verdict, at no cost.
         """
         coordinator, services = self._forks.current, self._services
         name = services.settings.judge or services.model_name
@@ -70,7 +70,9 @@ class Merges:
                 fork=coordinator.fork_id or "",
                 winner=label,
                 confidence=outcome.merge_confidence or 0.0,
-                reasoning="no branch can be merged" if verdict is None else verdict.reasoning,
+                reasoning="; ".join(outcome.judge_failures) or "no branch can be merged"
+                if verdict is None
+                else verdict.reasoning,
                 is_sure=outcome.committed or outcome.auto_eligible,
                 caveats=() if verdict is None else tuple(verdict.caveats),
             )
@@ -83,7 +85,7 @@ class Merges:
         """Merge a branch by its label, several (``combine:a,b``), or the judges' choice (``auto``, ``vote``).
 
         Waits until the chosen branches are done. ``prefer`` names, by path, the branch whose version a combination
-        takes on a conflict. Returns None if the judges are not confident enough.
+        takes on a conflict. Returns None if no judge gave a verdict.
         """
         coordinator = self._forks.current
         if choice in ("auto", "vote"):

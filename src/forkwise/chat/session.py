@@ -321,7 +321,7 @@ class Session:
             return await self._merges.judge()
 
     async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
-        """Merge a label, ``combine:a,b``, ``auto`` or ``vote``. Return None if the judges are not confident enough."""
+        """Merge a label, ``combine:a,b``, ``auto`` or ``vote``. Return None if no judge gave a verdict."""
         async with self._exclusive():
             with self.services.approvals.deny_unattended():
                 return await self._merges.merge(choice, prefer)

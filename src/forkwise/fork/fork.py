@@ -148,8 +148,9 @@ def _parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace
         return target
     path = target.path if isinstance(target, Workspace) else target
     attempt = current_attempt()
-    if attempt is not None and os.path.realpath(path) == os.path.realpath(attempt.own_branch.path):
-        return attempt.own_branch
+    branch = None if attempt is None else attempt.branch  # an attempt in memory has none
+    if branch is not None and os.path.realpath(path) == os.path.realpath(branch.path):
+        return branch
     return target if isinstance(target, Workspace) else Workspace(target)
 
 
@@ -181,7 +182,7 @@ class Fork:
 
     def __init__(
         self,
-        parent: Workspace | Branch,
+        parent: Workspace | Branch | None,
         kind: str,
         settings: ForkSettings | None = None,
         *,
@@ -189,7 +190,7 @@ class Fork:
         resume: str | None = None,
         inside: Attempt | None = None,
     ) -> None:
-        self.parent = parent
+        self._parent = parent
         self.kind = kind
         self.settings = settings or ForkSettings()
         self.attempts: list[Attempt] = []
@@ -212,6 +213,13 @@ class Fork:
         self._is_over = False
         self.is_detached = False
         self._is_decided_elsewhere = False
+
+    @property
+    def parent(self) -> Workspace | Branch:
+        """The workspace or branch that is forked. Raises RuntimeError for a fork in memory, which has none."""
+        if self._parent is None:
+            raise RuntimeError("a fork in memory has no parent")
+        return self._parent
 
     @property
     def id(self) -> str:
@@ -238,16 +246,20 @@ class Fork:
         try:
             if outer_fork is None and outer_attempt is not None:
                 self._open.enter_context(outer_attempt.nested_runs.track())
-            self._ledger = (
-                outer_fork.ledger if outer_fork else self._open.enter_context(open_ledger(self.parent.workspace))
-            )
+            self._ledger = outer_fork.ledger if outer_fork else self._open.enter_context(self._open_ledger())
             self._record = self._open_record(self._ledger)
         except BaseException:
             self._open.close()
             raise
         self._known = {a.key: a for a in self._ledger.attempts(self.id)}
-        self._polling = asyncio.create_task(poll_requests(self))
+        self._polling = self._start_polling()
         return self
+
+    def _open_ledger(self) -> Ledger:
+        return open_ledger(self.parent.workspace)
+
+    def _start_polling(self) -> asyncio.Task[None] | None:
+        return asyncio.create_task(poll_requests(self))
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         with self._open:
@@ -321,7 +333,7 @@ class Fork:
                     return  # restored from the ledger
                 attempt.make_current()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
-                    await execute(attempt, record.branch)
+                    await self._execute(attempt, record.branch)
                     if not attempt.success:
                         mark_failed(made, attempt.reason)
         except asyncio.CancelledError as error:
@@ -329,6 +341,9 @@ class Fork:
                 attempt.reason = str(error) or "cancelled"
                 attempt.record_end()
             raise
+
+    async def _execute(self, attempt: Attempt, branch: str) -> None:
+        await execute(attempt, branch)
 
     def _find_reusable_branch(self, record: AttemptRecord) -> Branch | None:
         """Open the branch of an attempt that ended before its process was killed.
@@ -468,6 +483,6 @@ def _check_parallel(max_parallel: int | None) -> int:
     return max_parallel or default_parallel()
 
 
-def _attempt_in(parent: Workspace | Branch) -> Attempt | None:
+def _attempt_in(parent: Workspace | Branch | None) -> Attempt | None:
     attempt = current_attempt()
     return attempt if attempt is not None and attempt.branch is parent else None

@@ -27,7 +27,7 @@ from forkwise.live.coordinator import ForkCoordinator
 from forkwise.live.fork_tools import create_fork_toolset, register_coordinator
 from forkwise.live.judging.confidence import Signal
 from forkwise.live.live_fork import WorkspaceLike
-from forkwise.live.resume import ForkStateStore
+from forkwise.live.resume import ForkStateStore, InMemoryForkStateStore
 
 __all__ = ["LiveForkCapability"]
 
@@ -40,7 +40,7 @@ class LiveForkCapability(AbstractCapability[Any]):
     survive the process. By default it is the directory of the backend in the run's deps, if there is one.
     ``test_command`` runs in each branch before it is judged (``"auto"``: the project's own tests). ``judge`` replaces
     the models that a strategy names, ``signals`` the default signals of the merge confidence. ``keep_artifacts`` keeps
-    the mirror of the branches' files.
+    the mirror of the branches' files. ``store`` gets the handle of each fork; without one it is in memory.
     """
 
     max_branches: int = 10
@@ -59,6 +59,8 @@ class LiveForkCapability(AbstractCapability[Any]):
     def __post_init__(self) -> None:
         if self.workspace is not None and not isinstance(self.workspace, Workspace | Branch):
             self.workspace = Workspace(self.workspace)
+        if self.store is None:
+            self.store = InMemoryForkStateStore()
 
     @property
     def coordinator(self) -> ForkCoordinator | None:

@@ -403,6 +403,8 @@ class CheckpointCapability(AbstractCapability[Any]):
             backend = getattr(ctx.deps, "backend", None)
             await save_checkpoint(store, label, request_context.messages, backend, turn=ctx.run_step)
             coordinator = getattr(ctx.deps, "fork_coordinator", None)
+            if coordinator is not None and coordinator.checkpoint_store is None:
+                coordinator.checkpoint_store = store
             for removed in await prune(store, self.max_checkpoints, coordinator):
                 if backend is not None:
                     await run_in_thread(forget_mark, backend, removed.files)

@@ -25,6 +25,7 @@ from forkwise.live.decision import JudgeSettings, Verdicts, find_goal
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, ManifestWriter
 from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, project_fork_cost
+from forkwise.live.judging.judge import is_supported
 from forkwise.live.judging.verdict import JudgeVerdict, ResolveOutcome
 from forkwise.live.live_fork import LiveFork, WorkspaceLike, find_source, start_fork
 from forkwise.live.merge import check_mergeable, combine_branches, commit_branch, override_winner
@@ -161,8 +162,8 @@ class ForkCoordinator:
         return self._verdicts.last
 
     def inspect_branches(self) -> list[BranchStatus]:
-        """Return the status of each branch."""
-        return [runtime.status for runtime in self.branches.values()]
+        """Return copies of the status of each branch."""
+        return [replace(runtime.status) for runtime in self.branches.values()]
 
     async def wait_for_change(self, seconds: float) -> None:
         """Wait until one of the running branches ends, for ``seconds`` at most."""
@@ -262,7 +263,8 @@ class ForkCoordinator:
             self._require_no_open_fork()
             usd = self.aggregate_budget_usd if aggregate_budget_usd is None else aggregate_budget_usd
             plan = plan_fork(specs, isolation, strategy, aggregate_budget or Budget(), usd, share_unspent)
-            plan.check_affordable(self.project_cost(plan.specs, parent_history, requests=1))
+            if plan.budget.usd is not None:
+                plan.check_affordable(self.project_cost(plan.specs, parent_history, requests=1))
             return await self._start(plan, parent_history)
 
     async def _start(self, plan: ForkPlan, history: Sequence[ModelMessage]) -> ForkHandle:
@@ -273,11 +275,13 @@ class ForkCoordinator:
         if self.inside is not None:
             await abort_orphans(self.inside)
         async with AsyncExitStack() as stack:
-            source = await run_in_thread(find_source, self.workspace, self.parent_deps)
-            stack.push_async_callback(run_in_thread, source.close)
+            source = await find_source(self.workspace, self.parent_deps)
             parent_tracker = self.inside.cost_tracker if self.inside is not None else None
-            plan = plan.with_names(secrets.token_hex(6), find_goal(history))
+            checkpoint = None if self.checkpoint_store is None else secrets.token_hex(6)
+            plan = plan.with_names(checkpoint, find_goal(history))
             live, threads = await start_fork(source, plan, history, parent_tracker, stack)
+            if self.checkpoint_store is None:
+                live.warn_without_checkpoints()
             await live.save_anchor(self.checkpoint_store, f"fork:{live.fork.id}", list(history), plan.checkpoint)
             return await self.adopt(live, threads, stack)
 
@@ -317,7 +321,7 @@ class ForkCoordinator:
             self.inside.inner.append(self)
         for number, (spec, thread) in enumerate(zip(live.plan.specs, threads, strict=True)):
             runtime = live.add(spec, number, thread, self._turns.run_first, self)
-            if runtime.attempt.branch is not None:
+            if live.source.is_in_memory or runtime.attempt.branch is not None:
                 await self._turns.open_files(runtime)
             if runtime.status.state == "done" and not thread.is_answered:
                 self._turns.start_next(runtime)  # its process was killed after run_on_branch
@@ -327,18 +331,24 @@ class ForkCoordinator:
             stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
         live.resources = stack.pop_all()
         self.update_manifest()
-        await self._turns.wait_for_files(live.branches.values())
+        await self._turns.wait_for_files([r for r in live.branches.values() if not r.ready.is_set()])
         assert self.store is not None
-        await self.store.save(live.handle)
+        try:
+            await self.store.save(live.handle)
+        except BaseException:
+            await finish(asyncio.ensure_future(self._abort_locked(live, "its handle could not be saved")))
+            raise
         return live.handle
 
     async def _open_mirror(self, live: LiveFork) -> None:
         root = self.materializer_root or (
             FORKS_ROOT if live.source.is_in_memory else live.source.parent.workspace.state / "mirrors"
         )
-        self.materializer = await run_in_thread(
-            ForkMaterializer, root / live.fork.id, live.fork.id, self.keep_artifacts
-        )
+        directory, keep = root / live.fork.id, self.keep_artifacts
+        if live.source.is_in_memory:  # three small writes take less time than the start of a thread
+            self.materializer = ForkMaterializer(directory, live.fork.id, keep)
+        else:
+            self.materializer = await run_in_thread(ForkMaterializer, directory, live.fork.id, keep)
         self.manifest = ManifestWriter(self.materializer, lambda: [branch.status for branch in live.branches.values()])
         if self.store is None:
             is_on_disk = not live.source.is_in_memory
@@ -407,7 +417,7 @@ class ForkCoordinator:
     def save(self) -> None:
         """Save the conversations of the branches in the ledger."""
         if self._live is not None and not self._live.is_over:
-            self._live.conversation.save()
+            self._live.save()
 
     # Resolve
 
@@ -425,8 +435,7 @@ class ForkCoordinator:
             history = live.parent_history()
             return MergeResult(live.fork.id, "", await self.abort_fork(), history)
         if kind == "auto":
-            strategy = live.plan.strategy
-            outcome = await self.resolve(strategy if strategy.kind == "vote" else replace(strategy, kind="auto"))
+            outcome = await self._resolve_by_judge(live.plan.strategy)
             if outcome.merge_result is None:
                 raise RuntimeError(_explain_unmerged(outcome))
             return outcome.merge_result
@@ -435,12 +444,22 @@ class ForkCoordinator:
         chosen = [self._find_branch(name.strip()) for name in names.split(",")]
         return await self._merge(chosen, kind, prefer=prefer or {})
 
+    async def _resolve_by_judge(self, strategy: MergeStrategy) -> ResolveOutcome:
+        """Merge the choice of a judge; if the strategy may fall back to a manual pick, only with enough confidence."""
+        if strategy.kind == "auto_with_fallback":
+            outcome = await self.resolve(strategy)
+            if not outcome.auto_eligible:
+                return outcome
+        return await self.resolve(replace(strategy, kind="vote" if strategy.kind == "vote" else "auto"))
+
     async def resolve(self, strategy: MergeStrategy | None = None) -> ResolveOutcome:
         """Have judges decide as a strategy says; branches that still run are waited for.
 
-        ``manual`` asks no judge. ``auto`` and ``vote`` merge the winner, ``auto`` only if the confidence is high
-        enough. ``auto_with_fallback`` returns whether it is, and leaves the merge to the caller. A verdict is kept
-        until a branch runs again: to resolve again with the same strategy costs nothing.
+        ``manual`` asks no judge. ``auto`` and ``vote`` merge the judges' choice at once, whatever the confidence.
+        ``auto_with_fallback`` returns whether the confidence is high enough, and leaves the merge to the caller. A
+        verdict is kept until a branch runs again: to resolve again with the same strategy costs nothing. If no judge
+        can be asked, for example because a key is missing, the outcome has no verdict and the caller picks;
+        ``judge_failures`` says why.
         """
         live = self._require_open_fork()
         strategy = strategy or live.plan.strategy
@@ -449,9 +468,7 @@ class ForkCoordinator:
         await asyncio.wait([runtime.task for runtime in live.branches.values()])
         settings = JudgeSettings(self.judge, self.signals, self.test_command, self.test_timeout_s)
         outcome = await self._verdicts.judge(live, strategy, settings)
-        if outcome.verdict is None or strategy.kind == "auto_with_fallback":
-            return outcome
-        if strategy.kind == "auto" and not outcome.auto_eligible:
+        if outcome.verdict is None or strategy.kind == "auto_with_fallback" or not is_supported(outcome.verdict):
             return outcome
         live.set_conflict_policy(strategy.conflict_policy)
         winner = self._find_branch(outcome.verdict.winner_branch_id)
@@ -542,10 +559,13 @@ class ForkCoordinator:
     async def _abort(self, live: LiveFork) -> None:
         async with self._lock:
             if not live.is_over:
-                for runtime in live.branches.values():
-                    await self._turns.stop(runtime, "the fork was aborted")
-                await live.fork.abort("the fork was aborted")
-                await self._close(live)
+                await self._abort_locked(live, "the fork was aborted")
+
+    async def _abort_locked(self, live: LiveFork, reason: str) -> None:
+        for runtime in live.branches.values():
+            await self._turns.stop(runtime, reason)
+        await live.fork.abort(reason)
+        await self._close(live)
 
     async def leave(self) -> ForkHandle | None:
         """Detach from the fork without resolving it, and return its handle for ``resume``, here or in another process.
@@ -570,7 +590,7 @@ class ForkCoordinator:
                     runtime.task.cancel("the fork was left")
             await live.fork.detach()
             await asyncio.wait([runtime.task for runtime in live.branches.values()])
-            live.conversation.save()
+            live.save()
             await self._close(live)
             self._live = None
             return handle
@@ -595,6 +615,8 @@ class ForkCoordinator:
 
 
 def _explain_unmerged(outcome: ResolveOutcome) -> str:
+    if outcome.judge_failures and outcome.verdict is None:
+        return f"nothing was merged: {'; '.join(outcome.judge_failures)}. Pick a branch yourself, or abort"
     if outcome.verdict is None:
         return "nothing was merged: no branch can be merged. Inspect the branches, pick one or abort"
     return (

@@ -30,7 +30,7 @@ from forkwise.live.judging.confidence import (
     votes_of,
 )
 from forkwise.live.judging.judge import Judge, JudgeAgent, ask_judge, name_of
-from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, detect_judge_models, vote
+from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, Vote, detect_judge_models, majority
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
 from forkwise.live.merge import is_mergeable
 
@@ -84,6 +84,8 @@ class Verdicts:
         key = _strategy_key(strategy)
         if key not in self._outcomes:
             outcome = await judge_fork(live, strategy, settings)
+            if outcome.judge_failures and outcome.verdict is None:
+                return outcome  # not kept: a judge may be available the next time
             self._outcomes[key] = outcome
             if outcome.judge_cost_usd is not None:
                 self.cost_usd = (self.cost_usd or 0.0) + outcome.judge_cost_usd
@@ -96,7 +98,10 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on a fork, with the confidence in it. ``judges`` are the names of the judges of ``verdicts``."""
+    """The verdict on a fork, with the confidence in it.
+
+    ``judges`` are the names of the judges of ``verdicts``, ``failures`` a line for each judge that gave no verdict.
+    """
 
     verdict: JudgeVerdict
     verdicts: list[JudgeVerdict]
@@ -106,6 +111,7 @@ class Decision:
     measured: Mapping[str, float | None]
     usage: RunUsage
     judges: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     @property
     def cost_usd(self) -> float | None:
@@ -173,27 +179,77 @@ async def decide(
     """Ask the judge or the panel of a strategy.
 
     ``judge`` replaces the models that the strategy names. Unless ``signals`` are given, one signal is how often earlier
-    picks of the same judges were kept, which ``calibrations`` say.
+    picks of the same judges were kept, which ``calibrations`` say. A judge that cannot be asked, for example because
+    its package or its key is missing, has no vote. Raises an exception with the reasons if none is left.
     """
-    if strategy.kind == "vote":
-        models = [judge] if judge is not None else strategy.judge_models or detect_judge_models(strategy.judge_model)
-        found = await vote([_build_judge(model, strategy) for model in models], goal, report, outcomes)
-        verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
-    else:
-        chosen = _build_judge(strategy.judge_model if judge is None else judge, strategy)
-        verdict, usage = await ask_judge(chosen, goal, report, outcomes)
-        verdicts, judges = [verdict], (name_of(chosen),)
+    found, failures = await _ask_judges(strategy, judge, goal, report, outcomes)
+    verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
+    if failures:
+        verdict = verdict.model_copy(update={"caveats": [*verdict.caveats, *failures]})
     evidence = Evidence(report, outcomes, verdict)
     measured = measure_signals(evidence)
     merge = merge_confidence(evidence, signals or [*MERGE_SIGNALS, track_record(calibrations or {}, *judges)])
     effective = compute_confidence(measured, verdict.confidence)
-    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges)
+    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges, failures)
+
+
+async def _ask_judges(
+    strategy: MergeStrategy, judge: Any, goal: str, report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
+) -> tuple[Vote, tuple[str, ...]]:
+    """Ask the judges of a strategy. Return their vote, and a line for each that gave no verdict."""
+    if judge is not None:
+        models = [judge]
+    elif strategy.kind == "vote":
+        models = strategy.judge_models or detect_judge_models(strategy.judge_model)
+    else:
+        models = [strategy.judge_model]
+    judges: list[Judge] = []
+    failures: list[str] = []
+    for model in models:
+        try:
+            judges.append(_build_judge(model, strategy))
+        except Exception as error:  # noqa: BLE001 - a missing package or key, an unknown model
+            failures.append(_describe_failure(model, error))
+    answers = await asyncio.gather(*(ask_judge(one, goal, report, outcomes) for one in judges), return_exceptions=True)
+    verdicts, names, usage = [], [], RunUsage()
+    for one, answer in zip(judges, answers, strict=True):
+        if isinstance(answer, Exception):
+            failures.append(_describe_failure(one, answer))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            verdicts.append(answer[0])
+            names.append(name_of(one))
+            usage += answer[1]
+    failures = list(dict.fromkeys(failures))
+    if not verdicts:
+        raise _NoJudgeError(failures)
+    verdict = majority(verdicts) if strategy.kind == "vote" else verdicts[0]
+    return Vote(verdict, tuple(verdicts), usage, (), tuple(names)), tuple(failures)
+
+
+class _NoJudgeError(Exception):
+    """No judge of a strategy could give a verdict; ``failures`` has a line for each."""
+
+    def __init__(self, failures: Sequence[str]) -> None:
+        super().__init__("; ".join(failures))
+        self.failures = list(failures)
+
+
+_MAX_FAILURE = 300  # characters
+
+
+def _describe_failure(judge: Any, error: Exception) -> str:
+    name = judge if isinstance(judge, str) else name_of(judge)
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"the judge {name} gave no verdict: {type(error).__name__}: {lines[0]}"[:_MAX_FAILURE]
 
 
 async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSettings) -> ResolveOutcome:
     """Have judges decide between the branches of a fork, none of which runs.
 
-    A branch that failed, or that has no response, cannot win; if no branch can, the outcome has no verdict.
+    A branch that failed, or that has no response, cannot win; if no branch can, or if no judge can be asked, the
+    outcome has no verdict.
     """
     branches = [runtime for runtime in live.branches.values() if is_mergeable(runtime)]
     if not branches:
@@ -206,15 +262,18 @@ async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSet
     for runtime, outcome in zip(branches, outcomes, strict=True):
         if outcome.test_report is not None:
             live.fork.ledger.record_tests(runtime.id, outcome.test_report.as_json())
-    decision = await decide(
-        strategy,
-        live.plan.goal,
-        diff,
-        outcomes,
-        judge=settings.judge,
-        signals=settings.signals,
-        calibrations=await run_in_thread(Calibration.from_ledger, live.fork.ledger),
-    )
+    try:
+        decision = await decide(
+            strategy,
+            live.plan.goal,
+            diff,
+            outcomes,
+            judge=settings.judge,
+            signals=settings.signals,
+            calibrations=await run_in_thread(Calibration.from_ledger, live.fork.ledger),
+        )
+    except _NoJudgeError as error:
+        return ResolveOutcome(False, False, None, None, 0.0, None, judge_failures=error.failures)
     live.fork.ledger.record_verdict(
         live.fork.id,
         {
@@ -237,6 +296,7 @@ async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSet
         measured=decision.measured,
         verdicts=decision.verdicts,
         judge_cost_usd=decision.cost_usd,
+        judge_failures=list(decision.failures),
     )
 
 

@@ -5,8 +5,10 @@ The docstrings of the tools are the descriptions that the model sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_ai import Agent, RunContext
@@ -19,7 +21,8 @@ from pydantic_ai.workspaces import WorkspaceBackend
 from forkwise.concurrency import finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError
 from forkwise.fork.agent_workspace import PROVIDER, BranchWorkspaceBackend
-from forkwise.live.backends.backend import FileInfo
+from forkwise.live.backends.backend import Backend, FileInfo
+from forkwise.live.backends.foreign import adapt_backend
 from forkwise.live.backends.local import DiskBackend
 from forkwise.live.checkpoints import CheckpointCapability, CheckpointFrequency, CheckpointStore
 from forkwise.live.deps import DeepAgentDeps, Todo
@@ -46,7 +49,7 @@ async def ls(ctx: RunContext[DeepAgentDeps], path: str = "/") -> str:
     Args:
         path: The directory; the top by default.
     """
-    return await _run_tool(lambda: _format_files(ctx.deps.backend.ls_info(path), f"nothing in {path}"))
+    return await _run_tool(ctx, lambda files: _format_files(files.ls_info(path), f"nothing in {path}"))
 
 
 async def read(ctx: RunContext[DeepAgentDeps], path: str, offset: int = 0, limit: int = 2000) -> str:
@@ -57,7 +60,7 @@ async def read(ctx: RunContext[DeepAgentDeps], path: str, offset: int = 0, limit
         offset: The number of lines to skip.
         limit: The most lines to read.
     """
-    return await _run_tool(lambda: ctx.deps.backend.read(path, offset, limit))
+    return await _run_tool(ctx, lambda files: files.read(path, offset, limit))
 
 
 async def write(ctx: RunContext[DeepAgentDeps], path: str, content: str) -> str:
@@ -68,11 +71,11 @@ async def write(ctx: RunContext[DeepAgentDeps], path: str, content: str) -> str:
         content: The whole new content.
     """
 
-    def work() -> str:
-        done = ctx.deps.backend.write(path, content)
+    def work(files: Backend) -> str:
+        done = files.write(path, content)
         return f"Error: {done.error}" if done.error else f"wrote {done.path}"
 
-    return await _run_tool(work)
+    return await _run_tool(ctx, work)
 
 
 async def edit(
@@ -87,11 +90,11 @@ async def edit(
         replace_all: Whether to replace every occurrence.
     """
 
-    def work() -> str:
-        done = ctx.deps.backend.edit(path, old_string, new_string, replace_all)
+    def work(files: Backend) -> str:
+        done = files.edit(path, old_string, new_string, replace_all)
         return f"Error: {done.error}" if done.error else f"edited {done.path} ({done.occurrences} replaced)"
 
-    return await _run_tool(work)
+    return await _run_tool(ctx, work)
 
 
 async def glob(ctx: RunContext[DeepAgentDeps], pattern: str, path: str = "/") -> str:
@@ -102,7 +105,7 @@ async def glob(ctx: RunContext[DeepAgentDeps], pattern: str, path: str = "/") ->
         path: The directory to search.
     """
     return await _run_tool(
-        lambda: _format_files(ctx.deps.backend.glob_info(pattern, path), f"nothing matches {pattern}")
+        ctx, lambda files: _format_files(files.glob_info(pattern, path), f"nothing matches {pattern}")
     )
 
 
@@ -115,14 +118,14 @@ async def grep(ctx: RunContext[DeepAgentDeps], pattern: str, path: str | None = 
         glob: Search only files whose names match this pattern.
     """
 
-    def work() -> str:
-        found = ctx.deps.backend.grep_raw(pattern, path, glob)
+    def work(files: Backend) -> str:
+        found = files.grep_raw(pattern, path, glob)
         if isinstance(found, str):
             return found
         lines = [f"{match['path']}:{match['line_number']}: {match['line']}" for match in found]
         return _format_lines(lines, f"nothing matches {pattern}")
 
-    return await _run_tool(work)
+    return await _run_tool(ctx, work)
 
 
 async def delete(ctx: RunContext[DeepAgentDeps], path: str) -> str:
@@ -132,10 +135,10 @@ async def delete(ctx: RunContext[DeepAgentDeps], path: str) -> str:
         path: The file or the directory.
     """
 
-    def work() -> str:
-        return f"deleted {path}" if ctx.deps.backend.delete(path) else f"Error: {path!r} does not exist"
+    def work(files: Backend) -> str:
+        return f"deleted {path}" if files.delete(path) else f"Error: {path!r} does not exist"
 
-    return await _run_tool(work)
+    return await _run_tool(ctx, work)
 
 
 async def execute(ctx: RunContext[DeepAgentDeps], command: str, timeout: float | None = None) -> str:
@@ -146,7 +149,7 @@ async def execute(ctx: RunContext[DeepAgentDeps], command: str, timeout: float |
         timeout: The time limit in seconds; 120 by default.
     """
     try:
-        done = await ctx.deps.backend.async_execute(command, timeout)
+        done = await adapt_backend(ctx.deps.backend).async_execute(command, timeout)
     except (OSError, BranchingError) as error:
         return _escape_invalid(f"Error: {error}")
     note = "\n(the output was truncated)" if done.truncated else ""
@@ -206,10 +209,11 @@ class DeepAgentTools(AbstractCapability[DeepAgentDeps]):
         return request_context
 
 
-async def _run_tool(work: Callable[[], str]) -> str:
-    """Run a tool in a thread. Return its answer, or the error as text."""
+async def _run_tool(ctx: RunContext[DeepAgentDeps], work: Callable[[Backend], str]) -> str:
+    """Run a tool on the files in a thread. Return its answer, or the error as text."""
     try:
-        return _escape_invalid(await finish_then_cancel(run_in_thread(work)))
+        files = adapt_backend(ctx.deps.backend)
+        return _escape_invalid(await finish_then_cancel(run_in_thread(work, files)))
     except (OSError, ValueError, BranchingError) as error:
         return _escape_invalid(f"Error: {error}")
 
@@ -229,7 +233,7 @@ def _escape_invalid(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-BASE_PROMPT = """\
+_FILES_PROMPT = """\
 You work on files with tools. Look at what is there before you change it, and after a change check that it does what \
 it should: run the tests if there are any. Say in the end what you did, in a few sentences."""
 
@@ -239,6 +243,9 @@ If several approaches are worth trying, `fork_run` starts a branch for each. A b
 with its own copy of the files; nobody else sees its changes. Call `inspect_branches` until the branches are done, \
 compare them with `diff_branches`, and decide before you end your turn: `merge_or_select` with `pick:<id>` keeps one \
 branch with its files, `auto` has a judge decide, `abort` drops all."""
+
+#: The instructions of an agent of `create_deep_agent` that can fork itself.
+BASE_PROMPT = f"{_FILES_PROMPT}\n\n{FORKING_PROMPT}"
 
 
 def create_deep_agent(
@@ -258,19 +265,20 @@ def create_deep_agent(
 
     The tools are those of `create_file_toolset`. ``forking`` lets the agent fork itself: True, or a configured
     `LiveForkCapability`. ``include_checkpoints`` saves checkpoints into the ``checkpoint_store`` of the deps, or into
-    the one given here. All other options are those of ``pydantic_ai.Agent``.
+    the one given here. All other options are those of ``pydantic_ai.Agent``. Raises TypeError for an unknown option, or
+    if ``forking`` is something else.
     """
+    _check_options(options, forking)
     added: list[AbstractCapability[DeepAgentDeps]] = [
         DeepAgentTools(create_file_toolset(include_execute=include_execute))
     ]
-    prompts = [BASE_PROMPT]
+    prompts = [BASE_PROMPT if forking else _FILES_PROMPT]
     if include_checkpoints:
         added.append(CheckpointCapability(checkpoint_store, checkpoint_frequency, max_checkpoints))
     if forking:
         from forkwise.live.capability import LiveForkCapability  # noqa: PLC0415 - slow to import, loaded only for forking
 
         added.append(LiveForkCapability() if forking is True else forking)
-        prompts.append(FORKING_PROMPT)
     if instructions:
         prompts.append(instructions)
     return Agent(
@@ -280,3 +288,14 @@ def create_deep_agent(
         capabilities=[*added, *capabilities],
         **options,
     )
+
+
+def _check_options(options: Mapping[str, Any], forking: object) -> None:
+    known = inspect.signature(Agent.__init__).parameters.keys() - {"self", "deps_type"}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, [*known, *inspect.signature(create_deep_agent).parameters], n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"create_deep_agent() got an unexpected keyword argument {name!r}{hint}")
+    if not isinstance(forking, bool | AbstractCapability):
+        raise TypeError(f"forking must be True, False or a LiveForkCapability, not {forking!r}")

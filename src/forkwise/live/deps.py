@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import FilesOverlay, MemoryOverlay
-from forkwise.live.backends.local import DiskBackend, ReadOnlyBackend
+from forkwise.live.backends.foreign import adapt_backend, find_directory
+from forkwise.live.backends.local import ReadOnlyBackend
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from forkwise.live.values import BranchIsolation
@@ -69,11 +69,13 @@ class Todo:
 class DeepAgentDeps:
     """The deps of an agent of `create_deep_agent`.
 
-    ``backend`` has the files. ``message_queue`` takes messages while the agent runs. ``fork_coordinator`` is set by
-    live forking and holds the unresolved fork. ``branch_id`` and ``fork_depth`` are set in a branch.
+    ``backend`` has the files: a `StateBackend`, a `LocalBackend`, or any object with the methods of such a backend,
+    which may be async (see `adapt_backend`). ``message_queue`` takes messages while the agent runs.
+    ``fork_coordinator`` is set by live forking and holds the unresolved fork. ``branch_id`` and ``fork_depth`` are set
+    in a branch.
     """
 
-    backend: Backend = field(default_factory=StateBackend)
+    backend: Any = field(default_factory=StateBackend)
     todos: list[Todo] = field(default_factory=list)
     message_queue: MessageQueue = field(default_factory=MessageQueue)
     checkpoint_store: CheckpointStore | None = None
@@ -89,12 +91,12 @@ def clone_for_branch(deps: DeepAgentDeps, isolation: BranchIsolation, label: str
     A copied backend is a `BranchOverlay`; over a directory, this creates a branch on disk. A branch starts with an
     empty todo list unless todos are shared, and has a checkpoint store of its own.
     """
-    backend: Backend = deps.backend
+    backend = deps.backend
     if isolation.backend == "copy":
-        parent = deps.backend
-        backend = FilesOverlay(parent, label) if isinstance(parent, DiskBackend) else MemoryOverlay(parent, label)
+        is_memory = find_directory(deps.backend) is None
+        backend = MemoryOverlay(deps.backend, label) if is_memory else FilesOverlay(deps.backend, label)
     elif isolation.backend == "share_readonly":
-        backend = ReadOnlyBackend(deps.backend)
+        backend = ReadOnlyBackend(adapt_backend(deps.backend))
     return replace(
         deps,
         backend=backend,

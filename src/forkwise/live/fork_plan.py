@@ -81,7 +81,7 @@ class ForkPlan:
         document: dict[str, Any] = _adapter.dump_python(self, mode="json")
         return document
 
-    def with_names(self, checkpoint: str, goal: str) -> ForkPlan:
+    def with_names(self, checkpoint: str | None, goal: str) -> ForkPlan:
         """Return a copy with a new conversation id, and with the given checkpoint and goal."""
         return replace(self, conversation=secrets.token_hex(4), checkpoint=checkpoint, goal=goal)
 

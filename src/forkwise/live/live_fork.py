@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage
 
-from forkwise.concurrency import run_in_thread
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.conversation.store import StoredConversation
 from forkwise.errors import (
     BranchingError,
@@ -37,7 +36,9 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
 from forkwise.fork.fork import Fork, ForkSettings, revocable_parent_of
+from forkwise.fork.memory_fork import MemoryFork
 from forkwise.fork.resolve import replace_winner, unshelve_loser
+from forkwise.fork.runner import InProcessRunner
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import (
     BranchOverlay,
@@ -46,11 +47,13 @@ from forkwise.live.backends.branch_overlay import (
     build_flush_report,
     content_of,
 )
+from forkwise.live.backends.foreign import adapt_backend, find_directory
 from forkwise.live.backends.local import DiskBackend
 from forkwise.live.backends.memory import StateBackend
 from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_from, current_branch, start_thread
 from forkwise.live.budget import BudgetTracker, ForkBudget
 from forkwise.live.checkpoints import Checkpoint, CheckpointStore, mark_files
+from forkwise.live.deps import DeepAgentDeps
 from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
 
@@ -83,44 +86,58 @@ WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class ForkSource:
-    """The source of a fork: ``parent`` is forked, ``backend`` has the files that the parent's tools see."""
+    """The source of a fork: ``backend`` has the files that the parent's tools see.
 
-    parent: Workspace | Branch
+    ``directory`` is the workspace or branch that is forked; None if the changes of branches are in memory.
+    """
+
+    directory: Workspace | Branch | None
     backend: Backend
-    temporary: Path | None = None
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the agent's files are in memory."""
-        return not isinstance(self.backend, DiskBackend)
+        """Whether the changes of branches are in memory."""
+        return self.directory is None
 
-    def overlay(self, branch: Branch, label: str, policy: ConflictPolicy) -> BranchOverlay:
+    @property
+    def parent(self) -> Workspace | Branch:
+        """The workspace or branch that is forked. Raises RuntimeError if the changes of branches are in memory."""
+        if self.directory is None:
+            raise RuntimeError("a fork in memory has no directory")
+        return self.directory
+
+    def overlay(self, branch: Branch | None, label: str, policy: ConflictPolicy) -> BranchOverlay:
         """Return the files of a branch of this source."""
-        if isinstance(self.backend, DiskBackend):
+        if self.directory is not None:
             return FilesOverlay(self.backend, label, conflict_policy=policy, branch=branch)
         return MemoryOverlay(self.backend, label, conflict_policy=policy)
 
-    def close(self) -> None:
-        """Remove the temporary directory of a fork in memory."""
-        if self.temporary is not None:
-            shutil.rmtree(self.temporary, ignore_errors=True)
 
+async def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
+    """Find what to fork: the current branch, else ``workspace``, else the backend of ``deps``.
 
-def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
-    """Find what to fork: the current branch, else ``workspace``, else the backend of ``deps``."""
+    Raises BranchError if the backend lacks a method that a branch needs.
+    """
     inside = current_branch()
+    given = getattr(deps, "backend", None)
+    is_backend = isinstance(given, Backend) or (given is not None and isinstance(deps, DeepAgentDeps))
+    backend = adapt_backend(given) if is_backend else None  # on the event loop, to which async methods belong
     if inside is not None and inside.attempt.branch is not None:
-        return ForkSource(inside.attempt.branch, _backend_in(inside, deps))
-    backend = getattr(deps, "backend", None)
-    if isinstance(backend, DiskBackend) and (workspace is None or _has_same_files(backend, workspace)):
-        return ForkSource(backend.source, backend)
+        return ForkSource(inside.attempt.branch, backend or inside.overlay)
+    if workspace is None and (backend is None or isinstance(backend, MemoryOverlay | StateBackend)):
+        inherited = None if inside is None else inside.overlay
+        return ForkSource(None, backend or inherited or StateBackend())
+    return await run_in_thread(_find_directory_source, workspace, given if is_backend else None)
+
+
+def _find_directory_source(workspace: WorkspaceLike | None, given: Any) -> ForkSource:
+    directory = find_directory(given)
+    if directory is not None and (workspace is None or _has_same_files(directory, workspace)):
+        return ForkSource(directory.source, directory)
     if workspace is not None:
         parent = revocable_parent_of(workspace)
         return ForkSource(parent, _PlainBackend(parent))
-    directory = Path(tempfile.mkdtemp(prefix="forkwise-live-"))
-    (directory / "files").mkdir()
-    empty = Workspace(directory / "files", state=directory / "state", durable=False)
-    return ForkSource(empty, backend if isinstance(backend, Backend) else StateBackend(), directory)
+    return ForkSource(None, adapt_backend(given))
 
 
 class _PlainBackend(DiskBackend):
@@ -128,11 +145,6 @@ class _PlainBackend(DiskBackend):
 
     def __init__(self, parent: Workspace | Branch) -> None:
         self.files = AgentFiles(parent)
-
-
-def _backend_in(branch: BranchRuntime, deps: Any) -> Backend:
-    backend = getattr(deps, "backend", None)
-    return backend if isinstance(backend, Backend) else branch.overlay or StateBackend()
 
 
 def _has_same_files(backend: DiskBackend, workspace: WorkspaceLike) -> bool:
@@ -276,7 +288,7 @@ class LiveFork:
     fork: Fork
     plan: ForkPlan
     source: ForkSource
-    conversation: StoredConversation
+    conversation: StoredConversation | None
     budget: ForkBudget
     branches: dict[str, BranchRuntime] = field(default_factory=dict)
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -289,6 +301,11 @@ class LiveFork:
         """The handle of the fork."""
         started = datetime.fromtimestamp(self.fork.record.started, UTC)
         return ForkHandle(self.fork.id, self.plan.checkpoint, list(self.branches), self.plan.strategy, started)
+
+    def save(self) -> None:
+        """Save the conversations of the branches in the ledger; those of a fork in memory end with it."""
+        if self.conversation is not None:
+            self.conversation.save()
 
     def parent_history(self) -> list[ModelMessage]:
         """Return the messages from before the fork."""
@@ -321,12 +338,20 @@ class LiveFork:
     async def save_anchor(
         self, store: CheckpointStore | None, label: str, messages: list[ModelMessage], id_: str | None = None
     ) -> None:
-        """Save a checkpoint of the parent before the fork (which has an ``id_``) or after it."""
+        """Save a checkpoint of the parent before the fork (which has an ``id_``) or after it, if there is a store."""
         if store is not None:
             files = await run_in_thread(mark_files, self.source.backend)
             await store.save(Checkpoint(label, messages, files=files, id=id_ or secrets.token_hex(6)))
-        elif self.source.is_in_memory and id_ is not None:
-            warnings.warn("there is no checkpoint store: a merge of this fork cannot be undone", ForkwiseWarning, 4)
+
+    def warn_without_checkpoints(self) -> None:
+        """Warn that no checkpoint was saved before the fork."""
+        remedy = "it cannot be undone" if self.source.is_in_memory else "Workspace.undo reverts its files"
+        warnings.warn(
+            f"there is no checkpoint store, so there is no checkpoint to return to after a merge ({remedy}): pass "
+            "checkpoint_store, or include_checkpoints=True",
+            ForkwiseWarning,
+            stacklevel=5,
+        )
 
     async def commit(self, winner: BranchRuntime, how: str, detail: dict[str, Any]) -> FlushReport:
         """Resolve the fork for a branch and apply its changes to the parent; the report lists what failed."""
@@ -350,7 +375,11 @@ class LiveFork:
     async def _commit_in_memory(
         self, winner: BranchRuntime, how: str, detail: dict[str, Any], can_be_overridden: bool
     ) -> FlushReport:
-        await self.fork.resolve(winner.attempt, how, detail)
+        assert isinstance(self.fork, MemoryFork)
+        await self.fork.decide(winner.attempt, how, detail)
+        return await finish(run_in_thread(self._flush, winner, can_be_overridden))
+
+    def _flush(self, winner: BranchRuntime, can_be_overridden: bool) -> FlushReport:
         overlay, backend = winner.overlay, self.source.backend
         before = {path: content_of(backend, path) for path in overlay.touched()}
         report: FlushReport = overlay.flush_to(backend)
@@ -373,15 +402,21 @@ async def start_fork(
     stack: AsyncExitStack,
 ) -> tuple[LiveFork, list[Thread]]:
     """Start a fork, and the threads of its branches; nothing runs yet. ``stack`` closes the fork."""
-    conversation, last = await run_in_thread(conversation_from, history)
+    conversation, last = conversation_from(history) if not history else await run_in_thread(conversation_from, history)
     threads = [
         start_thread(conversation, last, spec.steer, _FORK_RESULT.format(label=spec.label), thread_label(number))
         for number, spec in enumerate(plan.specs)
     ]
-    fork = Fork(source.parent, KIND, _settings(plan), spec=plan.as_json())
-    await stack.enter_async_context(fork)
-    stored = StoredConversation(conversation, fork.ledger.conversations, id_=plan.conversation, title=f"fork {fork.id}")
-    await run_in_thread(stored.save)
+    stored = None
+    if source.is_in_memory:
+        fork: Fork = MemoryFork(KIND, _settings(plan))
+        await stack.enter_async_context(fork)
+    else:
+        fork = Fork(source.parent, KIND, _settings(plan), spec=plan.as_json())
+        await stack.enter_async_context(fork)
+        conversations = fork.ledger.conversations
+        stored = StoredConversation(conversation, conversations, id_=plan.conversation, title=f"fork {fork.id}")
+        await run_in_thread(stored.save)
     return LiveFork(fork, plan, source, stored, _fork_budget(fork, plan, parent_tracker)), threads
 
 
@@ -407,7 +442,13 @@ async def reopen_fork(
 
 
 def _settings(plan: ForkPlan) -> ForkSettings:
-    return ForkSettings(max_parallel=len(plan.specs), policy=plan.strategy.conflict_policy, reopens=True)
+    policy = plan.strategy.conflict_policy
+    return ForkSettings(runner=_runner(), max_parallel=len(plan.specs), policy=policy, reopens=True)
+
+
+@cache
+def _runner() -> InProcessRunner:
+    return InProcessRunner()
 
 
 def _fork_budget(fork: Fork, plan: ForkPlan, parent_tracker: BudgetTracker | None) -> ForkBudget:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
-from forkwise.concurrency import run_in_thread
+from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import ConflictError, ForkResolvedError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.workspace import Workspace
@@ -107,13 +107,22 @@ def _build_result(
 
 
 def detach_history(history: Sequence[ModelMessage], before: int) -> list[ModelMessage]:
-    """Return a branch's history for the parent: messages from ``before`` on no longer name the branch's workspace."""
-    return [
-        replace(message, workspace_ref=None)
-        if number >= before and isinstance(message, ModelResponse) and message.workspace_ref is not None
-        else message
-        for number, message in enumerate(history)
-    ]
+    """Return a branch's history for the parent: messages from ``before`` on no longer name the branch's workspace.
+
+    A request has the run id of its response: the tree stores the request before the run has an id.
+    """
+    detached: list[ModelMessage] = []
+    run_id: str | None = None
+    for number in reversed(range(len(history))):
+        message = history[number]
+        if isinstance(message, ModelResponse):
+            run_id = message.run_id
+            if number >= before and message.workspace_ref is not None:
+                message = replace(message, workspace_ref=None)
+        elif number >= before and message.run_id is None and run_id is not None:
+            message = replace(message, run_id=run_id)
+        detached.append(message)
+    return detached[::-1]
 
 
 async def combine_branches(
@@ -127,7 +136,7 @@ async def combine_branches(
     if len({runtime.id for runtime in chosen}) < 2:
         raise ValueError("a combination needs at least two branches")
     if live.source.is_in_memory:
-        report = _combine_in_memory(live, chosen, prefer, favourites)
+        report = await finish(run_in_thread(_combine_in_memory, live, chosen, prefer, favourites))
     else:
         report = await _combine_files(live, chosen, prefer, favourites)
     return _build_result(live, chosen, join_threads([runtime.thread for runtime in chosen]), report)

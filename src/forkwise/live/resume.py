@@ -273,8 +273,9 @@ def _abort_all(orphans: OrphanedForks) -> None:
 async def resume_fork(coordinator: ForkCoordinator, fork_id: str | None) -> ForkHandle:
     """Resume a fork for a coordinator, by default the last one that a killed process left."""
     async with AsyncExitStack() as stack:
-        source = await run_in_thread(find_source, coordinator.workspace, coordinator.parent_deps)
-        stack.push_async_callback(run_in_thread, source.close)
+        source = await find_source(coordinator.workspace, coordinator.parent_deps)
+        if source.is_in_memory:
+            raise ForkNotFoundError("no fork was interrupted: a fork in memory ends with its process")
         inside = None if coordinator.inside is None else coordinator.inside.id
         record, handle, result = await run_in_thread(_load_unfinished, source, fork_id, inside)
         if result is not None:

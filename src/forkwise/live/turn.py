@@ -77,7 +77,11 @@ class BranchTurns:
 
     async def open_files(self, runtime: BranchRuntime) -> None:
         """Give a branch its files and deps."""
-        await run_in_thread(open_files, runtime, self._coordinator.parent_deps, self._coordinator.materializer)
+        deps, mirror = self._coordinator.parent_deps, self._coordinator.materializer
+        if runtime.live_fork.source.is_in_memory:
+            open_files(runtime, deps, mirror)  # nothing is read or written, so a thread would only cost time
+        else:
+            await run_in_thread(open_files, runtime, deps, mirror)
         runtime.ready.set()
 
     async def wait_for_files(self, branches: Iterable[BranchRuntime]) -> None:
@@ -438,7 +442,8 @@ def open_files(runtime: BranchRuntime, deps: Any, materializer: ForkMaterializer
     """Give a branch its files, and deps that refer to them. The attempt has created its branch by now."""
     plan, label = runtime.live_fork.plan, runtime.spec.label
     isolation = plan.isolation
-    runtime.overlay = runtime.live_fork.source.overlay(runtime.attempt.own_branch, label, plan.strategy.conflict_policy)
+    branch = None if runtime.live_fork.source.is_in_memory else runtime.attempt.own_branch
+    runtime.overlay = runtime.live_fork.source.overlay(branch, label, plan.strategy.conflict_policy)
     if materializer is not None:
         runtime.overlay.attach_materializer(materializer, label)
     runtime.workspace = _choose_workspace(runtime, isolation.backend)

@@ -10,11 +10,12 @@ import errno
 import os
 import re
 import secrets
+import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,8 +29,9 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.resolve import Landed, land
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
+from forkwise.live.backends.foreign import ForeignBackend, adapt_backend, find_directory
 from forkwise.live.backends.local import DiskBackend
-from forkwise.live.backends.memory import DatedBackend, list_directory, next_tick, normalize_name, parent_directories
+from forkwise.live.backends.memory import DatedBackend, next_tick, normalize_name, parent_directories
 from forkwise.live.values import FileChange, FileOperation, FlushError, FlushReport
 
 __all__ = [
@@ -63,28 +65,39 @@ def replay(
     """Apply new contents (None: remove the file) to a backend, all or none, except conflicts.
 
     A path is a conflict if ``is_diverged`` reports a change in the parent since the fork, and the parent's content is
-    not the branch's. ``policy`` decides which version wins.
+    not the branch's. ``policy`` decides which version wins. A foreign backend has no transactions: there each path that
+    cannot be changed is an error, and the others are applied.
     """
     found = {path: content_of(parent, path) for path in contents}
     conflicts = [path for path in contents if found[path] != contents[path] and is_diverged(path)]
     skipped = set(conflicts) if policy == "keep_newer" else set()
     wanted = {path: content for path, content in contents.items() if path not in skipped}
     lost = {path: contents[path] for path in conflicts if path in skipped}
+    changed = {path: content for path, content in wanted.items() if found[path] != content}
+    failures: list[FlushError] = []
     try:
-        parent.replace({path: content for path, content in wanted.items() if found[path] != content})
+        if isinstance(parent, ForeignBackend):
+            for path, failure in parent.apply(changed).items():
+                failures.append(FlushError(path, _operation(wanted[path]), failure.strerror or str(failure)))
+                lost[path] = wanted.pop(path)
+        else:
+            parent.replace(changed)
     except OSError as error:
         path = str(error.filename or "")
-        operation: FileOperation = "delete" if wanted.get(path, b"") is None else "write"
-        failed = FlushError(path, operation, f"nothing was changed: {error.strerror or error}")
+        failed = FlushError(path, _operation(wanted.get(path, b"")), f"nothing was changed: {error.strerror or error}")
         return FlushReport([], 0, conflicts, [failed], conflict_contents=dict(contents))
     return FlushReport(
         applied_paths=sorted(path for path, content in wanted.items() if content is not None),
         applied_changes=sum(change.path in wanted for change in changes),
         conflicts=sorted(conflicts),
-        errors=[],
+        errors=failures,
         deleted_paths=sorted(path for path, content in wanted.items() if content is None),
         conflict_contents=lost,
     )
+
+
+def _operation(content: bytes | None) -> FileOperation:
+    return "delete" if content is None else "write"
 
 
 _DIRECTORY_MARK = object()  # marks directory changes in memory, where directories have no state of their own
@@ -119,8 +132,9 @@ class BranchOverlay(Backend):
     """The files of a branch: unchanged files are those of ``parent``, changes stay here until they are flushed.
 
     Over a `LocalBackend`, or over an overlay of one, this is a real branch: commands run in its sandbox, and changes by
-    a command or by a person with an editor in ``branch.path`` are changes of the branch. Any other parent gets an
-    overlay in memory. ``conflict_policy`` decides about paths that changed in the parent since the fork.
+    a command or by a person with an editor in ``branch.path`` are changes of the branch. Any other parent, also a
+    backend of another library (see `adapt_backend`), gets an overlay in memory. ``conflict_policy`` decides about paths
+    that changed in the parent since the fork.
 
     >>> from forkwise.live.backends.memory import StateBackend
     >>> parent = StateBackend({"cat.md": "# Cat"})
@@ -136,17 +150,17 @@ class BranchOverlay(Backend):
     #: The commit of a flush into a directory, which can be undone.
     commit: Commit | None = None
 
-    def __new__(cls, parent: Backend, *_: Any, **__: Any) -> BranchOverlay:
+    def __new__(cls, parent: Any, *_: Any, **__: Any) -> BranchOverlay:
         if cls is not BranchOverlay:
             return super().__new__(cls)
-        return super().__new__(FilesOverlay if isinstance(parent, DiskBackend) else MemoryOverlay)
+        return super().__new__(MemoryOverlay if find_directory(parent) is None else FilesOverlay)
 
-    def __init__(
-        self, parent: Backend, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer"
-    ) -> None:
-        self.parent = parent
+    def __init__(self, parent: Any, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer") -> None:
+        self.parent = adapt_backend(parent)
         self.conflict_policy = conflict_policy
         self._log: list[tuple[FileChange, object]] = []
+        # Not ``lock``, which may be held while a foreign parent waits for the event loop that wants to read the log.
+        self._log_lock = threading.Lock()
         self._mirror: Mirror | None = None
         self._mirrored: set[FileChange] = set()
         self._label = label
@@ -175,11 +189,10 @@ class BranchOverlay(Backend):
         These are each write, edit and deletion through this backend, and one change for each path that was changed
         otherwise, for example by a command.
         """
-        with self.lock:
-            return self._changes(self.path_states())
+        return self._changes(self.path_states())
 
     def _changes(self, states: Mapping[str, PathState]) -> list[FileChange]:
-        with self.lock:
+        with self._log_lock:
             known = {change.path: mark for change, mark in self._log}
             for path, state in states.items():
                 if path not in known or known[path] != state.mark:
@@ -198,7 +211,7 @@ class BranchOverlay(Backend):
     def record_change(self, name: str, operation: FileOperation) -> None:
         """Log a change, and mirror it."""
         change = FileChange(name, operation, datetime.now(UTC))
-        self._log.append((change, self.mark(name)))
+        self._append(change, self.mark(name))
         if operation == "delete":
             self.mirror_all()  # a directory may have had several files
         else:
@@ -206,11 +219,15 @@ class BranchOverlay(Backend):
 
     def record_mkdir(self, path: str) -> None:
         """Record that a directory was created."""
-        self._log.append((FileChange(self.name_of(path), "mkdir", datetime.now(UTC)), _DIRECTORY_MARK))
+        self._append(FileChange(self.name_of(path), "mkdir", datetime.now(UTC)), _DIRECTORY_MARK)
 
     def record_rmdir(self, path: str) -> None:
-        """Record that a directory was removed."""
-        self._log.append((FileChange(self.name_of(path), "rmdir", datetime.now(UTC)), _DIRECTORY_MARK))
+        """Remove a directory with its content."""
+        self._append(FileChange(self.name_of(path), "rmdir", datetime.now(UTC)), _DIRECTORY_MARK)
+
+    def _append(self, change: FileChange, mark: object) -> None:
+        with self._log_lock:
+            self._log.append((change, mark))
 
     # The mirror
 
@@ -251,7 +268,7 @@ class BranchOverlay(Backend):
     # The end of the branch
 
     @abstractmethod
-    def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
+    def flush_to(self, parent: Any, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
         """Apply the changes to the parent: all or nothing, except conflicts, which the policy decides.
 
         ``pre_flush_snapshot`` has the parent's content of some paths at the fork. Without it, and always in a
@@ -278,21 +295,29 @@ class FilesOverlay(BranchOverlay, DiskBackend):
 
     def __init__(
         self,
-        parent: DiskBackend,
+        parent: Any,
         label: str = "branch",
         *,
         conflict_policy: ConflictPolicy = "keep_newer",
         branch: Branch | None = None,
     ) -> None:
-        super().__init__(parent, label, conflict_policy=conflict_policy)
-        self.branch = branch or parent.source.branch(_build_name(label), None, None)
-        self.files = AgentFiles(self.branch, parent.files.confinement)
+        directory = find_directory(parent)
+        if directory is None:
+            raise TypeError(f"{parent!r} is not a directory")
+        super().__init__(directory, label, conflict_policy=conflict_policy)
+        self.branch = branch or directory.source.branch(_build_name(label), None, None)
+        self.files = AgentFiles(self.branch, directory.files.confinement)
         self._last_states: dict[str, PathState] = {}
 
     def __repr__(self) -> str:
         return f"<BranchOverlay {self.branch.branch_path} of {self.files.workspace_path}>"
 
     # Commands
+
+    @property
+    def execute_enabled(self) -> bool:
+        """Whether commands can be run in the parent, and so here."""
+        return self.parent.execute_enabled
 
     def execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
         """Run a shell command in the branch's sandbox, at the workspace's own path."""
@@ -371,13 +396,14 @@ class FilesOverlay(BranchOverlay, DiskBackend):
 
     # The end of the branch
 
-    def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
+    def flush_to(self, parent: Any, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
         """Commit the branch through the journal, which ends the branch, and set ``commit``.
 
         If the commit fails, nothing is changed, the report has the errors, and the branch still exists.
         """
-        if not isinstance(parent, DiskBackend) or parent.source.state_dir.path != self.branch.parent.state_dir.path:
-            return self._replay(parent, pre_flush_snapshot or {})
+        directory = find_directory(parent)
+        if directory is None or directory.source.state_dir.path != self.branch.parent.state_dir.path:
+            return self._replay(adapt_backend(parent), pre_flush_snapshot or {})
         states = self.path_states()
         changes = self._changes(states)
         if not states and not len(self.branch.delta()):
@@ -459,11 +485,10 @@ class _LayerEntry(NamedTuple):
 class MemoryOverlay(BranchOverlay, DatedBackend):
     """An overlay that keeps its changes in memory."""
 
-    def __init__(
-        self, parent: Backend, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer"
-    ) -> None:
+    def __init__(self, parent: Any, label: str = "branch", *, conflict_policy: ConflictPolicy = "keep_newer") -> None:
         super().__init__(parent, label, conflict_policy=conflict_policy)
         self._forked_at = next_tick()
+        self._removed_directories: set[str] = set()
         self._layer: dict[str, _LayerEntry] = {}
         self._directories: Counter[str] = Counter()  # the number of written files below each
         self._base: dict[str, bytes | None] = {}  # the parent's contents at the first change of each path
@@ -512,6 +537,8 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
     def _set_in_layer(self, name: str, content: bytes | None) -> None:
         before = self._layer.get(name)
         is_written, was_written = content is not None, before is not None and before.content is not None
+        if is_written:
+            self._removed_directories.difference_update(parent_directories(name))
         if is_written and not was_written:
             self._directories.update(parent_directories(name))
         elif was_written and not is_written:
@@ -532,27 +559,71 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
                 if self._layer[path].content is not None:
                     self._directories.subtract(parent_directories(path))
                 del self._layer[path], self._base[path]
+            self._removed_directories.clear()
             for path, content in layer.items():
                 if path not in self._layer or self._layer[path].content != content:
                     self._set_in_layer(path, content)
 
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """List a directory: the parent's and the branch's files."""
-        return list_directory(((info["path"], info["size"] or 0) for info in self._list_all()), name)
+        layer = self._layer_below(name)
+        changed = {path[len(name) + 1 if name else 0 :].partition("/")[0] for path in layer}
+        entries = {info["name"]: info for info in self._list_parent(name) if info["name"] not in changed}
+        prefix = f"{name}/" if name else ""
+        for first in changed:  # a directory of the parent is listed if not all its files were removed here
+            files = self._list_files_below(prefix + first)
+            if prefix + first in files:
+                entries[first] = files[prefix + first]
+            elif files:
+                entries[first] = FileInfo(name=first, path=prefix + first, is_dir=True, size=None)
+        if name and not entries:
+            own = self._layer.get(name)
+            is_file = (content_of(self.parent, name) if own is None else own.content) is not None
+            number = errno.ENOTDIR if is_file else errno.ENOENT
+            raise (NotADirectoryError if is_file else FileNotFoundError)(number, os.strerror(number), name)
+        return iter([entries[first] for first in sorted(entries)])
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
         """Iterate over all files below a directory. Raise OSError if there is no such directory."""
         self.names(name)  # raises if there is no such directory
-        return iter([info for info in self._list_all() if not name or info["path"].startswith(f"{name}/")])
+        files = self._list_files_below(name)
+        return iter([files[path] for path in sorted(files)])
 
-    def _list_all(self) -> list[FileInfo]:
-        found = {info["path"]: info for info in self.parent.walk()}
-        for path, change in dict(self._layer).items():
+    def _layer_below(self, name: str) -> dict[str, _LayerEntry]:
+        layer = dict(self._layer)
+        return {path: entry for path, entry in layer.items() if path.startswith(f"{name}/")} if name else layer
+
+    def _list_parent(self, name: str) -> list[FileInfo]:
+        """List a directory of the parent; an empty list if there is none, or if the branch has a file at its path."""
+        if self._is_in_layer(name):
+            return []
+        try:
+            return list(self.parent.names(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _is_in_layer(self, name: str) -> bool:
+        """Return whether a path, or a directory above it, is a file that was written here."""
+        entries = (self._layer.get(path) for path in (*parent_directories(name), name))
+        return any(entry is not None and entry.content is not None for entry in entries)
+
+    def _list_files_below(self, name: str) -> dict[str, FileInfo]:
+        """Return the files at and below a path."""
+        found: dict[str, FileInfo] = {}
+        if not self._is_in_layer(name):
+            try:
+                found = {info["path"]: info for info in self.parent.walk(name)}
+            except NotADirectoryError:
+                found = {name: FileInfo(name=os.path.basename(name), path=name, is_dir=False, size=None)}
+            except FileNotFoundError:
+                pass
+        own = {name: self._layer[name]} if name in self._layer else {}
+        for path, change in (own | self._layer_below(name)).items():
             if change.content is None:
                 found.pop(path, None)
             else:
                 found[path] = FileInfo(name=os.path.basename(path), path=path, is_dir=False, size=len(change.content))
-        return [found[path] for path in sorted(found)]
+        return found
 
     def changed_at(self, name: str) -> int:
         """Return the tick of a file's last change, here or in the parent."""
@@ -560,6 +631,20 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
         return max(here, self.parent.changed_at(name) if isinstance(self.parent, DatedBackend) else 0)
 
     # Changes
+
+    def record_rmdir(self, path: str) -> None:
+        """Remove a directory with its content."""
+        name = self.name_of(path)
+        with self.lock:
+            with suppress(FileNotFoundError):  # an empty directory has no state in memory
+                self.remove(name)
+            self._removed_directories.add(name)
+            super().record_rmdir(name)
+        self.mirror_all()
+
+    def deleted(self) -> set[str]:
+        """Return the parent's files and the directories that were deleted here."""
+        return super().deleted() | self._removed_directories
 
     def path_states(self) -> Mapping[str, PathState]:
         """Return the states of the paths whose content differs from the parent's at their first change."""
@@ -600,14 +685,28 @@ class MemoryOverlay(BranchOverlay, DatedBackend):
 
     # The end of the branch
 
-    def flush_to(self, parent: Backend, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
+    def flush_to(self, parent: Any, pre_flush_snapshot: Mapping[str, bytes | None] | None = None) -> FlushReport:
         """Apply the changes to the parent: all or nothing, except conflicts, which the policy decides."""
         known = pre_flush_snapshot or {}
+        backend = adapt_backend(parent)
 
         def is_diverged(path: str) -> bool:
-            if path not in known and parent is self.parent and isinstance(parent, DatedBackend):
-                return parent.changed_at(path) > self._forked_at
-            return content_of(parent, path) != known.get(path, self._base[path])
+            if path not in known and backend is self.parent and isinstance(backend, DatedBackend):
+                return backend.changed_at(path) > self._forked_at
+            return content_of(backend, path) != known.get(path, self._base[path])
 
         contents = {path: self._layer[path].content for path in self.path_states()}
-        return replay(contents, self.changes(), parent, is_diverged, self.conflict_policy)
+        changes = self.changes()
+        report = replay(contents, changes, backend, is_diverged, self.conflict_policy)
+        failed = {*report.conflicts, *(error.path for error in report.errors)}
+        gone = {d for d in self._removed_directories if not any(path.startswith(f"{d}/") for path in failed)}
+        if not gone or "" in failed:
+            return report
+        if isinstance(backend, BranchOverlay):
+            for directory in gone:
+                backend.record_rmdir(directory)
+        return replace(
+            report,
+            applied_changes=report.applied_changes + sum(c.op == "rmdir" and c.path in gone for c in changes),
+            deleted_paths=sorted({*report.deleted_paths, *gone}),
+        )

@@ -34,6 +34,7 @@ __all__ = [
 _DEFAULT_TIMEOUT_S = 120.0
 _MAX_OUTPUT = 100_000  # characters
 _TIMED_OUT, _NOT_STARTED = 124, 126  # exit codes, as those of timeout(1) and the shell
+_DISABLED = ExecuteResponse("Error: commands are disabled for these files", _NOT_STARTED)
 
 
 class DiskBackend(Backend):
@@ -122,6 +123,8 @@ class DiskBackend(Backend):
 
     def execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
         """Run a shell command in a sandbox, at the workspace's own path; ``timeout`` defaults to 120 seconds."""
+        if not self.execute_enabled:
+            return _DISABLED
         output = _OutputCollector()
         try:
             return output.response(self.files.run(["sh", "-c", command], **output.options(timeout)))
@@ -130,6 +133,8 @@ class DiskBackend(Backend):
 
     async def async_execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
         """Run `execute` for asyncio programs; cancelling kills the command and its descendants."""
+        if not self.execute_enabled:
+            return _DISABLED
         output = _OutputCollector()
         try:
             return output.response(await self.files.arun(["sh", "-c", command], **output.options(timeout)))
@@ -143,13 +148,20 @@ class LocalBackend(DiskBackend):
     Each write, edit, deletion and command is a commit of its own, so that it can be undone (``Workspace.undo``, or a
     rewind to a checkpoint). If branches are whole copies, which makes commits expensive, changes are not recorded, and
     a warning says so (`AgentFiles`). Commands are confined: they can read what the user can read, except credentials,
-    and write only to the directory.
+    and write only to the directory. ``root_dir`` is another name for ``root``.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] | Workspace, *, confinement: str | Confinement | None = None
+        self,
+        root: str | os.PathLike[str] | Workspace | None = None,
+        *,
+        root_dir: str | os.PathLike[str] | Workspace | None = None,
+        confinement: str | Confinement | None = None,
     ) -> None:
-        workspace = root if isinstance(root, Workspace) else Workspace(root)
+        given = [directory for directory in (root, root_dir) if directory is not None]
+        if len(given) != 1:
+            raise TypeError("LocalBackend takes one directory, as root_dir or as its first argument")
+        workspace = given[0] if isinstance(given[0], Workspace) else Workspace(given[0])
         self.files = AgentFiles(workspace) if confinement is None else AgentFiles(workspace, confinement)
 
     def __repr__(self) -> str:

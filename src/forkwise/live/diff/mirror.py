@@ -78,8 +78,10 @@ class ForkMaterializer:
         self.root = Path(self.root).absolute()
         self._created = [path for path in (self.root, *self.root.parents) if not path.exists()]
         for directory in ("parent", "branches"):
-            (self.root / directory).mkdir(parents=True, exist_ok=True)
-        self.update_manifest([])
+            os.makedirs(self.root / directory, exist_ok=True)
+        if not self.manifest_path().exists():
+            # Nobody reads it yet, so it need not be replaced atomically: this is on the way of every fork.
+            self.manifest_path().write_text(self._format_manifest([]))
 
     def manifest_path(self) -> Path:
         """Return the path of the manifest."""
@@ -125,6 +127,9 @@ class ForkMaterializer:
 
     def update_manifest(self, statuses: Iterable[BranchStatus]) -> None:
         """Write the status of the branches."""
+        self._write(self.manifest_path(), self._format_manifest(statuses).encode(), mode=0o644)
+
+    def _format_manifest(self, statuses: Iterable[BranchStatus]) -> str:
         branches = [
             {
                 "id": status.id,
@@ -136,8 +141,7 @@ class ForkMaterializer:
             }
             for status in statuses
         ]
-        text = json.dumps({"fork_id": self.fork_id, "branches": branches}, indent=2)
-        self._write(self.manifest_path(), f"{text}\n".encode(), mode=0o644)
+        return json.dumps({"fork_id": self.fork_id, "branches": branches}, indent=2) + "\n"
 
     def cleanup(self) -> None:
         """Remove the mirror, and the directories above it that it created, if empty."""

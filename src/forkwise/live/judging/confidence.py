@@ -44,7 +44,15 @@ __all__ = [
 NO_TESTS_CAP = 0.65
 
 #: Phrases, in lower case, of a retry prompt that reports a loop.
-STUCK_LOOP_MARKERS = ("stuck in a loop", "stuck loop", "loop detected", "same arguments", "alternating between")
+STUCK_LOOP_MARKERS = (
+    "stuck in a loop",
+    "stuck loop",
+    "loop detected",
+    "same arguments",
+    "identical arguments",
+    "alternating between",
+    "returned the same result",
+)
 
 _SPREAD, _TESTS, _CONSISTENCY = 0.4, 0.4, 0.2
 

@@ -47,6 +47,7 @@ __all__ = [
     "ask_judge",
     "build_judge_prompt",
     "evidence_first",
+    "is_supported",
     "name_of",
 ]
 
@@ -233,6 +234,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: max(most - len(_CUT), 0)] + _CUT[: max(most, 0)]
 
 
+_UNSUPPORTED = "no judge supports this pick"
 _TRIES = 3
 _BRIEF = 240  # characters of reasoning for the local model, which tends not to stop
 
@@ -344,7 +346,7 @@ async def ask_judge(
         caveats.append(f"the judge gave {verdict.confidence} as its confidence, which is not between 0 and 1")
         verdict = verdict.model_copy(update={"confidence": 0.0, "caveats": caveats})
     if all(outcome.branch_id != verdict.winner_branch_id for outcome in outcomes):
-        caveats.append(f"the judge named {verdict.winner_branch_id!r}, which is not a branch of this fork")
+        caveats += [f"the judge named {verdict.winner_branch_id!r}, which is not a branch of this fork", _UNSUPPORTED]
         best = evidence_first(outcomes)[0].branch_id
         verdict = verdict.model_copy(update={"winner_branch_id": best, "confidence": 0.0, "caveats": caveats})
     return verdict, usage
@@ -398,8 +400,13 @@ def _no_verdict(outcomes: Sequence[BranchOutcome], error: UnexpectedModelBehavio
         winner_branch_id=best.branch_id,
         confidence=0.0,
         reasoning=f"The judge named no branch of this fork ({error}); this one has the best tests and fewest errors.",
-        caveats=["no judge supports this pick"],
+        caveats=[_UNSUPPORTED],
     )
+
+
+def is_supported(verdict: JudgeVerdict) -> bool:
+    """Return whether a judge named the winner; otherwise the judge named no branch of the fork."""
+    return verdict.confidence > 0.0 or _UNSUPPORTED not in verdict.caveats
 
 
 def _complete_draft(verdict: JudgeVerdict, usage: RunUsage) -> VerdictDraft:

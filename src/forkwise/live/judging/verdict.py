@@ -67,7 +67,7 @@ class ResolveOutcome:
     ``committed``: the winner is merged, see ``merge_result``. ``auto_eligible``: not merged, but the confidence is high
     enough that the caller may merge without asking. Neither: a person has to pick. ``effective_confidence`` comes from
     `compute_confidence`; ``merge_confidence`` is the value that decides about the merge. ``verdicts`` holds every
-    judge's verdict if several voted.
+    judge's verdict if several voted, ``judge_failures`` a line for each judge that gave none.
     """
 
     committed: bool
@@ -81,3 +81,4 @@ class ResolveOutcome:
     measured: Mapping[str, float | None] = field(default_factory=dict)
     verdicts: list[JudgeVerdict] = field(default_factory=list)
     judge_cost_usd: float | None = None
+    judge_failures: list[str] = field(default_factory=list)

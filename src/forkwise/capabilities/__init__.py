@@ -1,0 +1,1 @@
+"""Capabilities, under the paths that pydantic-deep documents."""

@@ -1,0 +1,1 @@
+"""Toolsets, under the paths that pydantic-deep documents."""
