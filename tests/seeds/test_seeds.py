@@ -12,7 +12,7 @@ from tests.branchfs import mounted
 from tests.seeds.process import User, run_page
 
 #: The pages, each with a module of the same name that runs its examples.
-PAGES = ("branchcontext", "acorn")
+PAGES = ("branchcontext", "acorn", "bots", "pydantic_deep")
 
 
 @pytest.mark.parametrize("user", ["root", "unprivileged"])

@@ -42,6 +42,8 @@ __all__ = [
     "Branched",
     "Way",
     "branch_self",
+    "check_limits",
+    "find_scope",
     "read_prompts",
 ]
 
@@ -283,15 +285,8 @@ class BranchSelf(FunctionToolset[Any]):
         if recombine not in RECOMBINATIONS:
             raise ModelRetry(f"recombine must be one of {', '.join(RECOMBINATIONS)}, not {recombine!r}")
         turn = current_turn(ctx.run_id) or self._start_turn(ctx)
-        scope = (_scope.get() if turn.depth else None) or _Scope(self.limits, self._workspace)
-        limits = scope.limits
-        if turn.depth >= limits.max_depth:
-            raise ModelRetry(f"branches are {turn.depth} deep already and can go no deeper: do it without branching")
-        if limits.made + len(prompts) > limits.max_branches:
-            left = limits.max_branches - limits.made
-            raise ModelRetry(
-                f"{left} more branches can be made, not {len(prompts)}: use fewer, or do it without branching"
-            )
+        limits, files = find_scope(turn, self.limits, self._workspace)
+        check_limits(limits, turn.depth, len(prompts))
         caller = turn.record(ctx.messages)
         try:
             done = await branch_self(
@@ -303,7 +298,7 @@ class BranchSelf(FunctionToolset[Any]):
                 recombine_by=recombine,  # type: ignore[arg-type]
                 judge=self._judge if self._judge is not None else cast("Model", ctx.model),
                 limits=limits,
-                files=scope.files,
+                files=files,
                 depth=turn.depth,
                 usage=ctx.usage,
                 usage_limits=ctx.usage_limits,
@@ -326,6 +321,21 @@ class BranchSelf(FunctionToolset[Any]):
             self._shared.conversation = talk.conversation
             self._turn = Turn(talk, start, seen=len(history))
         return self._turn
+
+
+def find_scope(turn: Turn, limits: BranchSelfLimits, files: FilesOf = None) -> tuple[BranchSelfLimits, FilesOf]:
+    """Return the limits and files for the branches of a turn: its own if it is a branch itself, else those given."""
+    scope = _scope.get() if turn.depth else None
+    return (limits, files) if scope is None else (scope.limits, scope.files)
+
+
+def check_limits(limits: BranchSelfLimits, depth: int, count: int) -> None:
+    """Raise `ModelRetry` if ``count`` branches at ``depth`` would exceed the limits."""
+    if depth >= limits.max_depth:
+        raise ModelRetry(f"branches are {depth} deep already and can go no deeper: do it without branching")
+    if limits.made + count > limits.max_branches:
+        left = limits.max_branches - limits.made
+        raise ModelRetry(f"{left} more branches can be made, not {count}: use fewer, or do it without branching")
 
 
 def read_prompts(prompts: list[str] | str) -> list[str]:

@@ -117,7 +117,7 @@ class Talk:
             history = self.conversation.path(at)
             merged = await self._add_system_prompts(history, {**self.options, **options})
             async with self.agent.iter(message_history=history, **merged) as run:
-                turn.run = run
+                turn.run, turn.loop = run, asyncio.get_running_loop()
                 try:
                     requests = 0
                     async for step in run:
@@ -162,8 +162,8 @@ class Turn:
     """One run of an agent in a conversation, recorded in the tree.
 
     ``start`` is the node that the run starts from. ``seen`` is the number of the run's messages that are in the tree
-    already, by default those up to ``start``. ``node`` is the last node recorded, ``run`` the run if a `Talk` started
-    it.
+    already, by default those up to ``start``. ``node`` is the last node recorded. If a `Talk` started the run, ``run``
+    is that run and ``loop`` its event loop.
     """
 
     def __init__(self, talk: Talk, start: Node, depth: int = 0, *, seen: int | None = None) -> None:
@@ -172,6 +172,7 @@ class Turn:
         self.depth = depth
         self.node = start
         self.run: AgentRun[Any, Any] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._seen = len(path) if seen is None else seen
         self._adoption = Adoption(start.message, {call.tool_call_id for node in path for call in node.calls})
 
