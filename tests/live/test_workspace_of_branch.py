@@ -20,6 +20,7 @@ from forkwise import Branch, ForkwiseWarning, Workspace
 from forkwise.fork.agent_workspace import AgentFiles, BranchWorkspaceBackend, agent_workspace, open_ref
 from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
+from tests.need import need
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +46,18 @@ class TestByPydanticAisRules(WorkspaceBackendSuite):
     test_attaching_to_a_destroyed_environment_raises_unavailable = None  # type: ignore[assignment]
     if os.geteuid() == 0:
         test_permission_denied_uses_builtin_error = None  # type: ignore[assignment]
+    else:
+
+        async def test_permission_denied_uses_builtin_error(
+            self, backend: WorkspaceBackend, has_real_posix_shell: bool, filesystem_honors_shell_permissions: bool
+        ) -> None:
+            assert isinstance(backend, BranchWorkspaceBackend)
+            source = backend.files.source
+            can_delete = not (isinstance(source, Workspace) and source.fstype == "fuse")
+            need(can_delete, "fuse-overlayfs cannot delete a file of the workspace that its owner cannot read")
+            await super().test_permission_denied_uses_builtin_error(
+                backend, has_real_posix_shell, filesystem_honors_shell_permissions
+            )
 
     @pytest.fixture(params=["branch", "workspace"])
     def backend(self, request: pytest.FixtureRequest, workspace: Workspace) -> WorkspaceBackend:

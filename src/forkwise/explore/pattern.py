@@ -333,7 +333,9 @@ class Pattern(ABC):
                     observer.fork_started(fork.id)
                 winner = await self.explore(search)
                 commit = await self._conclude(search, winner)
-                note = parent.child_view().limits
+                note = ""
+                with suppress(FileNotFoundError):  # the workspace was removed meanwhile
+                    note = parent.child_view().limits
                 return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id, note)
 
     @abstractmethod
