@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,14 +81,17 @@ def _serve(base: Path, storage: Path, mountpoint: Path, build: str) -> NoReturn:
 
 def _unmount(storage: Path, mountpoint: Path) -> int:
     done = subprocess.run(["fusermount3", "-u", str(mountpoint)])
+    if done.returncode != 0:
+        return done.returncode
     pid = storage / f"pid-{mountpoint.name}"
-    while done.returncode == 0 and os.path.exists(f"/proc/{pid.read_text()}/exe"):
-        time.sleep(_POLL_S)
-    if done.returncode == 0:
-        pid.unlink()
-        if not list(storage.glob("pid-*")):
-            (storage / "base").unlink()  # the server exits with its last mount
-    return done.returncode
+    with suppress(FileNotFoundError, ProcessLookupError):
+        # It would exit by itself, but not while a mount namespace made meanwhile has a copy of the mount.
+        if os.fsencode(mountpoint) in Path("/proc", pid.read_text(), "cmdline").read_bytes():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+    pid.unlink()
+    if not list(storage.glob("pid-*")):
+        (storage / "base").unlink()
+    return 0
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ class _Branch:
             branch = branch.parent
 
     def hides(self, path: str) -> bool:
-        parts = path.split("/")
-        return any("/".join(parts[:n]) in self.deleted for n in range(1, len(parts) + 1))
+        return not self.deleted.isdisjoint(_prefixes(path))
 
 
 class StandIn(mfusepy.Operations):
@@ -86,17 +85,13 @@ class StandIn(mfusepy.Operations):
             _remove(f"{parent.files}/{path}")
             if parent is not self.main:
                 parent.deleted.add(path)
-        for directory, _, names in os.walk(branch.files):
-            for name in names:
+        for directory, directories, names in os.walk(branch.files):
+            for name in [*names, *(n for n in directories if os.path.islink(f"{directory}/{n}"))]:
                 path = os.path.relpath(f"{directory}/{name}", branch.files)
                 _remove(f"{parent.files}/{path}")
                 os.makedirs(os.path.dirname(f"{target}/{path}"), exist_ok=True)
                 _copy(f"{directory}/{name}", f"{target}/{path}")
-                parent.deleted.discard(path)
-            for name in [n for n in os.listdir(directory) if os.path.islink(f"{directory}/{n}")]:
-                path = os.path.relpath(f"{directory}/{name}", branch.files)
-                os.makedirs(os.path.dirname(f"{target}/{path}"), exist_ok=True)
-                _copy(f"{directory}/{name}", f"{target}/{path}")
+                parent.deleted -= set(_prefixes(path))
 
     # Paths
 
@@ -105,7 +100,7 @@ class StandIn(mfusepy.Operations):
         parts = [part for part in path.split("/") if part]
         while parts and parts[0].startswith("@") and parts[0][1:] in self.branches:
             inner = self.branches[parts[0][1:]]
-            if branch is not self.main and branch not in inner.chain():
+            if branch is not self.main and inner.parent is not branch:
                 break
             branch = inner
             parts.pop(0)
@@ -294,6 +289,11 @@ class StandIn(mfusepy.Operations):
     def statfs(self, path: str) -> dict[str, int]:
         found = os.statvfs(self.base)
         return {field: getattr(found, field) for field in ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail")}
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
 def _remove(path: str) -> None:

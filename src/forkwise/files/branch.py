@@ -120,7 +120,7 @@ class Parent(ABC):
         try:
             pooled = self._make_settled(name, view, pool)
         except BranchError:
-            if not self._vacate(name):
+            if not os.path.isdir(self.state_dir.home(name)) or not self._vacate(name):
                 raise
             pooled = self._make_settled(name, view, pool)
         if pool is not None:

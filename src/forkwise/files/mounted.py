@@ -264,7 +264,7 @@ class MountedWorkspace(_MountedParent, Workspace):
         if not dry_run:
             with locked(self.state_dir.state):
                 self._recover()
-                _discard_gone(self)
+                _release_abandoned(self)
         return super().gc(force=force, keep=keep, dry_run=dry_run)
 
     def close(self) -> None:
@@ -400,14 +400,21 @@ def _record_commit(branch: MountedBranch, carry_out: Callable[[], None]) -> Comm
     return replace(record.commit(), note=branch.view_kind.limits)
 
 
-def _discard_gone(parent: Parent) -> None:
-    """Discard the records of branches that the filesystem no longer has. Called under the lock."""
-    for name in parent.state_dir.names():
+def _release_abandoned(parent: Parent) -> None:
+    """Discard the records of branches that the filesystem no longer has, and the branches without a complete record.
+
+    Called under the lock, without which no process creates a branch: an incomplete record is that of a dead one.
+    """
+    view = _view_of(parent)
+    branches = f"{parent.state_dir.path}/branches"
+    for name in os.listdir(branches) if os.path.isdir(branches) else []:
         home = parent.state_dir.home(name)
-        if _view_of(parent).is_gone(home):
+        if name.startswith(".new-"):
+            view.release(home)
+        elif not name.startswith(".") and view.is_gone(home):
             discard(parent.state_dir, home)
     for child in parent.children():
-        _discard_gone(child)
+        _release_abandoned(child)
 
 
 def _view_of(parent: Parent) -> MountedView:

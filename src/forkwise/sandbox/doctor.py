@@ -238,10 +238,14 @@ def _find_filesystem(path: str) -> str:
 
 
 def _examine_views(site: Site) -> list[Finding]:
-    known = [_examine_view(view, site) for view in catalogue()]
-    names = {finding.name for finding in known}
-    native = [finding for finding in (_examine_branchfs(site), _examine_daxfs(site)) if finding.name not in names]
-    return native + known
+    native = [_examine_branchfs(site), _examine_daxfs(site)]
+    own = next((finding.name for finding in native if finding.works), None)
+    return native + [_examine_view(view, site) if own is None else _rule_out(view, own) for view in catalogue()]
+
+
+def _rule_out(view: View, own: str) -> Finding:
+    remedy = f"open the directory that {own} was mounted from"
+    return Finding(view.name, False, f"branches of this workspace are those of {own}", remedy)
 
 
 def _examine_view(view: View, site: Site) -> Finding:

@@ -26,7 +26,7 @@ from forkwise import (
 from forkwise.files.mounted import MountedWorkspace, find_branching_mount
 from forkwise.files.views import branchfs
 from forkwise.linux.mountinfo import mounts
-from tests.branchfs import BUILDS, install
+from tests.branchfs import BUILDS, install, mounted
 from tests.daxfs import RecordedDaxfs
 
 #: For tests of what does not depend on the build of BranchFS.
@@ -324,6 +324,49 @@ def test_gc_removes_the_branches_of_dead_processes(ws: Workspace) -> None:
     assert os.listdir(ws.state / "branches") == ["attempt"]
     assert ws.gc(force=True).removed == ("/main/attempt",)
     assert [name for name in os.listdir(ws.path) if name.startswith("@")] == []
+
+
+@one_build
+def test_gc_drops_a_branch_whose_creation_was_interrupted(ws: Workspace) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from forkwise import Workspace\n"
+        "from forkwise.files.store.branch_info import BranchInfo\n"
+        "BranchInfo.create = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Workspace(sys.argv[1]).branch('one')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(ws.path)]).returncode == -signal.SIGKILL
+    assert ws.branches() == []
+    [home] = os.listdir(ws.state / "branches")
+    name = os.readlink(ws.state / "branches" / home / "mount-branch")
+    assert branchfs.BranchFS(str(ws.path)).exists(name)
+    ws.gc()
+    assert not branchfs.BranchFS(str(ws.path)).exists(name)
+    assert os.listdir(ws.state / "branches") == []
+
+
+def test_a_server_that_died(tmp_path: Path) -> None:
+    """No branch counts as committed because the filesystem does not answer."""
+    with mounted(tmp_path) as mount:
+        ws = Workspace(mount)
+        branch = ws.branch("one", None, None)
+        server = int((tmp_path / "storage/pid-mount").read_text())
+        os.kill(server, signal.SIGKILL)
+        for request in (branch.commit, ws.branches, branch.abort):
+            with pytest.raises(MountError, match="does not answer"):
+                request()
+        with pytest.raises(MountError, match="not a directory"):
+            Workspace(mount)
+    assert os.listdir(ws.state / "branches") == ["one"]
+
+
+def test_the_state_of_a_mount_is_not_that_of_the_directory_below_it(tmp_path: Path) -> None:
+    with mounted(tmp_path) as mount:
+        ws = Workspace(mount)
+        ws.branch("one").commit()
+        ws.branch("two").keep()
+    below = Workspace(mount)
+    assert (below.history(), below.branches()) == ([], [])
 
 
 class TestMount:

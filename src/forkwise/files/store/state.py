@@ -192,17 +192,18 @@ def locate(
 
     In this order: the directory in ``state`` or $FORKWISE_STATE; the user's state directory, if it is on the
     workspace's filesystem; a hidden directory next to the workspace or next to one of its parents; the user's state
-    directory even though it is on another filesystem. ``outside`` is a mount point that must not contain it.
+    directory even though it is on another filesystem. ``outside`` is the mount point of a filesystem with branches of
+    its own; the state must not be there, and is not that of the directory below the mount.
     """
     workspace = os.path.realpath(path)
-    outside = outside or workspace
     if not os.path.isdir(workspace):
         raise MountError(
             f"{os.fspath(path)!r} is not a directory: a workspace is an existing directory",
             reason="not a directory",
             remedy="create it first, or check the path",
         )
-    key = _key(workspace)
+    key = _key(workspace) if outside is None else f"{_key(workspace)}-mounted"
+    outside = outside or workspace
     given = os.fspath(state) if state is not None else os.environ.get("FORKWISE_STATE")
     roots = [os.path.abspath(given)] if given else _roots(outside)
     made = [r for r in roots if os.path.isdir(f"{r}/{key}")]

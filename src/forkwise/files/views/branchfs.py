@@ -71,8 +71,19 @@ class BranchFS:
         return branch, "/".join(parts)
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a branch of that name."""
-        return os.path.exists(f"{self.path(name)}/{CONTROL_FILE}")
+        """Return whether there is a branch of that name. Raises MountError if the server does not answer."""
+        try:
+            os.stat(f"{self.path(name)}/{CONTROL_FILE}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise MountError(
+                f"{self.mount} does not answer: {error.strerror}",
+                view="branchfs",
+                reason=error.strerror or "",
+                remedy="unmount it, and mount it again",
+            ) from error
+        return True
 
     def is_own_name(self, name: str) -> bool:
         """Return whether an entry at the root of a branch belongs to BranchFS: a control file, or another branch."""
