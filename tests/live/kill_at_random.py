@@ -56,14 +56,14 @@ def completed(project: Path) -> dict[str, Any]:
     return report
 
 
-async def go_on(project: Path) -> dict[str, Any]:
+async def resume_fork(project: Path) -> dict[str, Any]:
     """Resume the fork in the next process, and merge it."""
     brain = Brain(decide=work)
     coordinator = coordinator_of(project, brain)
     try:
         await coordinator.resume()
     except ForkNotFoundError:
-        return {"outcome": "nothing to go on with"}
+        return {"outcome": "nothing to resume"}
     if coordinator.merge_result is not None:
         result = coordinator.merge_result
     else:
@@ -74,17 +74,17 @@ async def go_on(project: Path) -> dict[str, Any]:
         cost = {c.branch_label: c.requests for c in coordinator.fork_cost().per_branch.values()}
         result = await coordinator.merge_or_select("pick:b")
         assert not result.errors
-        return {"outcome": "went on", "said": said, "asked": len(brain.asked), "cost": cost}
-    return {"outcome": "carried out", "said": {"b": [str(m.parts) for m in result.history_after_merge]}}
+        return {"outcome": "resumed", "said": said, "asked": len(brain.asked), "cost": cost}
+    return {"outcome": "completed", "said": {"b": [str(m.parts) for m in result.history_after_merge]}}
 
 
 def recover(project: Path, state: Path) -> None:
     last = state / "last"
     before = completed(project)
-    report: dict[str, Any] = {"before": before, "outcome": "never begun"}
+    report: dict[str, Any] = {"before": before, "outcome": "not started"}
     if not last.exists() or last.read_text() != before["id"]:
         last.write_text(before["id"])
-        report |= asyncio.run(go_on(project))
+        report |= asyncio.run(resume_fork(project))
     workspace = Workspace(project, durable=False)
     clean_up(workspace)
     trash.wait_until_empty()

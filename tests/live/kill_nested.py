@@ -126,14 +126,14 @@ def lost(before: Known, after: Known) -> list[str]:
 def recover(project: Path, state: Path) -> None:
     last = state / "last"
     outer, before, stood = known_of(project)
-    report: dict[str, Any] = {"outcome": "never begun"}
+    report: dict[str, Any] = {"outcome": "not started"}
     if last.read_text() != outer:
         last.write_text(outer)
         report["inside"] = [stood[name] for name in before if name != outer]
         try:
-            asyncio.run(go_on(coordinator_of(project, Brain(decide=think)), report))
+            asyncio.run(resume_fork(coordinator_of(project, Brain(decide=think)), report))
         except ForkNotFoundError:
-            report["outcome"] = "nothing to go on with"
+            report["outcome"] = "nothing to resume"
         _, after, stands = known_of(project)
         report["lost"] = lost(before, after)
         # the number of texts in every nested branch that was resumed or started again
@@ -158,12 +158,12 @@ def recover(project: Path, state: Path) -> None:
     print(json.dumps(report), flush=True)
 
 
-async def go_on(coordinator: ForkCoordinator, report: dict[str, Any]) -> None:
+async def resume_fork(coordinator: ForkCoordinator, report: dict[str, Any]) -> None:
     await coordinator.resume()
     if coordinator.merge_result is not None:
-        report["outcome"] = "carried out"
+        report["outcome"] = "completed"
     else:
-        report["outcome"] = "went on"
+        report["outcome"] = "resumed"
         report |= await finish(coordinator)
 
 
@@ -227,7 +227,7 @@ async def forks_in_a_tool(project: Path) -> None:
     await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
 
 
-async def goes_on(project: Path, how: str) -> None:
+async def resume_in_tool(project: Path, how: str) -> None:
     coordinator = of_a_tool(project, is_killed=how == "merged", again=how == "again")
     await coordinator.resume()
     a, b = coordinator.branches.values()
@@ -250,7 +250,7 @@ def main() -> None:
         project = Path(sys.argv[1]) / how
         project.mkdir()
         assert wait_for_exit(run_in_process(lambda: asyncio.run(forks_in_a_tool(project)))) == -signal.SIGKILL  # noqa: B023 - at once
-        assert wait_for_exit(run_in_process(lambda: asyncio.run(goes_on(project, how)))) == 0, how  # noqa: B023
+        assert wait_for_exit(run_in_process(lambda: asyncio.run(resume_in_tool(project, how)))) == 0, how  # noqa: B023
     kill_at_random()
 
 

@@ -46,7 +46,7 @@ async def test_an_agent_forks_itself_and_continues_as_the_winner(any_brain: Thin
     brain = any_brain(driver(SPECS, pick("b")))
     agent = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)], system_prompt="Be brief.")
     result = await agent.run("task")
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert (workspace.path / "name.txt").read_text() == "technical"
     prompts = [
         part.content
@@ -90,7 +90,7 @@ async def test_the_guides_quick_start(any_brain: Thinking) -> None:
     )
     deps = DeepAgentDeps(backend=StateBackend(), checkpoint_store=store)
     result = await agent.run("task", deps=deps)
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert "LockKit: five sentences." in str(result.all_messages())
     labels = [checkpoint.label for checkpoint in await store.list_all()]
     fork = deps.fork_coordinator.fork_id
@@ -170,7 +170,7 @@ async def test_a_fork_that_a_turn_left_is_there_in_the_next(workspace: Workspace
     assert not coordinator.is_resolved
     await all_over(coordinator)
     second = await agent.run("and now?", message_history=first.all_messages())
-    assert second.output == "went on"
+    assert second.output == "continued"
     assert capability.coordinator is coordinator
     assert coordinator.is_resolved
     assert (workspace.path / "name.txt").read_text() == "whimsical"
@@ -183,7 +183,7 @@ async def test_concurrent_runs_share_nothing(workspace: Workspace) -> None:
     agent = worker(Brain(decide=driver([{"label": "a", "steer": "say hi"}], pick("a"))), capabilities=[capability])
     deps = [DeepAgentDeps(), DeepAgentDeps()]
     results = await asyncio.gather(*(agent.run("task", deps=one) for one in deps))
-    assert [r.output for r in results] == ["went on", "went on"]
+    assert [r.output for r in results] == ["continued", "continued"]
     assert deps[0].fork_coordinator is not deps[1].fork_coordinator
     assert deps[0].fork_coordinator.fork_id != deps[1].fork_coordinator.fork_id
 
@@ -240,12 +240,12 @@ async def test_a_branch_of_an_agent_forks_itself(workspace: Workspace) -> None:
         if prompts == ["task"]:
             return call("fork_run", specs=[{"label": "outer", "steer": "dive"}])
         if prompts and prompts[-1].startswith("[Merged"):
-            return "went on"
+            return "continued"
         return work(asked)
 
     agent = worker(Brain(decide=think), capabilities=[LiveForkCapability(workspace=workspace)])
     result = await agent.run("task")
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert (workspace.path / "deep.txt").read_text() == "inside"
 
 

@@ -83,7 +83,7 @@ async def test_a_branch_that_was_stopped_is_combined_with_what_it_did(
     said = str(result.history_after_merge)
     assert "write s.txt some" in said
     assert "done: write o.txt other" in said
-    await Agent(Brain("went on")).run("and now", message_history=result.history_after_merge)
+    await Agent(Brain("continued")).run("and now", message_history=result.history_after_merge)
     if deps is None:
         assert (workspace.path / "s.txt").read_text() == "some"
         assert (workspace.path / "o.txt").read_text() == "other"
@@ -196,7 +196,7 @@ async def test_an_agent_that_combines_continues_with_both_conversations(workspac
     brain = Brain(decide=driver(specs, lambda ids: f"combine:{ids['s']},{ids['o']}"))
     agent = worker(brain, capabilities=[LiveForkCapability(workspace=workspace)])
     result = await agent.run("task")
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert "write s.txt some" in str(result.all_messages())
     assert "done: write o.txt other" in str(result.all_messages())
     assert (workspace.path / "s.txt").exists()

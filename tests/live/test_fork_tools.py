@@ -128,7 +128,7 @@ async def test_a_file_is_deleted_in_a_branch_and_with_the_merge_in_the_parent(wo
 
     agent = worker(Brain(decide=think), capabilities=[LiveForkCapability(workspace=workspace)])
     result = await agent.run("task")
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert "deleted: a.txt | error: 'nowhere.txt' does not exist in this branch" in str(result.all_messages())
     assert not (workspace.path / "a.txt").exists()
 
@@ -161,4 +161,4 @@ async def test_branches_run_on_the_model_that_the_run_was_given(workspace: Works
     agent: Agent[Any, Any] = Agent(capabilities=[LiveForkCapability(workspace=workspace)])
     brain = Brain(decide=driver([{"label": "a", "steer": "say hi"}], lambda ids: f"pick:{ids['a']}"))
     result = await agent.run("task", model=brain)
-    assert result.output == "went on"
+    assert result.output == "continued"

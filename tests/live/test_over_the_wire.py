@@ -229,7 +229,7 @@ async def test_the_quick_start(brain: Think) -> None:
     agent = create_deep_agent(brain(think).model, forking=LiveForkCapability(), include_checkpoints=True)
     deps = DeepAgentDeps(backend=StateBackend(), checkpoint_store=InMemoryCheckpointStore())
     result = await agent.run("task", deps=deps)
-    assert result.output == "went on"
+    assert result.output == "continued"
     assert deps.backend.read_bytes("pitch.md") == b"Five sentences."
     labels = [checkpoint.label for checkpoint in await deps.checkpoint_store.list_all()]
     assert any(label.startswith("fork:") for label in labels)

@@ -65,7 +65,7 @@ def left_by_a_killed_process(workspace: Workspace) -> str:
     return report.stdout.strip()
 
 
-def go_on(asked: Asked) -> Any:
+def finish_work(asked: Asked) -> Any:
     said = work(asked)
     return "the end" if "sleep 100" in str(said) else said
 
@@ -73,7 +73,7 @@ def go_on(asked: Asked) -> Any:
 async def test_the_next_process_resumes_after_the_last_completed_turn(workspace: Workspace) -> None:
     fork = left_by_a_killed_process(workspace)
     assert [handle.fork_id for handle in await LedgerForkStore(workspace).interrupted()] == [fork]
-    brain = Brain(decide=go_on)
+    brain = Brain(decide=finish_work)
     coordinator = await LiveForkCapability(workspace=workspace).resume(worker(brain))
     assert coordinator is not None
     assert coordinator.fork_id == fork
@@ -121,7 +121,7 @@ async def test_a_decision_that_was_not_carried_out_is_carried_out(workspace: Wor
     assert result.history_after_merge[:2] == BEFORE
 
 
-async def test_nothing_to_go_on_with(workspace: Workspace) -> None:
+async def test_nothing_to_resume(workspace: Workspace) -> None:
     assert await LiveForkCapability(workspace=workspace).resume(worker()) is None
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     await coordinator.fork([BranchSpec("a", "say hi")], parent_history=[])
@@ -152,17 +152,17 @@ def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> N
         assert found["found"] in (before, after)  # never half-merged
         assert found["left"] == []
         assert (then["branches"], then["mounts"]) == ([], [])
-        begun = then["outcome"] not in ("never begun", "nothing to go on with") or found["found"] == after
-        assert then["content"] == (after if begun else before)
+        has_started = then["outcome"] not in ("not started", "nothing to resume") or found["found"] == after
+        assert then["content"] == (after if has_started else before)
         _check_nothing_is_lost(then)
         seen.add(then["outcome"])
-    assert "went on" in seen
+    assert "resumed" in seen
 
 
 def _check_nothing_is_lost(then: dict[str, Any]) -> None:
     """The messages of a completed turn are kept, are not repeated, and are counted once."""
     before = then["before"]["said"]
-    if then["outcome"] != "went on":
+    if then["outcome"] != "resumed":
         return
     kept = 0
     for label in LABELS:

@@ -122,7 +122,7 @@ def driver(specs: list[dict[str, Any]], decide: Callable[[dict[str, str]], str],
         if prompts == ["task"]:
             return call("fork_run", specs=specs, **more)
         if prompts and prompts[-1].startswith("[Merged"):
-            return "went on"
+            return "continued"
         if "merge_or_select" in results:
             return results["merge_or_select"]
         if "fork_run" in results and "Forked" not in results["fork_run"] and "You are now" not in results["fork_run"]:
