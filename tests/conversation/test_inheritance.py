@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent, FunctionToolset, RunContext, UsageLimits
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.toolsets import AbstractToolset, WrapperToolset
 from pydantic_ai.usage import RunUsage
 
 from forkwise.conversation.branch_self import BranchSelf
@@ -171,3 +172,78 @@ async def test_branches_have_the_deps_and_the_model_given_to_run() -> None:
 
     done = await agent.run("go", model=FunctionModel(model), deps="given")
     assert "heard deps given" in done.output
+
+
+async def test_a_later_branching_has_the_present_instructions_once() -> None:
+    """Seed: "Each branch runs in isolation with its own bot instance": with the instructions of that bot."""
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        step = sum(isinstance(message, ModelResponse) for message in messages)
+        if "(self-prompt)" in str(messages[-1]):
+            sent.append(info.instructions or "")
+            return ModelResponse(parts=[TextPart("done")])
+        if step == 3:
+            return ModelResponse(parts=[TextPart("end")])
+        name, arguments = ("wait", {}) if step == 0 else ("branch_self", {"self_prompts": ["a"]})
+        return ModelResponse(parts=[ToolCallPart(name, arguments)])
+
+    sent: list[str] = []
+    agent = Agent(FunctionModel(model), instructions="Be brief.", toolsets=[BranchSelf()])
+
+    @agent.instructions
+    def name_the_step(ctx: RunContext[Any]) -> str:
+        return f"This is step {ctx.run_step} of the run."
+
+    @agent.tool_plain
+    def wait() -> str:
+        return "waited"
+
+    await agent.run("go", instructions="Speak French.\n\nNever lie.")
+    assert len(sent) == 2
+    for text in sent:
+        assert text.count("This is step 1 of the run.") == text.count("This is step") == 1
+        assert text.count("Be brief.") == text.count("Speak French.") == text.count("Never lie.") == 1
+
+
+async def test_a_toolset_that_is_made_anew_at_each_step_is_inherited() -> None:
+    """Seed: "Each branch runs in isolation with its own bot instance": with the tools of that bot."""
+    made: list[int] = []
+
+    class Renewed(WrapperToolset[Any]):
+        async def for_run_step(self, ctx: RunContext[Any]) -> AbstractToolset[Any]:
+            made.append(ctx.run_step)
+            return Renewed(FunctionToolset([count]))
+
+    def count() -> str:
+        return f"made {len(made)}"
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        last = messages[-1].parts[-1]
+        step = sum(isinstance(message, ModelResponse) for message in messages)
+        if "(self-prompt)" in str(messages[-1]):
+            return ModelResponse(parts=[ToolCallPart("count", {})])
+        if step == 2 or "(self-prompt)" in str(messages):
+            return ModelResponse(parts=[TextPart(f"heard {last.content}")])
+        return ModelResponse(parts=[ToolCallPart("branch_self", {"self_prompts": ["a"], "allow_work": True})])
+
+    agent = Agent(FunctionModel(model), toolsets=[BranchSelf()])
+    done = await agent.run("go", toolsets=[Renewed(FunctionToolset())])
+    assert "heard made" in done.output
+
+
+async def test_a_streamed_run_branches() -> None:
+    """Seed: "Branch Execution: Each branch runs in isolation with its own bot instance"."""
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        if not isinstance(messages[-1].parts[-1], UserPromptPart):
+            yield f"heard {messages[-1].parts[-1].content}"
+        else:
+            yield {0: DeltaToolCall("branch_self", '{"self_prompts": ["a", "b"]}', tool_call_id="c1")}
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart("done in a branch")])
+
+    agent = Agent(FunctionModel(model, stream_function=stream), toolsets=[BranchSelf()])
+    async with agent.run_stream("go") as run:
+        output = await run.get_output()
+    assert output.count("done in a branch") == 2

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_ai import Agent
 from pydantic_ai.direct import model_request
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models import Model
 
 from forkwise.conversation.branch_self import BranchSelf
@@ -75,6 +75,49 @@ async def test_branch_self(provider: StartProvider, provider_name: str) -> None:
     ]
     await talk.prompt("go on", at=deep.replies[0].replies[0])
     assert await ask_everywhere(talk.conversation, provider_models(server)[provider_name]) == len(talk.conversation) + 1
+
+
+def branching_twice(request: Request) -> Any:
+    """Call ``branch_self`` wrongly, then twice in one message, then again in the next; answer every other request."""
+    said = request.last_user_text
+    if said.startswith("(self-prompt)") or said == "go on":
+        return answer(f"answer to {said}")
+    if "Choose the best" in said:
+        return answer(call(request.tool_names[0], option=99))
+    calls = {
+        0: [call("branch_self", self_prompts=7), call("note", text="x")],
+        1: [
+            call("branch_self", self_prompts=["a", "b"], recombine="llm_vote"),
+            call("branch_self", self_prompts="['c']"),
+        ],
+        2: [call("branch_self", self_prompts=["d"])],
+    }
+    turn = sum(message.role == "assistant" for message in request.messages) - 1
+    return answer("let me see", *calls[turn]) if turn in calls else answer("done")
+
+
+async def test_branch_self_in_a_plain_run(provider: StartProvider, provider_name: str) -> None:
+    """Seed: "The implementation ensures compliance with the Anthropic API requirements"."""
+    server = provider(branching_twice)
+    model = provider_models(server)[provider_name]
+    tools = BranchSelf()
+    agent = Agent(model, toolsets=[tools], system_prompt="You are a goat.")
+
+    @agent.tool_plain
+    def note(text: str) -> str:
+        return f"noted {text}"
+
+    before = [ModelRequest(parts=[UserPromptPart("hello")]), ModelResponse(parts=[TextPart("hi")])]
+    done = await agent.run("go", message_history=before, instructions="Speak French.")
+    assert done.output == "done"
+    assert done.usage.requests == len(server.requests)
+    tree = tools.conversation
+    assert tree is not None
+    leaves = [node for node in tree if node.is_response and "(self-prompt)" in text_of(node)]
+    assert len(leaves) == 4
+    for leaf in leaves:
+        await Talk(agent, tree).prompt("go on", at=leaf)
+    assert await ask_everywhere(tree, model) == len(tree) + 1
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.booleans()), min_size=1, max_size=14)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent, RunContext
-from pydantic_ai.capabilities import ProcessEventStream
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.capabilities import ProcessEventStream, ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from forkwise.conversation.adopt import adopted
+from forkwise.conversation.branch_self import BranchSelf
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.talk import Answer, Recombination, Talk, recombine, text_of
 
@@ -51,6 +52,38 @@ async def test_the_text_before_an_interruption_is_kept() -> None:
     with pytest.raises(ConnectionError):
         await talk.prompt("and")
     assert [text_of(node) for node in talk.conversation if node.is_response] == ["half a ", "half a "]
+
+
+# --- history processors ---------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_that_shortens_its_history_is_recorded_in_full() -> None:
+    """Seed: "Conversation Tree Integrity": a message that the model no longer receives stays in the tree."""
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        last = messages[-1].parts[-1]
+        lengths.append(len(messages))
+        if isinstance(last, UserPromptPart):
+            if str(last.content).startswith("go"):
+                return ModelResponse(parts=[ToolCallPart("branch_self", {"self_prompts": ["a", "b"]})])
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[TextPart("went")])
+
+    def shorten(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return messages[-1:] if isinstance(messages[-1].parts[-1], UserPromptPart) else messages[-3:]
+
+    lengths: list[int] = []
+    tools = BranchSelf()
+    agent = Agent(FunctionModel(model), toolsets=[tools], capabilities=[ProcessHistory(shorten)])
+    talk = Talk(agent)
+    said = [text_of(await talk.prompt(prompt)) for prompt in ("hi", "go", "hi", "go", "hi")]
+    assert said == ["done", "went", "done", "went", "done"]
+    assert len(talk.conversation) == 2 + 8 + 2 + 8 + 2
+    assert len(talk.conversation.path()) == 2 + 4 + 2 + 4 + 2
+    assert max(lengths) == 3
+    assert (await agent.run("go")).output == "went"
+    assert tools.conversation is not None
+    assert len(tools.conversation) == 6
 
 
 # --- system prompts -------------------------------------------------------------------------------------------------

@@ -312,14 +312,16 @@ class BranchSelf(FunctionToolset[Any]):
 
     def _start_turn(self, ctx: RunContext[Any]) -> Turn:
         """Return the conversation of a run that no `Talk` started; its first branching starts it."""
+        settings = None if self._request_ctx is None else self._request_ctx.model_settings
+        options = inherit_options(ctx, cast("ModelSettings | None", settings))
         if self._turn is None:
             assert ctx.agent is not None
             history = ctx.messages[:-1]
-            settings = None if self._request_ctx is None else self._request_ctx.model_settings
-            talk = Talk(ctx.agent, **inherit_options(ctx, cast("ModelSettings | None", settings)))
+            talk = Talk(ctx.agent)
             start = talk.conversation.extend(adopted(history))
             self._shared.conversation = talk.conversation
             self._turn = Turn(talk, start, seen=len(history))
+        self._turn.talk.options = options  # those of the present step: toolsets may change between steps
         return self._turn
 
 

@@ -6,9 +6,11 @@ given to ``agent.run``. They are read from what the run sent to its model.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +22,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
-from forkwise.concurrency import run_in_thread
+from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError
 from forkwise.files.branch import Branch
 from forkwise.files.combine import combine
@@ -53,9 +55,9 @@ class Files:
             try:
                 for number in range(self._count):
                     name = f"self-{secrets.token_hex(3)}-{number + 1}"
-                    self._branches.append(await run_in_thread(self._parent.branch, name, None, None))
+                    await self._create_branch(self._parent, name)
             except BaseException:
-                await self.__aexit__(None, None, None)
+                await finish(asyncio.ensure_future(self.__aexit__(None, None, None)))
                 raise
         return self
 
@@ -65,6 +67,14 @@ class Files:
         for branch in self._branches:
             if not self._should_keep and branch.status not in ("committed", "aborted"):
                 await run_in_thread(branch.abort)
+
+    async def _create_branch(self, parent: Workspace | Branch, name: str) -> None:
+        creation = run_in_thread(parent.branch, name, None, None)
+        try:
+            await finish_then_cancel(creation)
+        finally:  # a branch that was created despite a cancellation is dropped with the others
+            if creation.done() and creation.exception() is None:
+                self._branches.append(creation.result())
 
     def branch(self, number: int) -> Branch | None:
         """Return the files of a branch, or None if there are none."""
@@ -116,6 +126,9 @@ def inherit_options(ctx: RunContext[Any], settings: ModelSettings | None) -> dic
     return {**options, "workspace": ctx.workspace} if ctx.workspace.attached else options
 
 
+_MIN_SIMILARITY = 0.7
+
+
 @dataclass
 class Inheritance(AbstractCapability[Any]):
     """Gives a run the instructions, settings and tools of another run that it lacks itself."""
@@ -138,13 +151,26 @@ class Inheritance(AbstractCapability[Any]):
         """Add the other run's instructions to a request, without those that the agent adds itself."""
         parameters = request_context.model_request_parameters
         own = list(parameters.instruction_parts or ())
-        rest = self.instructions
-        for part in sorted(own, key=lambda part: -len(part.content)):
-            rest = rest.replace(part.content.strip(), "", 1)
-        if rest := "\n\n".join(block.strip() for block in rest.split("\n\n") if block.strip()):
+        if rest := _subtract(self.instructions, [part.content.strip() for part in own]):
             parts = [*own, InstructionPart(rest)]
             request_context.model_request_parameters = replace(parameters, instruction_parts=parts)
         return request_context
+
+
+def _subtract(instructions: str, parts: Sequence[str]) -> str:
+    """Return ``instructions`` without ``parts``.
+
+    A part that a function of the agent wrote may read a little differently now ("This is step 2."), so the paragraph
+    most similar to a part that is not found is removed instead.
+    """
+    changed = [part for part in parts if part not in instructions]
+    for part in sorted(parts, key=len, reverse=True):
+        instructions = instructions.replace(part, "", 1)
+    blocks = [block.strip() for block in instructions.split("\n\n") if block.strip()]
+    for paragraph in (paragraph for part in changed for paragraph in part.split("\n\n")):
+        for similar in get_close_matches(paragraph.strip(), blocks, n=1, cutoff=_MIN_SIMILARITY):
+            blocks.remove(similar)
+    return "\n\n".join(blocks)
 
 
 @dataclass

@@ -174,6 +174,7 @@ class Turn:
         self.run: AgentRun[Any, Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._seen = len(path) if seen is None else seen
+        self._last: ModelMessage | None = talk.conversation.path(start)[-1] if path and seen is None else None
         self._adoption = Adoption(start.message, {call.tool_call_id for node in path for call in node.calls})
 
     def record(self, messages: Sequence[ModelMessage]) -> Node:
@@ -181,17 +182,33 @@ class Turn:
 
         Tool results that no response follows yet are stored with their calls, where the next message finds them.
         """
-        new = drop_empty_response(messages)[self._seen :]
+        messages = drop_empty_response(messages)
+        self._seen = self._count_seen(messages)
+        new = messages[self._seen :]
         for number, message in enumerate(new, start=1):
             if isinstance(message, ModelRequest) and number == len(new) and all(map(is_answer, message.parts)):
                 self._settle(message)
                 break
             self._seen += 1
+            self._last = message
             adopted_message = self._adoption.adopt(message)
             if isinstance(adopted_message, ModelRequest):
                 self._settle(adopted_message)
             self.node = self.talk.conversation.add(adopted_message, self.node)
         return self.node
+
+    def _count_seen(self, messages: Sequence[ModelMessage]) -> int:
+        """Return how many of ``messages`` are in the tree. A history processor may have removed some of them."""
+        last = self._last
+        if last is None or (len(messages) >= self._seen and _is_same(messages[self._seen - 1], last)):
+            return self._seen
+        for number in range(len(messages), 0, -1):
+            if messages[number - 1] is last or messages[number - 1] == last:
+                return number
+        for number in range(len(messages), 0, -1):
+            if _is_same(messages[number - 1], last):
+                return number
+        return min(self._seen, len(messages))
 
     def call_id(self, call: str) -> str:
         """Return the id that a call of the run has in the tree."""
@@ -205,6 +222,18 @@ class Turn:
                 content = part.content if isinstance(part, ToolReturnPart) else part.model_response()
                 if any(id_ == call.tool_call_id for call in self.node.calls):
                     self.talk.conversation.settle(self.node, id_, content)
+
+
+def _is_same(message: ModelMessage, recorded: ModelMessage) -> bool:
+    """Return whether a run's message is the recorded one, to which the run may have added instructions and ids.
+
+    Results are compared by their calls, because those of open calls are created for each request.
+    """
+    return message is recorded or [_identify(p) for p in message.parts] == [_identify(p) for p in recorded.parts]
+
+
+def _identify(part: object) -> object:
+    return ("result", part.tool_call_id) if isinstance(part, ToolReturnPart) else part
 
 
 def current_turn(run_id: str | None = None) -> Turn | None:
