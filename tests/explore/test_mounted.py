@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -26,6 +27,9 @@ from forkwise.files.mounted import BranchfsView, MountedWorkspace
 from forkwise.fork.control import abort_fork
 from forkwise.fork.evaluation import SmallerDiff
 from forkwise.fork.fork import open_ledger
+from forkwise.live.backends.local import LocalBackend
+from forkwise.live.deps import DeepAgentDeps
+from forkwise.live.live_fork import find_source
 from tests.branchfs import BUILDS
 from tests.daxfs import RecordedDaxfs
 from tests.explore.candidate_kinds import WAYS, Way, by_way
@@ -192,6 +196,13 @@ def test_a_sandbox_reaches_no_control_file(ws: Workspace, preset: str, tmp_path:
     assert [b.name for b in ws.branches()] == ["other", "own"]
     for one in (other, branch):
         one.abort()
+
+
+@one_build
+def test_a_live_fork_is_refused(ws: Workspace) -> None:
+    for workspace, deps in ((ws, None), (None, DeepAgentDeps(backend=LocalBackend(ws.path)))):
+        with pytest.raises(BranchError, match="cannot be undone"):
+            asyncio.run(find_source(workspace, deps))
 
 
 class TestDaxfs:

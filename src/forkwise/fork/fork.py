@@ -51,7 +51,7 @@ __all__ = [
     "keep_winner",
     "open_ledger",
     "parent_of",
-    "revocable_parent_of",
+    "require_revocable",
     "write_ends",
     "write_with_retry",
 ]
@@ -129,18 +129,17 @@ def parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace 
     return found
 
 
-def revocable_parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:
-    """Open the parent of a fork whose decision can be overridden and undone.
+def require_revocable(parent: Workspace | Branch) -> Workspace | Branch:
+    """Return the parent of a fork whose decision can be overridden and undone.
 
-    Raises BranchError for a BranchFS or DaxFS mount, whose commits cannot be undone.
+    Raises BranchError if it is on a BranchFS or DaxFS mount, whose commits cannot be undone.
     """
-    found = parent_of(target)
-    if found.child_view().native:
+    if parent.child_view().native:
         raise BranchError(
-            f"{found.workspace.path} is a {found.workspace.fstype} mount, whose commits cannot be undone: a live fork "
-            "needs that. Open the directory that is mounted there"
+            f"{parent.workspace.path} is on a {parent.workspace.fstype} mount, whose commits cannot be undone: a live "
+            "fork needs that. Open the directory that is mounted there"
         )
-    return found
+    return parent
 
 
 def _parent_of(target: Workspace | Branch | str | os.PathLike[str]) -> Workspace | Branch:

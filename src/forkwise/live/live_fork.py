@@ -35,7 +35,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
-from forkwise.fork.fork import Fork, ForkSettings, revocable_parent_of
+from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
 from forkwise.fork.memory_fork import MemoryFork
 from forkwise.fork.resolve import replace_winner, unshelve_loser
 from forkwise.fork.runner import InProcessRunner
@@ -133,9 +133,9 @@ async def find_source(workspace: WorkspaceLike | None, deps: Any) -> ForkSource:
 def _find_directory_source(workspace: WorkspaceLike | None, given: Any) -> ForkSource:
     directory = find_directory(given)
     if directory is not None and (workspace is None or _has_same_files(directory, workspace)):
-        return ForkSource(directory.source, directory)
+        return ForkSource(require_revocable(directory.source), directory)
     if workspace is not None:
-        parent = revocable_parent_of(workspace)
+        parent = require_revocable(parent_of(workspace))
         return ForkSource(parent, _PlainBackend(parent))
     return ForkSource(None, adapt_backend(given))
 
