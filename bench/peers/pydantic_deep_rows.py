@@ -20,6 +20,7 @@ from typing import Any
 from pydantic_ai import Agent
 from pydantic_ai.usage import RunUsage
 from pydantic_ai.workspaces import LocalWorkspaceBackend, Workspace
+from pydantic_ai_backends.workspaces import StateWorkspace
 from pydantic_deep import (
     BranchOverlay,
     BranchSpec,
@@ -99,6 +100,29 @@ async def fork(root: str, branches: int, requests: int, messages: int, rounds: i
         started = time.perf_counter()
         made = await _fork(root, branches, requests, messages)
         samples.append(time.perf_counter() - started)
+        await made.aclose()
+    return samples
+
+
+async def fork_in_memory(mirrors: str, rounds: int) -> list[float]:
+    """Measure the call that starts two branches of an agent whose files are in memory."""
+    agent: Any = Agent(stepping_model(1), deps_type=DeepAgentDeps)
+    specs = [BranchSpec("a", "go a"), BranchSpec("b", "go b")]
+    samples = []
+    for _ in range(rounds):
+        made = ForkCoordinator(
+            agent,
+            DeepAgentDeps(),
+            max_branches=2,
+            max_depth=2,
+            store=InMemoryForkStateStore(),
+            materializer_root=Path(mirrors),
+        )
+        workspace = Workspace(StateWorkspace())
+        started = time.perf_counter()
+        await made.fork(specs, parent_history=[], workspace=workspace)
+        samples.append(time.perf_counter() - started)
+        await asyncio.wait([runtime.task for runtime in made.branches.values()])
         await made.aclose()
     return samples
 

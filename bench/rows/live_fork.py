@@ -6,7 +6,9 @@ import asyncio
 import gc
 import time
 import tracemalloc
+import warnings
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent
@@ -19,7 +21,7 @@ from bench.peers import pydantic_deep
 from bench.rounds import play
 from bench.scratch import Scratch
 from bench.workload import long_history, stepping_model
-from forkwise import BranchOutcome, BranchSpec, ForkCoordinator, JudgeVerdict, Workspace
+from forkwise import BranchOutcome, BranchSpec, DeepAgentDeps, ForkCoordinator, JudgeVerdict, Workspace
 
 __all__ = ["measure_live_fork"]
 
@@ -28,14 +30,32 @@ _BRANCHES = 10
 _REQUESTS = 5
 _SIZE = {"branches": _BRANCHES, "requests": _REQUESTS, "messages": _MESSAGES}
 _FILES = 10_000
+_PEER_FORK_SECONDS = 0.0009  # measured for a fork of pydantic-deep in memory
 _PEER_SECONDS = 50.0  # measured for a resolution of pydantic-deep by a test command
 _PEER_BYTES = 10.9 * 2**20  # measured for branches of pydantic-deep
 
 
 def measure_live_fork(scratch: Scratch) -> list[Line]:
-    """Measure ten branches with five requests each, forked from a long conversation."""
+    """Measure ten branches with five requests each, forked from a long conversation, and two without files on disk."""
     scratch.report("running live forks")
-    return [_measure_run(scratch), _measure_memory(scratch), _measure_resolution(scratch)]
+    return [
+        _measure_fork_in_memory(scratch),
+        _measure_run(scratch),
+        _measure_memory(scratch),
+        _measure_resolution(scratch),
+    ]
+
+
+def _measure_fork_in_memory(scratch: Scratch) -> Line:
+    """Measure the call that starts two branches of an agent whose files are in memory."""
+    mirrors, rounds = Path(scratch.make_directory("mirrors")), scratch.rounds(100, 30)
+    agent = Agent(stepping_model(1), deps_type=DeepAgentDeps)
+    warnings.filterwarnings("ignore", "there is no checkpoint store")
+    taken = asyncio.run(_fork_in_memory(agent, mirrors, rounds))
+    theirs = pydantic_deep.measure("fork_in_memory", mirrors=str(mirrors), rounds=rounds)
+    line = Line("fork of 2 branches, files in memory", Figure(tuple(taken)), peers={pydantic_deep.NAME: theirs})
+    line.faster_than_seen(pydantic_deep.NAME, _PEER_FORK_SECONDS, 0.5)
+    return line
 
 
 def _measure_run(scratch: Scratch) -> Line:
@@ -81,6 +101,19 @@ def _measure_resolution(scratch: Scratch) -> Line:
     line = Line(name, Figure(tuple(taken)), peers={pydantic_deep.NAME: theirs})
     line.faster_than_seen(pydantic_deep.NAME, _PEER_SECONDS, 100)
     return line
+
+
+async def _fork_in_memory(agent: Agent[DeepAgentDeps, str], mirrors: Path, rounds: int) -> list[float]:
+    taken = []
+    specs = [BranchSpec("a", "go a"), BranchSpec("b", "go b")]
+    for _ in range(rounds):
+        coordinator = ForkCoordinator(agent, DeepAgentDeps(), materializer_root=mirrors)
+        started = time.perf_counter()
+        await coordinator.fork(specs, parent_history=[])
+        taken.append(time.perf_counter() - started)
+        await asyncio.wait([runtime.task for runtime in coordinator.branches.values()])
+        await coordinator.aclose()
+    return taken
 
 
 async def _timed(work: Coroutine[Any, Any, ForkCoordinator | None]) -> float:

@@ -98,7 +98,8 @@ async def test_settings_are_saved(project: Path, model: str) -> None:
     assert load_settings(project).models == {}
 
 
-async def test_judges_decide_and_are_overridden(project: Path, model: str) -> None:
+@pytest.mark.parametrize("how", ["auto", "vote"])
+async def test_judges_decide_and_are_overridden(project: Path, model: str, how: str) -> None:
     async with chatting(project, model) as (session, log):
         await session.submit("hello")
         await session.submit("/fork task")
@@ -106,10 +107,9 @@ async def test_judges_decide_and_are_overridden(project: Path, model: str) -> No
         judged = log.last(Judged)
         assert (judged.winner, judged.reasoning) == ("b", "b is shorter")
         assert session.fork is not None
-        await session.submit("/merge auto")
-        assert "not sure enough" in log.last(Notice).text
-        await session.submit("/merge vote")
-        assert (log.last(ForkResolved).how, log.last(ForkResolved).winners) == ("vote", ("b",))
+        assert not judged.is_sure
+        await session.submit(f"/merge {how}")  # at once, whatever the confidence
+        assert (log.last(ForkResolved).how, log.last(ForkResolved).winners) == (how, ("b",))
         assert (project / "lib.txt").read_text() == "from b\n"
         await session.submit("/override a")
         assert log.last(ForkResolved).how == "override"

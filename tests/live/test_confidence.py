@@ -181,3 +181,17 @@ def test_a_judge_that_was_wrong_is_worth_less_and_one_that_was_right_more() -> N
     right = calibrate([JudgedFork("j", 0.85)] * 10)["j"]
     assert wrong.adjusted(0.85) < 0.5 < 0.85 < right.adjusted(0.85) <= 1.0
     assert wrong.adjusted(0.3) == pytest.approx(0.3)  # no record in that range
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "You called `read` with identical arguments 3 times in a row. Try a different approach.",
+        "You're alternating between `read` and `write` in a loop (3 cycles). Step back and try a different strategy.",
+        "`read` returned the same result 3 times in a row. The operation has no effect — try something different.",
+    ],
+)
+def test_the_messages_of_the_detectors_of_pydantic_deep_are_stuck_loops(message: str) -> None:
+    """The API page: "relies on the marker strings matching the ModelRetry messages raised by StuckLoopDetection"."""
+    retried = ToolReturnPart("read", message, tool_call_id="1", outcome="retried")
+    assert count_stuck_loop_hits([ModelRequest([retried])]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from typing import Any
 
 import pytest
@@ -11,7 +12,18 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.workspaces import WorkspaceRef
 
-from forkwise import DeepAgentDeps, LocalBackend, MessageQueue, StateBackend, Workspace, create_deep_agent
+from forkwise import (
+    BASE_PROMPT,
+    BranchSpec,
+    DeepAgentDeps,
+    InMemoryCheckpointStore,
+    InMemoryForkStateStore,
+    LocalBackend,
+    MessageQueue,
+    StateBackend,
+    Workspace,
+    create_deep_agent,
+)
 from forkwise.fork.agent_workspace import agent_workspace
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import BranchOverlay
@@ -248,3 +260,60 @@ class TestMakingOne:
         await create_deep_agent(FunctionModel(model), forking=forking).run("go", deps=DeepAgentDeps())
         assert "fork_run" in (model.requests[0][0].instructions or "")  # type: ignore[union-attr]
         assert {"read", "fork_run", "merge_or_select"} <= set(model.tools)
+
+
+# The words of the guide and the API page
+
+
+def test_an_unknown_keyword_is_refused_by_the_functions_own_name() -> None:
+    """The guide's table of parameters is complete: a typing error must not pass for an option of another library."""
+    with pytest.raises(
+        TypeError, match=r"create_deep_agent\(\) got an unexpected keyword argument 'include_checkpoint'. Did"
+    ):
+        create_deep_agent("test", include_checkpoint=True)
+    with pytest.raises(TypeError, match=r"create_deep_agent\(\) got an unexpected keyword argument 'deps_type'"):
+        create_deep_agent("test", deps_type=int)
+    assert create_deep_agent("test", name="namer").name == "namer"
+
+
+@pytest.mark.parametrize("forking", ["yes", 1, None, LiveForkCapability])
+def test_forking_is_a_flag_or_a_capability(forking: Any) -> None:
+    """The guide: ``forking``: "bool | LiveForkCapability"."""
+    with pytest.raises(TypeError, match="forking must be True, False or a LiveForkCapability"):
+        create_deep_agent("test", forking=forking)
+
+
+async def test_the_prompt_of_a_forking_agent_has_the_section_on_forking() -> None:
+    """The guide: "BASE_PROMPT includes a ## Forking section that walks the agent through the protocol"."""
+    assert "\n## Forking\n" in BASE_PROMPT
+    for forking in (True, False):
+        playing = Playing()
+        await create_deep_agent(FunctionModel(playing), forking=forking).run("hello", deps=DeepAgentDeps())
+        [request] = playing.requests[0]
+        assert ("## Forking" in str(request.instructions)) == forking
+
+
+async def test_a_store_that_is_none_reads_as_one_in_memory(workspace: Workspace) -> None:
+    """The API page: store: "ForkStateStore | None", "None"; the guide: "InMemoryForkStateStore()"."""
+    for capability in (LiveForkCapability(), LiveForkCapability(store=None)):
+        assert isinstance(capability.store, InMemoryForkStateStore)
+        assert capability.coordinator_for(Agent("test")).store is capability.store
+    own = InMemoryForkStateStore()
+    assert LiveForkCapability(store=own).store is own
+    capability = LiveForkCapability(workspace=workspace)
+    coordinator = capability.coordinator_for(Agent("test"))
+    handle = await coordinator.fork([BranchSpec("a", "hello")], parent_history=[])
+    assert await capability.store.get(handle.fork_id) == handle
+    await coordinator.aclose()
+
+
+async def test_a_store_given_to_the_agent_has_the_checkpoints_of_its_forks() -> None:
+    """The guide: ``include_checkpoints=True`` "provides the rewind safety net", also if the deps have no store."""
+    store = InMemoryCheckpointStore()
+    specs = [{"label": "a", "steer": "answer"}]
+    playing = Playing(("fork_run", {"specs": specs}), ("merge_or_select", {"action": "abort"}))
+    agent = create_deep_agent(FunctionModel(playing), forking=True, include_checkpoints=True, checkpoint_store=store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await agent.run("fork", deps=DeepAgentDeps())
+    assert any(checkpoint.label.startswith("fork:") for checkpoint in await store.list_all())

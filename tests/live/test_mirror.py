@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkwise import BranchStatus, FileChange, ForkMaterializer
+from forkwise import BranchSpec, BranchStatus, FileChange, ForkCoordinator, ForkMaterializer, Workspace
 from forkwise.live.diff.mirror import FORKS_ROOT, directory_of
 from forkwise.live.values import FileOperation
+from tests.live.worker import worker
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -169,3 +170,27 @@ def test_directories_of_labels_are_names_and_differ(labels: list[str]) -> None:
 @pytest.mark.parametrize("label", ["approach_a", "x-2", "v1.0 final", "naïve", "日本"])
 def test_ordinary_labels_stay_as_they_are(label: str) -> None:
     assert directory_of(label) == label
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_on_disk", [False, True])
+async def test_where_the_mirror_of_a_fork_is(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
+) -> None:
+    """The guide: "The materialised layout lives at .pydantic-deep/forks/{fork_id}/ and is removed on merge resolution".
+
+    Over a directory it is in the state of the workspace: copies of test files inside the directory would be collected
+    by the tests of every branch. The page on diffs says so.
+    """
+    monkeypatch.chdir(tmp_path)
+    coordinator = ForkCoordinator(worker(), workspace=workspace if is_on_disk else None)
+    handle = await coordinator.fork([BranchSpec("a", "say it")], parent_history=[])
+    assert coordinator.materializer is not None
+    root = coordinator.materializer.root
+    assert root == (workspace.state / "mirrors" if is_on_disk else tmp_path / ".forkwise/forks") / handle.fork_id
+    assert (root / "manifest.json").exists()
+    await coordinator.merge_or_select("pick:a")
+    assert not root.exists()
+    page = " ".join((Path(__file__).parents[2] / "docs/diffs-and-judges.md").read_text().split())
+    assert "in `mirrors/<fork id>/` of the workspace's state directory" in page
+    assert "in `.forkwise/forks/<fork id>/` of the current directory" in page

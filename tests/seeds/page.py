@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 __all__ = ["WORKSPACE", "Block", "Example", "Page"]
@@ -109,6 +109,20 @@ class Example:
         self.printed = printed.getvalue()
         return names
 
+    async def arun(self, **assumed: Any) -> dict[str, Any]:
+        """Run the example, as `run` does, on the event loop that the caller runs on."""
+        names = vars(self.module)
+        names.update(assumed)
+        exec(self._page.earlier_imports(self._block), names)
+        compiled = _compile(self._page.load(self._block), str(self._page.path))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            awaitable = eval(compiled, names)
+            if awaitable is not None:
+                await awaitable
+        self.printed = printed.getvalue()
+        return names
+
     def add_program(self, name: str, script: str) -> None:
         """Put an executable script on the PATH."""
         directory = Path(os.environ["HOME"], "bin")
@@ -120,11 +134,15 @@ class Example:
 
 def _execute(code: str, filename: str, names: dict[str, Any]) -> None:
     """Execute code that may have ``await`` outside functions."""
-    compiled = compile(code, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    compiled = _compile(code, filename)
     if compiled.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(compiled, names))
     else:
         exec(compiled, names)
+
+
+def _compile(code: str, filename: str) -> CodeType:
+    return compile(code, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def _parse(text: str) -> Iterator[Block]:

@@ -240,7 +240,7 @@ class Interpreter:
         elif line.rest == "judge":
             await self._session.judge()
         elif await self._session.merge(line.rest) is None:
-            self._notify("nothing was merged: the judge is not sure enough; /merge LABEL keeps a branch")
+            self._notify("nothing was merged: no judge gave a verdict; /merge LABEL keeps a branch")
 
     async def _do_abort(self, line: Line) -> None:
         if line.rest:
