@@ -353,7 +353,16 @@ def test_a_link_to_a_directory_above_ends_the_walk(tmp_path: Path) -> None:
     """A hostile or careless tree must not keep a listing busy for ever."""
     foreign = _local({"a/b.txt": b"x"}, tmp_path)
     (tmp_path / "a/up").symlink_to("..")
-    assert "a/b.txt" in {info["path"] for info in adapt_backend(foreign).walk()}
+    assert [info["path"] for info in adapt_backend(foreign).walk()] == ["a/b.txt"]
+
+
+def test_a_listing_cannot_name_a_path_outside() -> None:
+    """A branch trusts no name that a backend lists."""
+    bucket = Bucket({"a": b"x"})
+    own = bucket.ls_info
+    names = [{"name": name, "path": name, "is_dir": False, "size": 1} for name in ("..", "../b", "", "c/d")]
+    bucket.ls_info = lambda path: own(path) + names  # type: ignore[method-assign]
+    assert [info["path"] for info in BranchOverlay(bucket).walk()] == ["a"]
 
 
 def test_nested_branches_over_a_foreign_backend() -> None:
@@ -440,3 +449,25 @@ def test_a_removed_directory_with_a_conflict_is_not_reported_as_gone() -> None:
     parent.write("old/a.txt", "theirs")
     report = branch.flush_to(parent)
     assert (report.conflicts, report.deleted_paths) == (["old/a.txt"], ["old/b.txt"])
+
+
+async def test_many_tools_at_once_over_an_async_backend_neither_wait_for_ever_nor_lose_an_edit() -> None:
+    """Tools run in threads that wait for the event loop, while the loop reads the changes of the branch."""
+    bucket = AsyncBucket({"a": b"0" * 40})
+    agent = create_deep_agent(Brain(decide=_edit_all))
+    coordinator = ForkCoordinator(agent, DeepAgentDeps(backend=bucket))
+    await coordinator.fork([BranchSpec("a", "go"), BranchSpec("b", "go")], parent_history=[])
+    overlays = [runtime.overlay for runtime in coordinator.branches.values()]
+    while any(runtime.is_running for runtime in coordinator.branches.values()):
+        assert all(change.path == "a" for overlay in overlays for change in overlay.changes())
+        await asyncio.sleep(0)
+    assert (await coordinator.merge_or_select("pick:a")).errors == []
+    lines = bucket.bucket.content["/a"].decode().splitlines()
+    assert sorted(lines[1:]) == sorted(f"line {n}" for n in range(8))
+
+
+def _edit_all(asked: Asked) -> Any:
+    if asked.results:
+        return "done"
+    edits = [{"path": "a", "old_string": "0" * 40, "new_string": f"{'0' * 40}\nline {n}"} for n in range(8)]
+    return [call("edit", **edit) for edit in edits]

@@ -219,7 +219,8 @@ async def _run_tool(ctx: RunContext[DeepAgentDeps], work: Callable[[Backend], st
 
 
 def _format_files(found: list[FileInfo], otherwise: str) -> str:
-    lines = [f"{info['path']}/" if info["is_dir"] else f"{info['path']} ({info['size']} bytes)" for info in found]
+    sizes = ["/" if info["is_dir"] else "" if info["size"] is None else f" ({info['size']} bytes)" for info in found]
+    lines = [f"{info['path']}{size}" for info, size in zip(found, sizes, strict=True)]
     return _format_lines(lines, otherwise)
 
 

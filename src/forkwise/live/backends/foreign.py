@@ -274,8 +274,8 @@ class ForeignBackend(Backend):
 
     def _entries(self, name: str) -> list[_Entry]:
         path = self._spell(name)
-        found = self._call(str(self._list), name, path)
-        return [_read_entry(entry) for entry in found]
+        found = [_read_entry(entry) for entry in self._call(str(self._list), name, path)]
+        return [entry for entry in found if entry.name not in ("", ".", "..") and "/" not in entry.name]
 
     def names(self, name: str = "") -> Iterator[FileInfo]:
         """List a directory, sorted by name."""
@@ -302,7 +302,7 @@ class ForeignBackend(Backend):
             return False
 
     def walk(self, name: str = "") -> Iterator[FileInfo]:
-        """Iterate over all files below a directory."""
+        """Iterate over all files below a directory, without following links to directories."""
         if name.count("/") >= _MAX_DEPTH:
             return
         for info in self.names(name):
@@ -310,7 +310,13 @@ class ForeignBackend(Backend):
                 yield info
                 continue
             with suppress(FileNotFoundError, NotADirectoryError):  # empty, or removed meanwhile
-                yield from self.walk(info["path"])
+                if not self._is_link(info["path"]):
+                    yield from self.walk(info["path"])
+
+    def _is_link(self, name: str) -> bool:
+        """Return whether a directory is a link: its listing has the paths of another directory."""
+        listed = [entry.path for entry in self._entries(name)[:1] if entry.path is not None and self.root is not None]
+        return any(not self._is_same(os.path.dirname(path), name) for path in listed)
 
     def apply(self, contents: Mapping[str, bytes | None]) -> dict[str, OSError]:
         """Write or remove (None) several files, one after the other. Return the error of each that failed.
