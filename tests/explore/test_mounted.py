@@ -68,9 +68,17 @@ def run_case(case: Case, way: Way, workspace: Workspace) -> None:
         assert ledger.fork(outcome.fork or "").state == "resolved"
 
 
+@one_build
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_pattern(case: Case, ws: Workspace) -> None:
     """Seed: "All patterns: instantiate with config, call with a `Workspace`", which is "an existing mount"."""
+    run_case(case, WAYS[0], ws)
+    assert (ws.path / "trail").read_text().split() == case.trail.split()
+
+
+@pytest.mark.parametrize("branchfs_mount", BUILDS[1:], indirect=True)
+def test_other_builds(ws: Workspace) -> None:
+    [case] = [case for case in CASES if case.name == "tree"]
     run_case(case, WAYS[0], ws)
     assert (ws.path / "trail").read_text().split() == case.trail.split()
 
@@ -112,6 +120,28 @@ def test_a_pattern_inside_an_attempt(ws: Workspace) -> None:
 
     assert Speculate([attempt])(ws).committed
     assert (ws.path / "inner").read_text() == "done"
+
+
+_BRANCHES = """
+from forkwise import Workspace
+with Workspace(".").branch("inner") as branch:
+    (branch.path / "inner").write_text("done")
+"""
+
+
+@one_build
+def test_a_sandbox_that_branches_the_workspace_it_sees(ws: Workspace) -> None:
+    """It sees an ordinary directory, on a filesystem without extended attributes."""
+    outcome = Speculate([[sys.executable, "-c", _BRANCHES]])(ws)
+    assert outcome.committed, outcome.all_results
+    assert (ws.path / "inner").read_text() == "done"
+
+
+@one_build
+def test_a_candidate_that_leaves_the_process_in_its_branch(ws: Workspace) -> None:
+    before = os.getcwd()
+    assert Speculate([lambda path: os.chdir(path) or True])(ws).committed
+    assert os.getcwd() == before
 
 
 @one_build
@@ -177,6 +207,7 @@ assert not done, done
 """
 
 
+@one_build
 @pytest.mark.parametrize("preset", ["standard", "strict"])
 def test_a_sandbox_reaches_no_control_file(ws: Workspace, preset: str, tmp_path: Path) -> None:
     """A candidate that could write to a control file, or send an ioctl to it, would decide the fork itself."""

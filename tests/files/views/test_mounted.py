@@ -88,6 +88,19 @@ def test_a_branch_with_branches_is_dropped_with_them(ws: Workspace) -> None:
     assert ws.branches() == []
 
 
+@pytest.mark.parametrize("branchfs_mount", BUILDS[1:], indirect=True)
+@pytest.mark.parametrize("name", ["main", "with space", "@at", "a,b=c", "ä" * 60])
+def test_any_name_that_a_branch_may_have(ws: Workspace, name: str) -> None:
+    """The filesystem's own names are others: there a name must be unique, short and free of some characters."""
+    outer = ws.branch("outer", None, None)
+    inner = outer.branch(name, None, None)
+    with ws.branch(name) as branch:
+        (branch.path / "a.txt").write_text(name)
+    assert (ws.path / "a.txt").read_text() == name
+    inner.abort()
+    outer.abort()
+
+
 def test_a_loser_is_refused(ws: Workspace) -> None:
     """Seed: "BranchStaleError: a sibling branch was already committed"."""
     one, two = ws.branch("one"), ws.branch("two")

@@ -6,6 +6,7 @@ changes show by ctimes, its deletions by the names that it had when it was creat
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -362,7 +363,13 @@ class _LayerReader(Reader):
 
 def user_attributes(fd: int | str) -> dict[str, bytes]:
     """Return the extended attributes of an open directory or file that a user set, without overlay marks."""
-    return {a: os.getxattr(fd, a) for a in os.listxattr(fd) if is_of_user(a)}
+    try:
+        names = os.listxattr(fd)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return {}  # this filesystem has none
+    return {name: os.getxattr(fd, name) for name in names if is_of_user(name)}
 
 
 def _origin_of(path: str) -> bytes:
