@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -406,7 +407,8 @@ class TestMount:
         assert not a.path.parent.exists()
         a.close()
 
-    def test_a_kept_branch_keeps_its_storage(self, tmp_path: Path) -> None:
+    def test_a_kept_branch_keeps_its_storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         (tmp_path / "base").mkdir()
         ws = Workspace.mount(tmp_path / "base", binary=install(tmp_path))
         branch = ws.branch("kept").keep()
