@@ -20,11 +20,13 @@ main()
 """
 
 
-def run_without(modules: str, *words: str, directory: Path, terminal: bool = False) -> tuple[int, str, str]:
+def run_without(
+    modules: str, *words: str, directory: Path, terminal: bool = False, text: str = ""
+) -> tuple[int, str, str]:
     """Run the command line in a process that cannot import ``modules``, on a terminal if ``terminal`` is set."""
     command = [sys.executable, "-c", WITHOUT, modules, *words]
     if not terminal:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, input=text)
         return done.returncode, done.stdout, done.stderr
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color"}
@@ -112,6 +114,15 @@ def test_a_model_whose_provider_is_not_installed(project: Path) -> None:
     words = ("walk", exported(project), "--model", "anthropic:claude-sonnet-4-6", "prompt", "why?")
     code, _, errors = run_without("anthropic", *words, directory=project)
     assert code == 2
+    assert errors.splitlines()[-1] == "forkwise: hint: pip install 'pydantic-ai-slim[anthropic]'"
+
+
+def test_a_session_continues_without_the_model_s_provider(project: Path) -> None:
+    """Seed: "API errors (proper error propagation)"."""
+    words = ("walk", exported(project), "--model", "anthropic:claude-sonnet-4-6")
+    code, printed, errors = run_without("anthropic", *words, directory=project, text="prompt why?\nroot\n")
+    assert code == 0
+    assert "[0] depth 0" in printed
     assert errors.splitlines()[-1] == "forkwise: hint: pip install 'pydantic-ai-slim[anthropic]'"
 
 

@@ -25,6 +25,7 @@ from forkwise.cli import forkwise_command
 from forkwise.conversation.conversation import Conversation
 from forkwise.conversation.store import StoredConversation, export_conversation, import_conversation
 from forkwise.ledger.sqlite import open_ledger
+from tests.local_model.requirements import need_local_model
 from tests.provider.reply import Failure, answer, call
 from tests.provider.request import Request
 from tests.provider.server import ProviderServer
@@ -396,6 +397,16 @@ def test_a_chat_that_is_open_elsewhere_can_only_be_read(project: Path, claude: l
     finally:
         chat.close()
     assert json.loads(asked("chat-k1", "-C", str(project), "show", "--json"))["id"] == 2
+
+
+@pytest.mark.integration
+def test_the_local_model_answers_in_a_session(file: str) -> None:
+    """Seed: "able to communicate with the branches if needed later"."""
+    need_local_model()
+    told = asked(file, "--model", "local", "--json", text="go 5\nprompt What's a goat?\nprompt And a sheep?\n")
+    documents = [json.loads(line) for line in told.splitlines()]
+    assert [one["id"] for one in documents] == [2, 5, 10, 12]
+    assert documents[-1]["text"].startswith("model: ")
 
 
 # --- lists and terminals --------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ __all__ = [
     "exit_code",
     "failure_line",
     "failure_record",
+    "find_missing_extra",
     "has_extra",
     "hint",
     "json_option",
@@ -130,7 +131,7 @@ def _install_command(extra: str) -> str:
     return f"pip install 'forkwise[{extra}]'"
 
 
-def _missing_extra(error: ImportError, words: Sequence[str]) -> MissingExtraError | None:
+def find_missing_extra(error: ImportError, words: Sequence[str]) -> MissingExtraError | None:
     """Return the report of an import that failed because an extra is not installed; None for any other failure."""
     feature = " ".join(("forkwise", *words[:1]))
     module = (error.name or "").partition(".")[0]
@@ -348,7 +349,7 @@ class Commands(click.Group):
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
             self._fail(error, words)
         except ImportError as error:
-            missing = _missing_extra(error, words)
+            missing = find_missing_extra(error, words)
             if missing is None:
                 raise
             self._fail(missing, words)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from forkwise.cli.app import (
+    MissingExtraError,
     Verb,
     failure_line,
     failure_record,
+    find_missing_extra,
     json_option,
     print_note,
     require_extra,
@@ -186,14 +188,21 @@ class _Session:
             if not sys.stdin.isatty():
                 raise
             self._report(click.Abort())
-        except (BranchingError, OSError, click.ClickException, ImportError) as error:
+        except (BranchingError, OSError, click.ClickException) as error:
             self._report(error)
+        except ImportError as error:
+            missing = find_missing_extra(error, ["walk"])
+            if missing is None:
+                raise
+            self._report(missing)
 
     def _report(self, error: BaseException) -> None:
         if self.output.as_json:
             self.output.stream(failure_record(error))
         else:
             print_note("error", failure_line(error))
+            if isinstance(error, MissingExtraError):
+                print_note("hint", error.remedy)
 
     def do(self, words: Sequence[str]) -> None:
         """Run one command, and save the new position."""
@@ -379,7 +388,7 @@ class _Session:
                 node = await _run_and_close(
                     talk.options.get("model"), lambda: talk.prompt(text) if asked is None else talk.go_on(asked)
                 )
-        except (BranchingError, OSError):
+        except (BranchingError, OSError, ImportError):
             raise
         except Exception as error:  # a provider, or a tool of the agent, may raise anything
             raise ConversationError(f"the agent failed: {_shorten(f'{type(error).__name__}: {error}')}") from error
@@ -426,8 +435,9 @@ class _Session:
 
         try:
             return build_model(self._model)
-        except (UserError, ValueError, ImportError) as error:
-            raise ConversationError(f"model {self._model!r} is not available: {_shorten(str(error))}") from error
+        except (UserError, ValueError) as error:
+            reason = str(error).partition(" or pass it via")[0]  # the rest is advice for programmers
+            raise ConversationError(f"model {self._model!r} is not available: {_shorten(reason)}") from error
 
     def _open_talk(self) -> Talk:
         from forkwise.conversation.talk import Talk
