@@ -6,10 +6,13 @@ With ``FORKWISE_MUST_WORK=1``, as in ``.ci/run``, every such skip is a failure, 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-__all__ = ["need"]
+from forkwise import Workspace
+
+__all__ = ["need", "need_recorded_changes"]
 
 
 def need(condition: bool, reason: str) -> None:
@@ -19,3 +22,9 @@ def need(condition: bool, reason: str) -> None:
     if os.environ.get("FORKWISE_MUST_WORK") == "1":
         pytest.fail(f"FORKWISE_MUST_WORK=1, but: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def need_recorded_changes(directory: Path) -> None:
+    """Skip the test if an agent's changes in a workspace itself cannot be undone, because a branch is a copy."""
+    reason = "an agent's changes in the workspace itself are recorded only with a view that does not copy"
+    need(not Workspace(directory).child_view().whole, reason)

@@ -17,6 +17,7 @@ from forkwise.chat.settings import load_settings
 from forkwise.chat.slash_commands import COMMANDS, UsageError, format_help, parse
 from tests.chat.scripted_chat import EventLog, call, chatting, write_script
 from tests.leftovers import processes_about
+from tests.need import need_recorded_changes
 
 pytestmark = pytest.mark.anyio
 
@@ -150,6 +151,7 @@ async def test_nodes_of_the_conversation(project: Path, model: str) -> None:
 
 
 async def test_a_checkpoint_is_loaded_with_its_files(project: Path, model: str) -> None:
+    need_recorded_changes(project)
     async with chatting(project, model) as (session, log):
         await session.submit("write it")
         await session.submit("more of it")

@@ -24,6 +24,7 @@ from forkwise.chat.events import (
 from forkwise.chat.settings import BranchRow, ForkForm
 from forkwise.live.coordinator import ForkCoordinator
 from tests.chat.scripted_chat import call, chatting, write_script
+from tests.need import need_recorded_changes
 
 pytestmark = pytest.mark.anyio
 
@@ -276,6 +277,7 @@ async def test_branches_ask_and_are_answered_by_id(project: Path) -> None:
 
 
 async def test_loading_a_checkpoint_before_a_merge_undoes_it(project: Path, model: str) -> None:
+    need_recorded_changes(project)
     async with chatting(project, model) as (session, log):
         await session.submit("/fork task")
         fork = session.fork

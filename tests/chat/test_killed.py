@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chat.kill_at_moment import MOMENTS
+from tests.need import need_recorded_changes
 
 pytestmark = pytest.mark.crash
 
@@ -47,6 +48,8 @@ FOUND: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 
 
 def test_killed_at_every_moment_that_counts(tmp_path: Path) -> None:
+    (tmp_path / "like-the-project").mkdir()
+    need_recorded_changes(tmp_path / "like-the-project")
     environment = {name: value for name, value in os.environ.items() if name != "FORKWISE_STATE"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.chat.kill_at_moment", str(tmp_path)],
