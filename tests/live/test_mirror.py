@@ -194,3 +194,15 @@ async def test_where_the_mirror_of_a_fork_is(
     page = " ".join((Path(__file__).parents[2] / "docs/diffs-and-judges.md").read_text().split())
     assert "in `mirrors/<fork id>/` of the workspace's state directory" in page
     assert "in `.forkwise/forks/<fork id>/` of the current directory" in page
+
+
+@pytest.mark.anyio
+async def test_a_fork_works_without_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guide calls the tree on disk "inspection-only": a read-only current directory is no reason to fail."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".forkwise").write_text("a file in its place")
+    coordinator = ForkCoordinator(worker())
+    with pytest.warns(UserWarning, match="the branches are not mirrored"):
+        await coordinator.fork([BranchSpec("a", "say it")], parent_history=[])
+    assert coordinator.materializer is None
+    assert (await coordinator.merge_or_select("pick:a")).errors == []

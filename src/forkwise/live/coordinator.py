@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -19,7 +20,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
 from forkwise.concurrency import finish, run_in_thread
-from forkwise.errors import ForkDepthLimitError, ForkResolvedError
+from forkwise.errors import ForkDepthLimitError, ForkResolvedError, ForkwiseWarning
 from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch
 from forkwise.live.decision import JudgeSettings, Verdicts, find_goal
 from forkwise.live.diff.build import build_diff_report
@@ -345,11 +346,17 @@ class ForkCoordinator:
             FORKS_ROOT if live.source.is_in_memory else live.source.parent.workspace.state / "mirrors"
         )
         directory, keep = root / live.fork.id, self.keep_artifacts
-        if live.source.is_in_memory:  # three small writes take less time than the start of a thread
-            self.materializer = ForkMaterializer(directory, live.fork.id, keep)
+        self.materializer = self.manifest = None
+        try:
+            if live.source.is_in_memory:  # three small writes take less time than the start of a thread
+                self.materializer = ForkMaterializer(directory, live.fork.id, keep)
+            else:
+                self.materializer = await run_in_thread(ForkMaterializer, directory, live.fork.id, keep)
+        except OSError as error:  # such as a current directory that is read-only: a fork works without a mirror
+            warnings.warn(f"the branches are not mirrored: {error}", ForkwiseWarning, stacklevel=4)
         else:
-            self.materializer = await run_in_thread(ForkMaterializer, directory, live.fork.id, keep)
-        self.manifest = ManifestWriter(self.materializer, lambda: [branch.status for branch in live.branches.values()])
+            statuses = live.branches
+            self.manifest = ManifestWriter(self.materializer, lambda: [r.status for r in statuses.values()])
         if self.store is None:
             is_on_disk = not live.source.is_in_memory
             self.store = LedgerForkStore(live.source.parent.workspace) if is_on_disk else InMemoryForkStateStore()
