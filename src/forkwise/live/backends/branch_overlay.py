@@ -159,6 +159,7 @@ class BranchOverlay(Backend):
         self.parent = adapt_backend(parent)
         self.conflict_policy = conflict_policy
         self._log: list[tuple[FileChange, object]] = []
+        self._found: dict[str, tuple[FileChange, object]] = {}  # the last change of each path that no call logged
         # Not ``lock``, which may be held while a foreign parent waits for the event loop that wants to read the log.
         self._log_lock = threading.Lock()
         self._mirror: Mirror | None = None
@@ -197,6 +198,7 @@ class BranchOverlay(Backend):
             for path, state in states.items():
                 if path not in known or known[path] != state.mark:
                     self._log.append((FileChange(path, state.operation, state.at), state.mark))
+                    self._found[path] = self._log[-1]
             self._log.sort(key=lambda entry: entry[0].timestamp)
             return [change for change, mark in self._log if change.path in states or mark is _DIRECTORY_MARK]
 
@@ -227,6 +229,9 @@ class BranchOverlay(Backend):
 
     def _append(self, change: FileChange, mark: object) -> None:
         with self._log_lock:
+            found = self._found.pop(change.path, None)
+            if found is not None and found[1] == mark:  # another thread found it between the write and this call
+                self._log.remove(found)
             self._log.append((change, mark))
 
     # The mirror
