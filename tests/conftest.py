@@ -15,7 +15,7 @@ import pytest
 from forkwise.errors import MountError
 from tests.branchfs import BUILDS, mounted
 from tests.counts import IS_FUZZ
-from tests.need import need
+from tests.need import need, need_recorded_changes
 
 try:
     from hypothesis import HealthCheck, settings
@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def recorded_changes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip tests in which an agent's changes in the workspace itself are undone, if a branch is a copy."""
+    need_recorded_changes(tmp_path_factory.mktemp("like-a-project"))
 
 
 @contextmanager

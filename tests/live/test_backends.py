@@ -288,6 +288,7 @@ class TestOnDisk:
 
 
 class TestADirectory:
+    @pytest.mark.usefixtures("recorded_changes")
     def test_each_change_can_be_undone(self, make: Callable[[str], Backend], workspace: Workspace) -> None:
         backend = make("directory")
         backend.write("a.txt", "changed")
@@ -300,6 +301,7 @@ class TestADirectory:
             assert (there.read_text() if there.exists() else None) == content
             assert [p.name for p in workspace.path.glob("[bc]*")] == names
 
+    @pytest.mark.usefixtures("recorded_changes")
     def test_a_command_whose_agent_is_killed_did_nothing(self, workspace: Workspace) -> None:
         code = "import os; from forkwise import LocalBackend; LocalBackend('.').execute(os.environ['COMMAND'])"
         command = {"COMMAND": "echo two > a.txt; sleep 3608"}

@@ -54,6 +54,7 @@ def seen(root: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("recorded_changes")
 async def test_a_branch_goes_back_with_its_files_and_forth_again(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     specs = [BranchSpec("a", "write one.txt 1; run rm a.txt"), BranchSpec("b", "write b.txt other")]
@@ -90,6 +91,7 @@ async def test_a_branch_goes_back_with_its_files_and_forth_again(workspace: Work
     assert [p.name for p in workspace.path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.usefixtures("recorded_changes")
 async def test_a_failed_branch_continues_from_a_checkpoint(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     await coordinator.fork([BranchSpec("a", "write one.txt 1; say here")], parent_history=BEFORE)
@@ -106,6 +108,7 @@ async def test_a_failed_branch_continues_from_a_checkpoint(workspace: Workspace)
     assert result.history_after_merge[-1].parts == [TextPart("here")]
 
 
+@pytest.mark.usefixtures("recorded_changes")
 async def test_what_cannot_be_gone_back_to(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace)
     await coordinator.fork([BranchSpec("a", "run sleep 100"), BranchSpec("b", "say hi")], parent_history=BEFORE)
@@ -135,6 +138,7 @@ def _deep(asked: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["memory", "directory"])
+@pytest.mark.usefixtures("recorded_changes")
 async def test_each_tool_call_of_a_ready_made_agent_can_be_gone_back_to(workspace: Workspace, where: str) -> None:
     """The checkpoints that are saved while a branch runs include its files."""
     backend = StateBackend({"a.txt": "one\n"}) if where == "memory" else LocalBackend(workspace)
@@ -194,6 +198,7 @@ def ReadOnly() -> Any:  # noqa: N802 - stands for a backend
     return ReadOnlyBackend(StateBackend())
 
 
+@pytest.mark.usefixtures("recorded_changes")
 class TestCopies:
     """Copies of a branch's layer."""
 

@@ -128,6 +128,7 @@ class TestChanges:
         assert branch.changes() == branch.changes()
         assert branch.deleted() == {"a.txt", "d/c.txt"}
 
+    @pytest.mark.usefixtures("recorded_changes")
     def test_without_reading_the_tree(
         self, directory: LocalBackend, workspace: Workspace, fork: Forks, monkeypatch: pytest.MonkeyPatch
     ) -> None:

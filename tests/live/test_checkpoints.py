@@ -165,6 +165,7 @@ class TestSavingAsAnAgentGoesOn:
         await agent.run("go", deps=DeepAgentDeps(StateBackend(), checkpoint_store=store))
         assert [c.label for c in await store.list_all()] == labels
 
+    @pytest.mark.usefixtures("recorded_changes")
     async def test_each_checkpoint_can_be_continued_with_its_files(self, backend: Backend) -> None:
         steps = [calls("write", path="a.txt", content=str(n)) for n in range(4)]
         store = InMemoryCheckpointStore()
@@ -192,6 +193,7 @@ class TestSavingAsAnAgentGoesOn:
         assert await store.count() == 3
 
 
+@pytest.mark.usefixtures("recorded_changes")
 class TestRewinding:
     async def test_restores_conversation_and_files_and_can_be_undone(
         self, store: CheckpointStore, backend: Backend

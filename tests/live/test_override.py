@@ -127,6 +127,7 @@ async def test_a_file_that_was_there_before_and_that_both_changed(workspace: Wor
     await coordinator.aclose()
 
 
+@pytest.mark.usefixtures("recorded_changes")
 async def test_nothing_is_changed_after_later_commits(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)
@@ -145,6 +146,7 @@ async def test_nothing_is_changed_after_later_commits(workspace: Workspace) -> N
     await coordinator.aclose()
 
 
+@pytest.mark.usefixtures("recorded_changes")
 async def test_after_a_refusal_it_may_still_be_done(workspace: Workspace) -> None:
     coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("x"))
     await decided(coordinator)

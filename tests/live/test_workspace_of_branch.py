@@ -259,6 +259,7 @@ async def test_the_event_loop_is_not_blocked_while_ten_branches_run_commands(wor
 
 
 class TestAWorkspaceItself:
+    @pytest.mark.usefixtures("recorded_changes")
     async def test_each_change_can_be_undone(self, workspace: Workspace) -> None:
         files = agent_workspace(workspace)
         await files.write_text("a.txt", "two\n")
@@ -275,6 +276,7 @@ class TestAWorkspaceItself:
         await files.make_dir(".")
         assert workspace.history() == []
 
+    @pytest.mark.usefixtures("recorded_changes")
     async def test_a_cancelled_command_did_nothing(self, workspace: Workspace) -> None:
         job = asyncio.create_task(agent_workspace(workspace).run("echo two > a.txt; sleep 3603", shell=True))
         while not processes_about("sleep 3603"):
