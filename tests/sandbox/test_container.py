@@ -248,7 +248,7 @@ def test_a_function_runs_with_landlock_if_only_proc_is_refused(container: Contai
     done = container.python(FUNCTION, str(container.project), str(outside), grants=["seccomp"])
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert ["/proc: Operation not permitted" in text for text in report["refused"]] == [True] * 3, report
+    assert ["/proc: Operation not permitted" in text for text in report["refused"]] == [True] * 3, report["refused"]
     assert report["value"] == "Permission denied"
     assert not outside.exists()
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BranchContext", "Result"]
 
+_INIT_EXIT_TIMEOUT_S = 5.0  # of an init process that no child can be forked into
+
 
 class BranchContext:
     """A function that runs in a sandbox of its own, with one directory it may write to.
@@ -183,8 +185,8 @@ class BranchContext:
                     if child.pid == 0:
                         call.run(Entrance(init_pidfd, init_socket, flags_left), signals)
             except ForkError as error:
-                if error.errno == errno.ESRCH:  # the init process has ended, and reported why
-                    self._process.wait()
+                # An init process that has ended reported why. ENOMEM: fork(2) into its PID namespace is refused so.
+                if error.errno in (errno.ESRCH, errno.ENOMEM) and self._process.wait(_INIT_EXIT_TIMEOUT_S):
                     self._process.read_outcome()
                 raise
             supervision.group.add(child.pid)
