@@ -152,8 +152,9 @@ async def test_a_panel_goes_on_without_a_judge_whose_package_or_key_is_missing(
     assert outcome.verdict.caveats == [first, second]
 
 
-async def test_no_missing_judge_leaves_the_agents_run(workspace: Workspace) -> None:
+async def test_no_missing_judge_leaves_the_agents_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide: "The agent drives the fork itself"; ``auto`` is an action that may be answered with a reason."""
+    monkeypatch.chdir(tmp_path)  # the mirror of a fork that is still open stays there
 
     def drive(asked: Asked) -> Any:
         results = last_results(asked)
