@@ -32,10 +32,8 @@ from forkwise import (
 from forkwise.files import path_merge
 from forkwise.files.branch import Parent
 from forkwise.files.combine import Combination, combine
-from forkwise.files.mounted import MountedWorkspace
 from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.views import branchfs
 from forkwise.text.merge3 import ConflictHunk as Hunk
 from tests.counts import examples
 from tests.files import sample
@@ -802,17 +800,6 @@ class TestRefusals:
         for path in ("..", "../f", "d/../../f", "/f"):
             with pytest.raises(ValueError, match="inside"):
                 combine(workspace, several, "both", prefer={path: "one"})
-
-    def test_a_workspace_that_cannot_tell_what_changed(
-        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        several = branches(workspace, {"f": "1"}, {"g": "2"})
-        monkeypatch.setattr(
-            "forkwise.files.mounted.find_driver", lambda _: ("branchfs", lambda: branchfs.BranchFS("/"))
-        )
-        mounted = MountedWorkspace(workspace.path)
-        with pytest.raises(BranchError, match="cannot be combined on branchfs"):
-            combine(mounted, several, "both")
 
     @pytest.mark.parametrize("theirs", [{"f": "third"}, {"f": None}], ids=["changed", "deleted"])
     def test_a_branch_that_conflicts_with_a_third_party(self, workspace: Workspace, theirs: Did) -> None:

@@ -24,6 +24,7 @@ from forkwise import (
     MountError,
     Workspace,
 )
+from forkwise.files.combine import combine
 from forkwise.files.mounted import MountedWorkspace, find_branching_mount
 from forkwise.files.views import branchfs
 from forkwise.linux.mountinfo import mounts
@@ -148,6 +149,13 @@ def test_requested_operations_that_it_lacks_are_errors(ws: Workspace) -> None:
         Workspace(ws.path, view="copy")
     with pytest.raises(ValueError, match="on_conflict"):
         branch.commit(on_conflict="nonsense")  # type: ignore[arg-type]
+
+
+@one_build
+def test_branches_are_not_combined(ws: Workspace) -> None:
+    several = [ws.branch(name) for name in ("one", "two")]
+    with pytest.raises(BranchError, match="cannot be combined on branchfs"):
+        combine(ws, several, "both")
 
 
 @one_build

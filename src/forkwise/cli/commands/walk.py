@@ -66,7 +66,6 @@ COMMANDS = {
     cls=Verb,
     example=(
         "forkwise walk --list",
-        "forkwise walk talk.json leaf 2",
         "forkwise walk talk.json --model local prompt 'And the other way?'",
     ),
 )
