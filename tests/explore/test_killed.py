@@ -14,7 +14,7 @@ from tests.counts import rounds
 from tests.explore import kill_at_random
 
 _SHARES = 2
-_ROUNDS = rounds(20, 100)
+_ROUNDS = rounds(10, 100)
 
 
 @pytest.mark.crash

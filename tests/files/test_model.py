@@ -895,7 +895,7 @@ def run(machine: type[Machine], examples: int, steps: int) -> None:
     machine.TestCase().runTest()
 
 
-EXAMPLES = int(os.environ.get("FORKWISE_MODEL_EXAMPLES", rounds(30, 300)))
+EXAMPLES = int(os.environ.get("FORKWISE_MODEL_EXAMPLES", rounds(20, 300)))
 
 
 def test_overlay(tmp_path: Path) -> None:

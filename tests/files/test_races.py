@@ -21,13 +21,14 @@ from forkwise.errors import BranchError, BranchNotFoundError, BranchStaleError
 from forkwise.files.store import trash
 from forkwise.files.store.state import locked
 from forkwise.linux.mountinfo import mounts
+from tests.counts import rounds
 from tests.files.crash_scenes import Scene, empty
 from tests.files.fork_helper import stop_helper
 from tests.files.images import mounted_tmpfs
 from tests.files.sample import picture
 from tests.files.steps import Steps, fork, in_child
 
-RACES = 1000
+RACES = rounds(300, 1000)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,8 +120,9 @@ def commit(root: Path, name: str) -> str:
     return "committed"
 
 
+@pytest.mark.crash
 def test_siblings_committed_at_once(project: Path, race: Callable[..., list[str]]) -> None:
-    """One wins, the other is stale, and the files are the winner's; repeated a thousand times."""
+    """One wins, the other is stale, and the files are the winner's; repeated many times."""
     workspace = Workspace(project, durable=False)
     won: Counter[str] = Counter()
     for number in range(RACES):

@@ -27,7 +27,7 @@ from tests.counts import rounds
 from tests.need import need
 from tests.sandbox.child import need_user_namespaces
 
-ROUNDS = rounds(40, 200)
+ROUNDS = rounds(20, 200)
 DESCRIPTORS = 8  # of an idle forkserver: three, a socket, its parent, itself, two of the prepared init process
 
 # Ways of a command to avoid being killed. A variable that all descendants inherit marks each.
