@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.counts import rounds
+from tests.counts import IS_FULL, rounds
 from tests.explore import kill_at_random
 
 _SHARES = 2
@@ -44,4 +44,5 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
             assert then["winner"] == 2
         assert then["content"] == (before if then["state"] == "none" else after)
         seen.add(then["state"])
-    assert {"interrupted", "resolved"} <= seen <= {"interrupted", "resolved", "none"}
+    assert seen <= {"interrupted", "resolved", "none"}
+    assert not IS_FULL or {"interrupted", "resolved"} <= seen  # a few kills may all come early or late

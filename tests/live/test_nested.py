@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.counts import rounds
+from tests.counts import IS_FULL, rounds
 from tests.live.kill_nested import HOWS
 
 _ROUNDS = rounds(5, 30)
@@ -53,8 +53,9 @@ def test_killed_at_any_moment_of_a_fork_inside_a_fork(result: list[dict[str, Any
             assert then["cost"]["a"] >= 2 * _SPOKEN + 4  # and all requests are counted
             inside.update(then["inside"])
         seen.add(then["outcome"])
-    assert "resumed" in seen
-    assert "interrupted" in inside
+    if IS_FULL:  # a few kills may all come early or late
+        assert "resumed" in seen
+        assert "interrupted" in inside
 
 
 @pytest.mark.crash

@@ -22,7 +22,7 @@ from forkwise import (
     Workspace,
     open_ledger,
 )
-from tests.counts import rounds
+from tests.counts import IS_FULL, rounds
 from tests.live.kill_at_random import LABELS
 from tests.live.worker import BEFORE, work, worker
 from tests.modules.brain import Asked, Brain
@@ -156,7 +156,7 @@ def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> N
         assert then["content"] == (after if has_started else before)
         _check_nothing_is_lost(then)
         seen.add(then["outcome"])
-    assert "resumed" in seen
+    assert not IS_FULL or "resumed" in seen  # a few kills may all come early or late
 
 
 def _check_nothing_is_lost(then: dict[str, Any]) -> None:
