@@ -26,11 +26,17 @@ Build = Literal["ioctl", "text", "real"]
 BUILDS: tuple[Build, ...] = ("ioctl", "text", *(["real"] if os.environ.get("FORKWISE_BRANCHFS") else []))
 
 _PROGRAM = Path(__file__).with_name("__main__.py")
+_USER_NAMESPACE = os.readlink("/proc/self/ns/user")
 
 
 def install(directory: Path, build: Build = "ioctl") -> str:
     """Write the program ``branchfs`` into a directory. Return its path."""
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not usable")
+    is_outside = os.readlink("/proc/self/ns/user") == _USER_NAMESPACE
+    need(
+        is_outside,
+        "an earlier test took this process into a user namespace, where fusermount3 fails",
+    )
     program = directory / f"branchfs-{build}"
     program.write_text(
         f'#!/bin/sh\nexec {sys.executable} -P {_PROGRAM} --build {build} --default-storage {directory}/default "$@"\n'
