@@ -28,7 +28,7 @@ _MOUNT = """
 mount --make-rprivate / && mkdir "$2/mnt" && mount -t tmpfs -o mode=755 seeds "$2/mnt" && cd "$2/mnt" &&
 mkdir workspace home src tests packages &&
 mount --rbind "$1" workspace && mount --bind "$2" home && mount --bind "$3/src" src && mount --bind "$3/tests" tests &&
-mount --bind "$4" packages && cd / && mount --move "$2/mnt" /mnt && { rmdir "$2/mnt" || :; } && shift 4 && exec "$@"
+mount --bind "$4" packages && cd / && mount -n --move "$2/mnt" /mnt && { rmdir "$2/mnt" || :; } && shift 4 && exec "$@"
 """
 
 
