@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from tools.screenshots.store_versions import HASHED, PARENT, SORTED
+
 from forkwise.conversation.conversation import Conversation
 from forkwise.display.board import Row
 from forkwise.files.branch import Branch
@@ -21,29 +23,6 @@ __all__ = [
     "ScriptedFork",
     "scripted_talk",
 ]
-
-
-PARENT = """\
-class Store:
-    def __init__(self):
-        self.rows = []
-
-    def add(self, key, value):
-        self.rows.append((key, value))
-
-    def get(self, key):
-        for k, v in self.rows:
-            if k == key:
-                return v
-"""
-HASHED = (
-    PARENT.replace("= []", "= {}")
-    .replace("self.rows.append((key, value))", "self.rows[key] = value")
-    .replace("for k, v in self.rows:\n            if k == key:\n                return v", "return self.rows[key]")
-)
-SORTED = PARENT.replace("= []", "= SortedDict()").replace(
-    "                return v\n", "                return v\n        raise KeyError(key)\n"
-)
 
 
 _STARTED = 1_800_000_000.0

@@ -20,6 +20,7 @@ from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffView, NwayScreen
 from tools.screenshots.picture import SIZE, ignore_terminal_colours, temporary_state, wait_for, wait_until_settled
+from tools.screenshots.store_versions import HASHED, PARENT, SORTED
 
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
@@ -27,28 +28,6 @@ __all__ = ["CHAT_SCENES", "draw_chat"]
 CHAT_SCENES = ("chat", "chat-fork", "chat-branch", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
 
 _MODEL = "script:demo.toml"
-
-_PARENT = """\
-class Store:
-    def __init__(self):
-        self.rows = []
-
-    def add(self, key, value):
-        self.rows.append((key, value))
-
-    def get(self, key):
-        for k, v in self.rows:
-            if k == key:
-                return v
-"""
-_HASHED = (
-    _PARENT.replace("= []", "= {}")
-    .replace("self.rows.append((key, value))", "self.rows[key] = value")
-    .replace("for k, v in self.rows:\n            if k == key:\n                return v", "return self.rows[key]")
-)
-_SORTED = _PARENT.replace("= []", "= SortedDict()").replace(
-    "                return v\n", "                return v\n        raise KeyError(key)\n"
-)
 
 
 def _call(tool: str, **args: str) -> dict[str, Any]:
@@ -77,11 +56,11 @@ _SCRIPT: list[dict[str, Any]] = [
             },
         ],
     },
-    _branch("hash", "I will use a dictionary.", _HASHED, "Done: `add` and `get` take **constant time** now."),
+    _branch("hash", "I will use a dictionary.", HASHED, "Done: `add` and `get` take **constant time** now."),
     _branch(
         "sorted",
         "I will use `SortedDict`, which keeps keys in order.",
-        _SORTED,
+        SORTED,
         "Done: ranges are cheap, lookups logarithmic.",
     ),
     {
@@ -103,7 +82,7 @@ async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
         script_directory.mkdir()
         (project / ".forkwise").mkdir(parents=True)
         (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')
-        (project / "store.py").write_text(_PARENT)
+        (project / "store.py").write_text(PARENT)
         (script_directory / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
         with ignore_terminal_colours():
             app = ChatApp(partial(open_session, project, model=f"script:{script_directory / 'script.json'}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, Conflict, OnConflict
     from forkwise.files.store.scan import Entry, Scan
 
-__all__ = ["KEPT", "check_trust", "commit_branch"]
+__all__ = ["KEPT", "check_committable", "check_trust", "commit_branch"]
 
 #: The number of commits that can be undone; the content that older ones replaced is dropped.
 KEPT = 100
@@ -52,7 +53,9 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
     with pool_paused(), deferred(), as_commit_error(failed), locked(branch.state_dir.state):
         branch._recover()
         info = BranchInfo.load(branch.home)
-        _check_committable(branch, info)
+        check_committable(
+            branch, info, branch.state_dir.names(), "rebase() rebases it onto the current state, abort() drops it"
+        )
         is_still = _stop_writes(branch)
         try:
             scan = branch._scan()
@@ -104,18 +107,18 @@ def forget_old(state_dir: StateDir) -> None:
         discard(state_dir, old)
 
 
-def _check_committable(branch: Branch, info: BranchInfo) -> None:
-    """Raise BranchError if the branch has open branches, BranchStaleError if a sibling was committed."""
-    if names := branch.state_dir.names():
+def check_committable(branch: Branch, info: BranchInfo, open_branches: Sequence[str], remedy: str) -> None:
+    """Raise BranchError if it has open branches, BranchStaleError with a ``remedy`` if a sibling was committed."""
+    if open_branches:
         raise BranchError(
-            f"{branch.branch_path} has branches of its own that are still open: {', '.join(names)}; "
+            f"{branch.branch_path} has branches of its own that are still open: {', '.join(open_branches)}; "
             "commit or abort those first",
             branch=branch.name,
         )
     if info.generation != branch.parent.state_dir.head:
         raise BranchStaleError(
             f"{branch.branch_path} is stale: another branch was committed to {branch.parent.branch_path} since the "
-            "fork; rebase() rebases it onto the current state, abort() drops it",
+            f"fork; {remedy}",
             branch=branch.name,
         )
 

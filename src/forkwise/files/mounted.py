@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol
 from forkwise.errors import (
     BranchError,
     BranchNotFoundError,
-    BranchStaleError,
     ForkwiseWarning,
     MountError,
 )
 from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
+from forkwise.files.commit import check_committable
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.record import Record
 from forkwise.files.store.scan import Scan, compare_trees
@@ -336,18 +336,8 @@ class MountedBranch(_MountedParent, Branch):
         info = BranchInfo.load(self.home)
         if _view_of(self).is_gone(self.home):
             raise BranchNotFoundError(_view_of(self).describe_gone(self.home), branch=self.name)
-        if self is chain[0] and (names := [child.name for child in self.children()]):
-            raise BranchError(
-                f"{self.branch_path} has branches of its own that are still open: {', '.join(names)}; "
-                "commit or abort those first",
-                branch=self.name,
-            )
-        if info.generation != self.parent.state_dir.head:
-            raise BranchStaleError(
-                f"{self.branch_path} is stale: another branch was committed to {self.parent.branch_path} since the "
-                "fork; abort it and fork again",
-                branch=self.name,
-            )
+        inner = [child.name for child in self.children()] if self is chain[0] else []
+        check_committable(self, info, inner, "abort it and fork again")
 
     def _scan(self) -> Scan:
         """Compare the branch's tree with its parent's: the filesystem does not tell what it changed."""

@@ -11,7 +11,7 @@ from forkwise.errors import ForkResolvedError
 from forkwise.fork.candidate import describe_error, judge, to_json_data
 from forkwise.fork.fork import Fork, ForkSettings, write_ends
 from forkwise.fork.runner import run_function
-from forkwise.ledger.transient import MemoryLedger
+from forkwise.ledger.memory_ledger import MemoryLedger
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt

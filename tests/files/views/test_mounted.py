@@ -244,15 +244,15 @@ class TestAbandonedBranches:
 
     @one_build
     def test_on_a_mount(self, ws: Workspace) -> None:
-        self.run_again(ws)
+        self.assert_it_runs_again(ws)
 
     @pytest.mark.parametrize("view", ["", "copy"])
     def test_on_a_plain_directory(self, tmp_path: Path, view: str) -> None:
         (tmp_path / "plain").mkdir()
         (tmp_path / "plain/a.txt").write_text("one\n")
-        self.run_again(Workspace(tmp_path / "plain", view=view or None), view)
+        self.assert_it_runs_again(Workspace(tmp_path / "plain", view=view or None), view)
 
-    def run_again(self, ws: Workspace, view: str = "") -> None:
+    def assert_it_runs_again(self, ws: Workspace, view: str = "") -> None:
         run_killed(ws.path, view, "")
         run_killed(ws.path, view, "killed\n")
         with pytest.warns(ForkwiseWarning, match=r"/main/attempt-abandoned-1"), ws.branch("attempt") as branch:

@@ -10,8 +10,8 @@ import pytest
 
 from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.ledger import Ledger
+from forkwise.ledger.memory_ledger import MemoryLedger
 from forkwise.ledger.sqlite import SqliteLedger
-from forkwise.ledger.transient import MemoryLedger
 
 _VARYING = ("id", "fork", "parent", "started", "ended", "winner", "resolution", "branch")
 
