@@ -15,7 +15,14 @@ from pydantic_ai.usage import RunUsage
 
 from forkwise import JUDGE_SYSTEM_PROMPT, BranchDiffReport, BranchOutcome, JudgeAgent, JudgeVerdict, TestReport
 from forkwise.live.judging.judge import JUDGE_PROMPTS, MAX_JUDGE_PROMPT_CHARS, build_judge_prompt
-from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, detect_judge_models, majority, vote
+from forkwise.live.judging.panel import (
+    NoVerdictError,
+    PairwiseJudge,
+    TournamentJudge,
+    detect_judge_models,
+    majority,
+    vote,
+)
 from forkwise.testing import TestFailure
 from tests.live.fork_scene import outcome, report_of
 from tests.local_model.requirements import need_local_model
@@ -264,7 +271,7 @@ async def test_a_judge_that_fails_has_no_vote() -> None:
     done = await vote([Broken(), says("b"), Broken()], "goal", REPORT, OUTCOMES)
     assert done.verdict.winner_branch_id == "b"
     assert len(done.failures) == 2
-    with pytest.raises(ModelHTTPError):
+    with pytest.raises(NoVerdictError, match="gave no verdict: ModelHTTPError"):
         await vote([Broken(), Broken()], "goal", REPORT, OUTCOMES)
 
 

@@ -29,8 +29,16 @@ from forkwise.live.judging.confidence import (
     track_record,
     votes_of,
 )
-from forkwise.live.judging.judge import Judge, JudgeAgent, ask_judge, name_of
-from forkwise.live.judging.panel import PairwiseJudge, TournamentJudge, Vote, detect_judge_models, majority
+from forkwise.live.judging.judge import Judge, JudgeAgent, name_of
+from forkwise.live.judging.panel import (
+    NoVerdictError,
+    PairwiseJudge,
+    TournamentJudge,
+    Vote,
+    describe_failure,
+    detect_judge_models,
+    vote,
+)
 from forkwise.live.judging.verdict import BranchOutcome, ConfidenceSignals, JudgeVerdict, ResolveOutcome
 from forkwise.live.merge import is_mergeable
 
@@ -180,23 +188,23 @@ async def decide(
 
     ``judge`` replaces the models that the strategy names. Unless ``signals`` are given, one signal is how often earlier
     picks of the same judges were kept, which ``calibrations`` say. A judge that cannot be asked, for example because
-    its package or its key is missing, has no vote. Raises an exception with the reasons if none is left.
+    its package or its key is missing, has no vote. Raises NoVerdictError if none is left.
     """
-    found, failures = await _ask_judges(strategy, judge, goal, report, outcomes)
+    found = await _ask_judges(strategy, judge, goal, report, outcomes)
     verdict, verdicts, usage, judges = found.verdict, list(found.verdicts), found.usage, found.judges
-    if failures:
-        verdict = verdict.model_copy(update={"caveats": [*verdict.caveats, *failures]})
+    if found.failures:
+        verdict = verdict.model_copy(update={"caveats": [*verdict.caveats, *found.failures]})
     evidence = Evidence(report, outcomes, verdict)
     measured = measure_signals(evidence)
     merge = merge_confidence(evidence, signals or [*MERGE_SIGNALS, track_record(calibrations or {}, *judges)])
     effective = compute_confidence(measured, verdict.confidence)
-    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges, failures)
+    return Decision(verdict, verdicts, measured, effective, merge.value, merge.measured, usage, judges, found.failures)
 
 
 async def _ask_judges(
     strategy: MergeStrategy, judge: Any, goal: str, report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
-) -> tuple[Vote, tuple[str, ...]]:
-    """Ask the judges of a strategy. Return their vote, and a line for each that gave no verdict."""
+) -> Vote:
+    """Ask the judges of a strategy. One that cannot be asked has no vote. Raises NoVerdictError if none is left."""
     if judge is not None:
         models = [judge]
     elif strategy.kind == "vote":
@@ -209,40 +217,13 @@ async def _ask_judges(
         try:
             judges.append(_build_judge(model, strategy))
         except Exception as error:  # noqa: BLE001 - a missing package or key, an unknown model
-            failures.append(_describe_failure(model, error))
-    answers = await asyncio.gather(*(ask_judge(one, goal, report, outcomes) for one in judges), return_exceptions=True)
-    verdicts, names, usage = [], [], RunUsage()
-    for one, answer in zip(judges, answers, strict=True):
-        if isinstance(answer, Exception):
-            failures.append(_describe_failure(one, answer))
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            verdicts.append(answer[0])
-            names.append(name_of(one))
-            usage += answer[1]
-    failures = list(dict.fromkeys(failures))
-    if not verdicts:
-        raise _NoJudgeError(failures)
-    verdict = majority(verdicts) if strategy.kind == "vote" else verdicts[0]
-    return Vote(verdict, tuple(verdicts), usage, (), tuple(names)), tuple(failures)
-
-
-class _NoJudgeError(Exception):
-    """No judge of a strategy could give a verdict; ``failures`` has a line for each."""
-
-    def __init__(self, failures: Sequence[str]) -> None:
-        super().__init__("; ".join(failures))
-        self.failures = list(failures)
-
-
-_MAX_FAILURE = 300  # characters
-
-
-def _describe_failure(judge: Any, error: Exception) -> str:
-    name = judge if isinstance(judge, str) else name_of(judge)
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"the judge {name} gave no verdict: {type(error).__name__}: {lines[0]}"[:_MAX_FAILURE]
+            failures.append(describe_failure(model if isinstance(model, str) else name_of(model), error))
+    try:
+        found = await vote(judges, goal, report, outcomes)
+    except NoVerdictError as error:
+        raise NoVerdictError(list(dict.fromkeys([*failures, *error.failures]))) from error
+    verdict = found.verdict if strategy.kind == "vote" else found.verdicts[0]
+    return replace(found, verdict=verdict, failures=tuple(dict.fromkeys([*failures, *found.failures])))
 
 
 async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSettings) -> ResolveOutcome:
@@ -272,7 +253,7 @@ async def judge_fork(live: LiveFork, strategy: MergeStrategy, settings: JudgeSet
             signals=settings.signals,
             calibrations=await run_in_thread(Calibration.from_ledger, live.fork.ledger),
         )
-    except _NoJudgeError as error:
+    except NoVerdictError as error:
         return ResolveOutcome(False, False, None, None, 0.0, None, judge_failures=error.failures)
     live.fork.ledger.record_verdict(
         live.fork.id,

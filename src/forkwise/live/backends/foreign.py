@@ -14,12 +14,12 @@ import os
 import shutil
 import threading
 from collections.abc import Awaitable, Iterator, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
+from forkwise.concurrency import run_sync
 from forkwise.errors import BranchError
 from forkwise.live.backends.backend import Backend, ExecuteResponse, FileInfo
 from forkwise.live.backends.local import DiskBackend, LocalBackend
@@ -142,16 +142,9 @@ class ForeignBackend(Backend):
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}", name) from error
 
     def _wait(self, awaitable: Awaitable[T]) -> T:
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if self.loop is not None and self.loop is not running and self.loop.is_running():
-            return asyncio.run_coroutine_threadsafe(_await(awaitable), self.loop).result()
-        if running is None:
-            return asyncio.run(_await(awaitable))
-        with ThreadPoolExecutor(1) as pool:  # a running event loop cannot be waited for in its own thread
-            return pool.submit(asyncio.run, _await(awaitable)).result()
+        if self.loop is not None and self.loop.is_running():
+            return run_sync(_await(awaitable), self.loop)
+        return run_sync(_await(awaitable), alone=True)
 
     # Paths
 

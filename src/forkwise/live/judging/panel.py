@@ -20,9 +20,11 @@ from forkwise.live.judging.verdict import BranchOutcome, JudgeVerdict
 
 __all__ = [
     "PANEL_SIZE",
+    "NoVerdictError",
     "PairwiseJudge",
     "TournamentJudge",
     "Vote",
+    "describe_failure",
     "detect_judge_models",
     "majority",
     "vote",
@@ -149,20 +151,21 @@ _OPENROUTER = (
     "openrouter:openai/gpt-5-mini",
     "openrouter:google/gemini-2.5-flash",
 )
+_MAX_FAILURE = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
     """The result of a panel.
 
-    ``verdict`` is the majority's; ``verdicts`` are all of them, in the order of ``judges``. ``failures`` are the errors
-    of judges that gave none.
+    ``verdict`` is the majority's; ``verdicts`` are all of them, in the order of ``judges``. ``failures`` has a line for
+    each judge that gave none.
     """
 
     verdict: JudgeVerdict
     verdicts: tuple[JudgeVerdict, ...]
     usage: RunUsage
-    failures: tuple[Exception, ...] = ()
+    failures: tuple[str, ...] = ()
     judges: tuple[str, ...] = ()
 
 
@@ -186,20 +189,37 @@ def detect_judge_models(fallback: str, env: Mapping[str, str] | None = None) -> 
 async def vote(
     judges: Sequence[Judge], goal: str, diff_report: BranchDiffReport, outcomes: Sequence[BranchOutcome]
 ) -> Vote:
-    """Ask all judges at once. One whose provider fails has no vote; if all fail, the first error is raised."""
+    """Ask all judges at once. One that fails has no vote. Raises NoVerdictError if none is left."""
     answers = await asyncio.gather(
         *(ask_judge(judge, goal, diff_report, outcomes) for judge in judges), return_exceptions=True
     )
-    failures = [answer for answer in answers if isinstance(answer, BaseException)]
-    given = [answer for answer in answers if not isinstance(answer, BaseException)]
-    names = [name_of(j) for j, answer in zip(judges, answers, strict=True) if not isinstance(answer, BaseException)]
-    for failure in failures:
-        if not given or not isinstance(failure, Exception):
-            raise failure
-    verdicts = tuple(verdict for verdict, _ in given)
-    spent = sum((usage for _, usage in given), RunUsage())
-    failed = tuple(f for f in failures if isinstance(f, Exception))
-    return Vote(majority(verdicts), verdicts, spent, failed, tuple(names))
+    verdicts, names, failures, usage = [], [], [], RunUsage()
+    for judge, answer in zip(judges, answers, strict=True):
+        if isinstance(answer, Exception):
+            failures.append(describe_failure(name_of(judge), answer))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            verdicts.append(answer[0])
+            names.append(name_of(judge))
+            usage += answer[1]
+    if not verdicts:
+        raise NoVerdictError(failures)
+    return Vote(majority(verdicts), tuple(verdicts), usage, tuple(failures), tuple(names))
+
+
+class NoVerdictError(Exception):
+    """No judge gave a verdict; ``failures`` has a line for each."""
+
+    def __init__(self, failures: Sequence[str]) -> None:
+        super().__init__("; ".join(failures))
+        self.failures = list(failures)
+
+
+def describe_failure(judge: str, error: Exception) -> str:
+    """Return a line that says why a judge gave no verdict."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"the judge {judge} gave no verdict: {type(error).__name__}: {lines[0]}"[:_MAX_FAILURE]
 
 
 def majority(verdicts: Sequence[JudgeVerdict]) -> JudgeVerdict:
