@@ -34,7 +34,7 @@ _TURNS = 5  # of every branch
 LEFT = """
 import asyncio, os
 from pathlib import Path
-from forkwise import BranchSpec, ForkCoordinator, Workspace
+from forkwise import BranchSpec, ForkCoordinator, Workspace, open_ledger
 from tests.modules.brain import Brain
 from tests.live.worker import BEFORE, work, worker
 
@@ -46,8 +46,9 @@ async def main(project):
     await coordinator.fork(specs, parent_history=BEFORE)
     quick, slow = coordinator.branches.values()
     await asyncio.wait([quick.task])
-    while len(slow.partial_history) < 5:
-        await asyncio.sleep(0.01)
+    with open_ledger(Workspace(project)) as ledger:
+        while (ledger.attempt(slow.id).cost or {}).get("requests") != 2:
+            await asyncio.sleep(0.01)
     print(coordinator.fork_id, flush=True)
     os.kill(os.getpid(), 9)
 
