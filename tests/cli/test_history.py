@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 Run = Callable[..., Result]
@@ -79,3 +83,31 @@ def test_gc_takes_what_the_dead_left_but_no_work(run: Run, ask: Ask, project: Pa
 
     assert "removed" in run("gc", "--force").stdout
     assert ask("branch", "ls")["branches"] == []
+
+
+@pytest.mark.parametrize("damage", ["garbage", "directory", "newer"])
+def test_undo_with_an_unusable_ledger_is_done_and_says_so(
+    run: Run, ask: Ask, project: Path, state: Path, damage: str
+) -> None:
+    """The exit code and the document say what happened to the files; the ledger's problem is a warning."""
+    commit(ask, "first", "uno\n")
+    assert run("log").stdout
+    [directory] = state.glob("*/ledger")
+    database = directory / "ledger.db"
+    if damage == "newer":
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("PRAGMA user_version = 99")
+    else:
+        for path in directory.glob("ledger.db*"):
+            path.unlink()
+        if damage == "garbage":
+            database.write_bytes(b"garbage" * 1000)
+        else:
+            database.mkdir()
+    result = run("undo", "--json")
+    assert json.loads(result.stdout)["commit"]["undoes"] == 1
+    assert "commit 1 was undone as 2, but the ledger could not be updated" in result.stderr
+    assert (project / "a.txt").read_text() == "one\n"
+    shown = run("log")
+    assert "undone by 2" in shown.stdout
+    assert "the forks of these commits are not known" in shown.stderr

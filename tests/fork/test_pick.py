@@ -8,11 +8,20 @@ import sys
 
 import pytest
 
-from forkwise import BranchError, BranchNotFoundError, ConflictError, ForkNotFoundError, ForkResolvedError, LedgerError
-from forkwise.fork.control import abort_fork
+from forkwise import (
+    BranchError,
+    BranchNotFoundError,
+    ConflictError,
+    ForkNotFoundError,
+    ForkResolvedError,
+    ForkwiseWarning,
+    LedgerError,
+    Speculate,
+)
+from forkwise.fork.control import abort_fork, clean_up
 from forkwise.fork.resolve import pick
 from forkwise.fork.stored_fork import undo
-from forkwise.ledger.sqlite import open_ledger
+from forkwise.ledger.sqlite import SqliteLedger, open_ledger
 from tests.fork.kill_at_point import Scene, becomes_so
 
 ONE = "echo uno > a.txt; echo 1 > one.txt"
@@ -219,3 +228,22 @@ def test_an_undo_is_written_down(scene: Scene) -> None:
     scene.workspace.undo(2)  # without a record in the ledger
     undo(scene.workspace, 3)
     assert (scene.fork.commit, scene.fork.undone) == (3, 4)
+
+
+def test_a_ledger_that_fails_after_the_commit_is_a_warning(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are committed: an exception would say that they are not. The ledger is updated by the next gc."""
+
+    def fail(*_: object) -> None:
+        raise LedgerError("the ledger cannot be used: database is locked")
+
+    fork = scene.hold(ONE, TWO)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteLedger, "record_commit", fail)
+        with pytest.warns(ForkwiseWarning, match=r"was committed as 1, but the ledger could not be updated.*is locked"):
+            commit = pick(scene.workspace, f"{fork}.1")
+        with pytest.warns(ForkwiseWarning, match=r"was committed as 2, but the ledger could not be updated"):
+            outcome = Speculate([["sh", "-c", "echo 3 > three.txt"], ["false"]])(scene.workspace)
+    assert (commit.id, outcome.committed, scene.text("three.txt")) == (1, True, "3\n")
+    clean_up(scene.workspace)
+    with open_ledger(scene.workspace) as ledger:
+        assert sorted(str(one.commit) for one in ledger.forks()) == ["1", "2"]

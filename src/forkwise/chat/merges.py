@@ -17,6 +17,7 @@ from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, CommitError
 from forkwise.fork.combine import commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.evaluation import Tests
+from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.diff.mirror import EditorDetector
 from forkwise.live.resume import load_merge_result
@@ -211,7 +212,8 @@ class Merges:
         if commit is not None and commit.undone_by is None and commit.paths:
             workspace = self._services.workspace
             undo = workspace.undo(commit)
-            with open_ledger(workspace) as ledger:
+            done = f"commit {commit.id} was undone as {undo.id}"
+            with warn_if_unrecorded(done), open_ledger(workspace) as ledger:
                 ledger.record_undo(commit.id, undo.id, str(workspace.path))
 
     def _record_undo(self, fork: str, commit: Commit | None) -> None:

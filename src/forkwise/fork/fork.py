@@ -32,6 +32,7 @@ from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.execute import execute
 from forkwise.fork.resolve import Landed, commit_winner, land, shelve_losers
 from forkwise.fork.runner import InProcessRunner, Runner
+from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
 
@@ -411,13 +412,16 @@ class Fork:
                 self.commit = await run_in_thread(self._commit, winner.own_branch)
             if shelve:
                 self.shelved = await run_in_thread(shelve_losers, others)
-        except BranchingError as error:
-            error.add_note(await run_in_thread(keep_winner, winner))
-            raise
-        finally:
+        except BaseException as error:
+            if isinstance(error, BranchingError):
+                error.add_note(await run_in_thread(keep_winner, winner))
             await self._drop([attempt for attempt in others if attempt.id not in self.shelved])
+            raise
         commit = self.commit
-        await write_with_retry(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
+        await drop([attempt for attempt in others if attempt.id not in self.shelved], keep=self.settings.keep)
+        with warn_if_unrecorded(f"fork {self.id} was committed as {commit.id}"):
+            await write_with_retry(lambda: self.ledger.record_commit(self.id, commit.id, commit.paths), self.attempts)
+            await write_with_retry(lambda: write_ends(self.attempts), self.attempts)
         await self._remount_parent()
         return commit
 

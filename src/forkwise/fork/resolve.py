@@ -29,7 +29,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
-from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile
+from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 
 if TYPE_CHECKING:
@@ -204,12 +204,15 @@ def conclude(
     if commit is None:
         _undo_replaced(fork)
         landed = _commit_outcome(fork, name, policy, on_conflict, trust)
-        fork.ledger.record_commit(fork.id, landed.commit.id, landed.commit.paths)
     else:
         landed = Landed(commit, commit.conflicts)
-        reconcile(fork.ledger, fork.workspace)  # records the commit, and an undo that followed it
-    fork.abort_inside("the fork around it was decided")
-    fork.drop(keep=keep, exclude=landed.kept)
+    with warn_if_unrecorded(f"fork {fork.id} was committed as {landed.commit.id}"):
+        if commit is None:
+            fork.ledger.record_commit(fork.id, landed.commit.id, landed.commit.paths)
+        else:
+            reconcile(fork.ledger, fork.workspace)  # records the commit, and an undo that followed it
+        fork.abort_inside("the fork around it was decided")
+        fork.drop(keep=keep, exclude=landed.kept)
     return landed
 
 

@@ -7,11 +7,12 @@ Also reconciles the two: a commit or undo changes the workspace first and is rec
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from forkwise.errors import BranchError, BranchNotFoundError, LedgerError
+from forkwise.errors import BranchError, BranchNotFoundError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch
 from forkwise.files.undo import history
 from forkwise.ledger.sqlite import open_ledger
@@ -30,6 +31,7 @@ __all__ = [
     "forks_of",
     "reconcile",
     "undo",
+    "warn_if_unrecorded",
 ]
 
 
@@ -195,11 +197,31 @@ def forks_of(ledger: Ledger, commits: Iterable[Commit]) -> dict[int, ForkRecord]
 
 
 def undo(workspace: Workspace, number: int | None = None) -> Commit:
-    """Undo a commit, as ``Workspace.undo`` does, and record it in the ledger."""
+    """Undo a commit, as ``Workspace.undo`` does, and record it in the ledger.
+
+    If the ledger cannot be used, the undo is done nevertheless, with a warning: the files are what counts.
+    """
     commit = workspace.undo(number)
-    with open_ledger(workspace) as ledger:
+    with warn_if_unrecorded(f"commit {commit.undoes} was undone as {commit.id}"), open_ledger(workspace) as ledger:
         reconcile(ledger, workspace)
     return commit
+
+
+@contextmanager
+def warn_if_unrecorded(done: str) -> Iterator[None]:
+    """Warn, instead of raising, if the block cannot record in the ledger what was ``done`` to the files.
+
+    An exception would say that it was not done. The workspace's history has it, and ``reconcile`` records it later.
+    """
+    try:
+        yield
+    except (LedgerError, OSError, ValueError, TypeError, KeyError) as error:  # the last three: a damaged row
+        warnings.warn(
+            f"{done}, but the ledger could not be updated: {str(error) or type(error).__name__}. Once the ledger can "
+            "be used again, forkwise gc updates it",
+            ForkwiseWarning,
+            stacklevel=4,
+        )
 
 
 def reconcile(ledger: Ledger, workspace: Workspace) -> None:

@@ -17,6 +17,7 @@ from forkwise.errors import ConflictError, ForkResolvedError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import combine_attempts
+from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
 from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
@@ -86,7 +87,7 @@ def _build_result(
     names = {runtime.id for runtime in chosen}
     commit = None
     if not live.source.is_in_memory and isinstance(live.source.parent, Workspace):
-        with open_ledger(live.source.parent) as ledger:
+        with warn_if_unrecorded(f"fork {live.fork.id} was committed"), open_ledger(live.source.parent) as ledger:
             commit = ledger.fork(live.fork.id).commit
     return MergeResult(
         fork_id=live.fork.id,

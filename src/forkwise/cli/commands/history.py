@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
 from forkwise.display.output import Output, collected_record, command_line, commit_record, size_text, totals
+from forkwise.errors import ForkwiseWarning, LedgerError
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
@@ -40,8 +42,12 @@ def log(limit: int | None, directory: Path, output: Output) -> None:
 
     workspace = Workspace(directory)
     commits = workspace.history()[:limit]
-    with open_ledger(workspace) as ledger:
-        forks = {number: fork.id for number, fork in forks_of(ledger, commits).items()}
+    forks: dict[int, str] = {}
+    try:
+        with open_ledger(workspace) as ledger:
+            forks = {number: fork.id for number, fork in forks_of(ledger, commits).items()}
+    except (LedgerError, OSError) as error:  # the commits are in the workspace's history, not in the ledger
+        warnings.warn(f"the forks of these commits are not known: {error}", ForkwiseWarning, stacklevel=1)
     if output.as_json:
         records = [{**commit_record(commit), "fork": forks.get(commit.id)} for commit in commits]
         output.document({"workspace": str(workspace.path), "commits": records})
