@@ -110,7 +110,7 @@ print(json.dumps([seen, ends, len(children())]))
     assert len(seen) == 36
     ours = {link for links in seen for link in links if link.startswith(("pipe:", "socket:", "anon_inode:[pidfd"))}
     assert ours == set()
-    assert [links.count("/memfd:forkwise-answer") for links in seen] == [1] * 36
+    assert not {link for links in seen for link in links if link.startswith("/memfd:")}
     assert not {link for links in seen for link in links if link.endswith("/lock")}
     assert ends == ["in\nout\n"] * 36
     assert children == 1

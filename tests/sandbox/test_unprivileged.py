@@ -105,3 +105,72 @@ def test_all_lands_in_the_branch_and_is_committed(said: dict[str, Any]) -> None:
 
 def test_nothing_is_left_of_those_that_were_aborted(said: dict[str, Any]) -> None:
     assert said["children"] == 1
+
+
+TWICE = """
+import json, os, subprocess, sys
+from forkwise import BranchContext, BranchError, Workspace
+from forkwise.linux import namespace
+
+said = {}
+ws = Workspace(sys.argv[1], view="overlay")
+branch = ws.branch("b", on_success=None, on_error=None)
+
+def attempt(work):
+    try:
+        work()
+    except BranchError as error:
+        return str(error)
+    return "mounted twice"
+
+def run_during_the_start():
+    if not said:
+        said["during the start"] = ""
+        said["during the start"] = attempt(lambda: branch.run(["true"]))
+
+os.register_at_fork(before=run_during_the_start)
+with BranchContext(lambda _: 0, branch) as context:
+    said["during the run"] = attempt(lambda: branch.run(["true"]))
+    context.wait(120)
+said["afterwards"] = attempt(lambda: branch.run(["true"]))
+said["after a start that failed"] = attempt(lambda: branch.run(["true"], cwd="../.."))
+said["then"] = attempt(lambda: branch.run(["true"]))
+
+OTHER = '''
+import sys
+from forkwise import Workspace
+from forkwise.linux import namespace
+namespace.enter()
+branch = Workspace(sys.argv[1]).open("b")
+print(branch.path, flush=True)
+sys.stdin.read()
+'''
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+other = subprocess.Popen([sys.executable, "-c", OTHER, sys.argv[1]], **pipes)
+said["mounted by"] = bool(other.stdout.readline())
+said["by a sandbox beside a shell"] = attempt(lambda: branch.run(["true"]))
+third = subprocess.run([sys.executable, "-c", OTHER, sys.argv[1]], input="", capture_output=True, text=True)
+said["by two shells"] = third.stderr or third.stdout
+other.communicate("")
+said["left"] = sorted(os.listdir(branch.home))
+branch.abort()
+print(json.dumps(said))
+"""
+
+
+def test_a_layer_is_mounted_once_at_a_time() -> None:
+    need_user_namespaces()
+    with unprivileged_project(TOOLS) as (home, environment):
+        program = [interpreter(), "-c", TWICE, str(home / "project")]
+        done = subprocess.run(
+            as_unprivileged(program), env=environment, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert "in use by another sandbox" in said["during the start"]
+    assert "in use by another sandbox" in said["during the run"]
+    assert said["afterwards"] == said["after a start that failed"] == said["then"] == "mounted twice"  # none was left
+    assert said["mounted by"]
+    assert "in use by another sandbox" in said["by a sandbox beside a shell"]
+    assert "mounted by another process" in said["by two shells"]
+    assert not [name for name in said["left"] if name.startswith(".private")]

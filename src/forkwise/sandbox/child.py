@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import gc
+import mmap
 import os
+import resource
 import signal
 import sys
 import threading
@@ -48,6 +51,7 @@ __all__ = [
     "Result",
     "block_signals",
     "enter_namespaces",
+    "make_answer_memory",
     "read_answer",
 ]
 
@@ -56,11 +60,19 @@ _MOUNT_NAMESPACE = "/proc/self/ns/mnt"
 _CLONE_PARENT = 0x00008000
 _ALL_SIGNALS = signal.valid_signals()
 _MAX_ANSWER_SIZE = 256 << 20  # bytes
+_LENGTH_SIZE = 8  # bytes at the beginning of the answer's memory: the length of the answer
+_MAX_FD = 0x7FFFFFFF
 _MAX_CONTAINERS = 8_000_000  # lists and objects: an empty one is two bytes of JSON and some sixty in memory
 
 # PyDLL keeps the GIL: if it were released, a thread that does not exist in the child could hold it for ever.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _fork, _setns = _libc.fork, _libc.setns
+_mmap, _mremap = _libc.mmap, _libc.mremap
+_mmap.restype = _mremap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_MREMAP_MAYMOVE = 1
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
 _after_fork_in_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
@@ -254,7 +266,8 @@ class Entrance(NamedTuple):
 class FunctionCall:
     """A call of a function with a directory, in a process that is confined by then.
 
-    The answer is written to ``answer_fd``. If ``environment`` is None, the process keeps that of this program.
+    The answer is written to the memory of ``answer_fd``, through a mapping: the function finds no descriptor of it. If
+    ``environment`` is None, the process keeps that of this program.
     """
 
     target: Callable[[Path], Any]
@@ -271,17 +284,18 @@ class FunctionCall:
         """
         code = 1
         try:
+            answer = _AnswerMapping(self.answer_fd)
             try:
                 self._enter_sandbox(sandbox)
                 signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             except BaseException as error:
-                self._write_answer(to_json({"failed": _clean(f"{type(error).__name__}: {error}")}))
+                answer.write(to_json({"failed": _clean(f"{type(error).__name__}: {error}")}))
                 raise
             try:
-                self._write_answer(_encode_value(self.target(Path(self.directory))))
+                answer.write(_encode_value(self.target(Path(self.directory))))
                 code = 0
             except BaseException as error:  # noqa: BLE001 - any exception becomes the answer
-                self._write_answer(_encode_error(error))
+                answer.write(_encode_error(error))
         finally:
             with suppress(BaseException):
                 sys.stdout.flush()
@@ -321,9 +335,7 @@ class FunctionCall:
         had_gc = gc.isenabled()
         gc.disable()  # a collection would touch, and so copy, the pages of all objects
         signal.set_wakeup_fd(-1)
-        fds.close_all_except(
-            but={self.answer_fd} if sandbox is None else {self.answer_fd, sandbox.init_pidfd, sandbox.init_socket}
-        )
+        fds.close_all_except(but=set() if sandbox is None else {sandbox.init_pidfd, sandbox.init_socket})
         os.setsid()  # otherwise kill(0) would reach the parent's process group
         if sandbox is not None:
             _wait_for_init(sandbox.init_socket)
@@ -335,8 +347,7 @@ class FunctionCall:
         self._set_environment()
         confine(self.jail, wait_for_mounts=lambda: self._wait_until_ready(sandbox))
         if self.closes_fds:
-            os.closerange(3, self.answer_fd)
-            os.closerange(self.answer_fd + 1, 1 << 20)
+            os.closerange(3, _MAX_FD)  # close_range(2)
         if had_gc:
             gc.enable()
 
@@ -358,13 +369,6 @@ class FunctionCall:
             _wipe_environment()
             os.environ.update(self.environment)
 
-    def _write_answer(self, content: bytes) -> None:
-        view = memoryview(content)
-        os.ftruncate(self.answer_fd, 0)
-        os.lseek(self.answer_fd, 0, os.SEEK_SET)
-        while view:
-            view = view[os.write(self.answer_fd, view) :]
-
 
 def _wait_for_init(init_socket: int) -> None:
     """Wait for the next go-ahead of the sandbox's init. Exit if init failed."""
@@ -372,14 +376,59 @@ def _wait_for_init(init_socket: int) -> None:
         os._exit(1)  # init failed, and reports that itself
 
 
+def make_answer_memory() -> int:
+    """Create the memory for an answer and return its descriptor. Pages that are not written take no space."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # of this program; it applies to memory files as well
+    size = _LENGTH_SIZE + _MAX_ANSWER_SIZE
+    answer_fd = os.memfd_create("forkwise-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(answer_fd, size if most == resource.RLIM_INFINITY else min(size, most))
+    fcntl.fcntl(answer_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return answer_fd
+
+
+class _AnswerMapping:
+    """The answer's memory, mapped into the function's process, which needs no descriptor of it then.
+
+    One page is mapped until the answer is written: the size of a mapping counts for RLIMIT_AS.
+    """
+
+    def __init__(self, answer_fd: int) -> None:
+        self._size = mmap.PAGESIZE
+        self._capacity = _read_capacity(answer_fd)
+        shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+        # The module mmap would keep a duplicate of the descriptor open.
+        self._address = _mmap(None, self._size, *shared, answer_fd, 0)
+        if self._address == _MAP_FAILED:
+            raise _build_os_error("the memory of the answer")
+
+    def write(self, content: bytes) -> None:
+        """Write the answer, or its size alone if it is too large."""
+        ctypes.memmove(self._address, bytes(_LENGTH_SIZE), _LENGTH_SIZE)
+        if len(content) <= self._capacity:
+            size = _LENGTH_SIZE + len(content)
+            address = _mremap(self._address, self._size, size, _MREMAP_MAYMOVE)
+            if address == _MAP_FAILED:
+                raise MemoryError(
+                    f"the answer of {len(content)} bytes could not be written: {os.strerror(ctypes.get_errno())}"
+                )
+            self._address, self._size = address, size
+            ctypes.memmove(address + _LENGTH_SIZE, content, len(content))
+        ctypes.memmove(self._address, len(content).to_bytes(_LENGTH_SIZE, "little"), _LENGTH_SIZE)
+
+
+def _read_capacity(answer_fd: int) -> int:
+    """Return the size of the largest answer."""
+    return os.fstat(answer_fd).st_size - _LENGTH_SIZE
+
+
 def read_answer(answer_fd: int) -> Result | None:
     """Read the answer that a function's process left, which may be anything. Return None if it is empty."""
-    size = os.fstat(answer_fd).st_size
+    size = int.from_bytes(os.pread(answer_fd, _LENGTH_SIZE, 0), "little")
     if not size:
         return None
-    if size > _MAX_ANSWER_SIZE:
-        return _build_unreadable(f"it has {size} bytes, more than {_MAX_ANSWER_SIZE}; write it to the workspace")
-    content = os.pread(answer_fd, size, 0)
+    if size > (capacity := _read_capacity(answer_fd)):
+        return _build_unreadable(f"it has {size} bytes, more than {capacity}; write it to the workspace")
+    content = os.pread(answer_fd, size, _LENGTH_SIZE)
     if content.count(b"[") + content.count(b"{") > _MAX_CONTAINERS:
         return _build_unreadable(f"it has more than {_MAX_CONTAINERS} lists and objects; write it to the workspace")
     try:

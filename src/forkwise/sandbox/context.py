@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any
 from forkwise.errors import ForkError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.linux import fds
-from forkwise.sandbox.child import Entrance, ForkedChild, FunctionCall, Result, block_signals, read_answer
+from forkwise.sandbox.child import (
+    Entrance,
+    ForkedChild,
+    FunctionCall,
+    Result,
+    block_signals,
+    make_answer_memory,
+    read_answer,
+)
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
+from forkwise.sandbox.jail_plan import PrivateMount, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
@@ -121,7 +129,7 @@ class BranchContext:
                 "the limit disk counts a branch's layer, which a path does not name: pass the Branch as workspace"
             )
         try:
-            self._answer_fd = fds.track(lambda: os.memfd_create("forkwise-answer", os.MFD_CLOEXEC))
+            self._answer_fd = fds.track(make_answer_memory)
             try:
                 self._start()
             except NamespaceError as error:
@@ -149,16 +157,19 @@ class BranchContext:
         """
         supervision = self._make_supervision()
         try:
-            self._start_in(supervision)
+            if self._branch is None:
+                self._start_in(supervision, PrivateMount(None, self._workspace))
+            else:
+                with reserved(self._branch) as mount:
+                    self._start_in(supervision, mount)
         except BaseException:
             if self._process is None:
                 supervision.close()
             raise
 
-    def _start_in(self, supervision: Supervision) -> None:
-        view_path = self._workspace if self._branch is None else host_path(self._branch)
+    def _start_in(self, supervision: Supervision, mount: PrivateMount) -> None:
         call = self._build_call(
-            plan_jail(self._workspace, view_path, self._branch, self._confinement, os.environ), supervision
+            plan_jail(self._workspace, mount.view_path, self._branch, self._confinement, os.environ), supervision
         )
         init_socket = function_socket = status_fd = status_writer_fd = start_fd = start_writer_fd = -1
         try:
@@ -177,6 +188,7 @@ class BranchContext:
             function_socket = status_writer_fd = start_fd = -1
             child = ForkedChild()
             self._process = SandboxProcess(pid, init_pidfd, status_fd, supervision, child=child)
+            mount.set_sandbox(pid)
             if waits_for_mounts:
                 self._process.wait_until_ready()
             try:
@@ -192,8 +204,6 @@ class BranchContext:
             supervision.group.add(child.pid)
             if self._confinement.network == "private":
                 self._process.uplink = Uplink(pid)
-            if self._branch is not None:
-                register_sandbox(self._branch, pid)
             self._process.start_command(start_writer_fd)
         finally:
             fds.close(init_socket, function_socket, status_writer_fd, start_fd, start_writer_fd)

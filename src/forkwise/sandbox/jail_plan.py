@@ -9,7 +9,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,13 @@ from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
-from forkwise.files.views.overlay import OPTIONS, clear_volatile_mark, private_owners, record_private_mount
+from forkwise.files.views.overlay import (
+    OPTIONS,
+    clear_volatile_mark,
+    release_private_mount,
+    reserve_private_mount,
+    set_private_owner,
+)
 from forkwise.files.workspace import Workspace
 from forkwise.linux import namespace
 from forkwise.linux.landlock import abi, usual_devices
@@ -31,11 +39,11 @@ if TYPE_CHECKING:
     from forkwise.sandbox.confinement import Confinement
 
 __all__ = [
-    "host_path",
+    "PrivateMount",
     "is_private",
     "plan_jail",
     "plan_landlock",
-    "register_sandbox",
+    "reserved",
 ]
 
 
@@ -243,24 +251,46 @@ def is_private(branch: Branch) -> bool:
     return branch.view == "overlay" and os.geteuid() != 0 and not namespace.is_entered()
 
 
-def host_path(branch: Branch | Workspace) -> str | None:
-    """Return the host's path of a branch, or None if it is mounted inside a sandbox only.
+@contextmanager
+def reserved(branch: Branch | Workspace) -> Iterator[PrivateMount]:
+    """Reserve a branch for one sandbox while that is started, if only the sandbox can mount it.
 
-    Raise BranchError if another sandbox has it mounted: only one may at a time.
+    Raise BranchError if another sandbox has it mounted, or is about to: only one may at a time. The reservation is
+    dropped at the end of the block unless ``PrivateMount.set_sandbox`` was called.
     """
     if isinstance(branch, Workspace) or not is_private(branch):
-        return os.fspath(branch.path)
-    if private_owners(branch.home):
-        raise BranchError(
-            f"{branch.branch_path} is in use by another sandbox and mounted only inside it: wait until that ends, or "
-            "create the branch with a view that every process sees (fuse, copy)",
-            branch=branch.name,
-        )
-    clear_volatile_mark(branch.home)
-    return None
+        yield PrivateMount(None, os.fspath(branch.path))
+        return
+    with branch._lock():
+        if not reserve_private_mount(branch.home):
+            raise BranchError(
+                f"{branch.branch_path} is in use by another sandbox and mounted only inside it: wait until that ends, "
+                "or create the branch with a view that every process sees (fuse, copy)",
+                branch=branch.name,
+            )
+        clear_volatile_mark(branch.home)
+    mount = PrivateMount(branch.home, None)
+    try:
+        yield mount
+    finally:
+        if not mount.has_sandbox:
+            release_private_mount(branch.home)
 
 
-def register_sandbox(branch: Branch | Workspace, pid: int) -> None:
-    """Record that a sandbox has mounted the branch inside only."""
-    if isinstance(branch, Branch) and is_private(branch):
-        record_private_mount(branch.home, ProcessId.of(pid))
+@dataclass(slots=True)
+class PrivateMount:
+    """The mount of a branch for one sandbox.
+
+    ``view_path`` is the host's path of the branch, or None if only the sandbox mounts it; ``home`` is then the branch's
+    home.
+    """
+
+    home: str | None
+    view_path: str | None
+    has_sandbox: bool = False
+
+    def set_sandbox(self, pid: int) -> None:
+        """Record the sandbox by its first process, whose end unmounts the branch."""
+        if self.home is not None:
+            set_private_owner(self.home, ProcessId.of(pid))
+            self.has_sandbox = True

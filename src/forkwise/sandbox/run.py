@@ -17,7 +17,7 @@ from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
-from forkwise.sandbox.jail_plan import host_path, plan_jail, plan_landlock, register_sandbox
+from forkwise.sandbox.jail_plan import PrivateMount, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
@@ -110,9 +110,10 @@ def spawn(
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
     options = _StartOptions(branch, wanted, timeout, cwd, client)
-    jail = plan_jail(workspace_path, host_path(branch), branch, wanted, environment)
     try:
-        return _start(jail, argv, environment, stdio, options)
+        with reserved(branch) as mount:
+            jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment)
+            return _start(jail, argv, environment, stdio, options, mount)
     except NamespaceError as error:
         if not wanted.landlock_instead or not is_refusal(error.errno):
             raise
@@ -139,6 +140,7 @@ def _start(
     environment: dict[str, str],
     stdio: tuple[int, int, int],
     wanted: _StartOptions,
+    mount: PrivateMount | None = None,
 ) -> SandboxProcess:
     """Start the sandbox and the command in it."""
     supervision = Supervision(wanted.confinement.limits, wanted.branch.target)
@@ -148,11 +150,12 @@ def _start(
         supervision.close()
         raise
     try:
+        if mount is not None:
+            mount.set_sandbox(process.pid)
         if wanted.confinement.landlock_instead:
             process.wait_until_ready()  # mounts may be refused although the namespaces are allowed
         if wanted.confinement.network == "private":
             process.uplink = Uplink(process.pid)
-        register_sandbox(wanted.branch, process.pid)
         process.start_command(start_writer_fd)
     except BaseException:
         process.close()

@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store import trash
@@ -29,13 +31,17 @@ __all__ = [
     "OverlayView",
     "clear_volatile_mark",
     "copy_directory_metadata",
-    "private_owners",
-    "record_private_mount",
+    "is_private_elsewhere",
+    "release_private_mount",
+    "reserve_private_mount",
+    "set_private_owner",
 ]
 
 OPTIONS = "userxattr,volatile,index=off"
 _SEPARATORS = re.compile(r"[,:\\\s\"]")  # characters that the kernel reads as separators inside an option
 _MAX_OPTIONS = 3500  # bytes: mount(2) takes one page
+_PRIVATE = "private"  # in a branch's home: the process that has the branch mounted in a private mount namespace
+_RESERVED = "reserved"
 _MAX_OPTION = 250  # bytes: fsconfig(2) takes at most 255
 
 
@@ -103,10 +109,17 @@ class OverlayView(View):
             if writable and os.statvfs(view).f_flag & os.ST_RDONLY:
                 mount("none", view, None, MS_REMOUNT)
             return view
+        if namespace.is_entered() and not reserve_private_mount(home):
+            raise BranchError(
+                f"the branch in {home} is mounted by another process, in a namespace of its own; a second mount of its "
+                "layer would damage it: wait until that process ends, or work in the branch from there"
+            )
         try:
             if premounted is None or not premounted.attach(f"{home}/layer", view):
                 _mount(home, lowers, writable)
         except OSError as error:
+            if namespace.is_entered():
+                release_private_mount(home)
             raise MountError(
                 f"the overlay view of {home} could not be mounted: {error.strerror}",
                 view=self.name,
@@ -116,14 +129,14 @@ class OverlayView(View):
                 else "run forkwise doctor",
             ) from error
         if namespace.is_entered():
-            record_private_mount(home, ProcessId.current())
+            set_private_owner(home, ProcessId.current())
         return view
 
     def visible_path(self, home: str) -> str | None:
         return f"{home}/view" if _is_mounted(home) else None
 
     def hide(self, home: str) -> bool:
-        is_quiet = all(owner == ProcessId.current() for owner in private_owners(home))
+        is_quiet = not is_private_elsewhere(home)
         if _is_mounted(home):
             try:
                 _stop_writing(f"{home}/view")
@@ -170,20 +183,55 @@ def copy_directory_metadata(layer: str, parent: str) -> None:
     os.utime(layer, ns=(above.st_atime_ns, above.st_mtime_ns))
 
 
-def record_private_mount(home: str, owner: ProcessId) -> None:
-    """Record that a process has the branch mounted in a private mount namespace."""
-    with open(f"{home}/private", "a") as file:
-        file.write(json.dumps(owner.dump()) + "\n")
+def reserve_private_mount(home: str) -> bool:
+    """Reserve a branch for a private mount, which this process is about to make; return False if it is taken.
+
+    A layer must not be mounted twice, and a mount in another mount namespace cannot be seen from here. So the caller
+    holds the workspace's lock while it reserves the branch, then mounts it or has it mounted, and calls
+    ``set_private_owner`` or, if the mount failed, ``release_private_mount``. A mount by this process itself is visible
+    to it and does not count.
+    """
+    if is_private_elsewhere(home):
+        return False
+    _write_owner(home, [*ProcessId.current().dump(), _RESERVED])
+    return True
 
 
-def private_owners(home: str) -> list[ProcessId]:
-    """Return the running processes that have the branch mounted in a private mount namespace."""
+def set_private_owner(home: str, owner: ProcessId) -> None:
+    """Record the process in whose mount namespace a reserved branch is mounted."""
+    _write_owner(home, owner.dump())
+
+
+def release_private_mount(home: str) -> None:
+    """Drop a reservation."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{home}/{_PRIVATE}")
+
+
+def is_private_elsewhere(home: str) -> bool:
+    """Return whether another process has the branch mounted in a private namespace, or any is about to mount it."""
     try:
-        with open(f"{home}/private") as file:
-            owners = [ProcessId.load(json.loads(line)) for line in file]
+        with open(f"{home}/{_PRIVATE}") as file:
+            entries = [json.loads(line) for line in file]
+        owners = [(ProcessId.load(entry[:6]), _RESERVED in entry[6:]) for entry in entries]
     except FileNotFoundError:
-        return []
-    return [owner for owner in owners if owner.alive]
+        return False
+    except (ValueError, TypeError):
+        return False  # cut off by a power failure, which no mount survived
+    return any(owner.alive and (is_reserved or owner != ProcessId.current()) for owner, is_reserved in owners)
+
+
+def _write_owner(home: str, entry: list[object]) -> None:
+    """Replace the file that names the owner: a rename, so that a reader without the lock sees one or the other."""
+    beside = f"{home}/.{_PRIVATE}-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with open(beside, "w") as file:
+            file.write(json.dumps(entry) + "\n")
+        os.rename(beside, f"{home}/{_PRIVATE}")
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
 
 
 def _is_mounted(home: str) -> bool:
