@@ -549,9 +549,40 @@ def repository(project: Path) -> Path:
     return project
 
 
-def test_merge_takes_its_ancestor_from_git(repository: Path, workspace: Workspace) -> None:
+THEIRS = {
+    "edited": (),
+    "staged": ("add", "f"),
+    "committed": ("commit", "-am", "theirs"),
+    "pulled": ("pull", "--ff-only", "../theirs", "main"),
+}
+
+
+@pytest.mark.parametrize("how", THEIRS)
+@pytest.mark.parametrize("operation", ["commit", "rebase"])
+def test_git_s_index_is_no_ancestor(repository: Path, workspace: Workspace, how: str, operation: str) -> None:
+    """Another person's lines survive, also if git's index equals their version when the branch is merged."""
+    git(repository, "clone", str(repository), str(repository.parent / "theirs"))
     branch = workspace.branch("b")
     write(branch.path / "f", line(2, "branch"))
+    theirs = repository.parent / "theirs" if how == "pulled" else repository
+    write(theirs / "f", line(8, "third"))
+    if how == "pulled":
+        git(theirs, "commit", "-am", "theirs")
+    if THEIRS[how]:
+        git(repository, *THEIRS[how])
+    if operation == "rebase":
+        rebased = branch.rebase()
+        assert [(c.path, c.kind) for c in rebased.conflicts] == [("f", "unmerged")]
+    with pytest.raises(ConflictError) as caught:
+        branch.commit(on_conflict="merge" if operation == "commit" else "refuse")
+    assert [c.path for c in caught.value.conflicts] == ["f"]
+    assert (workspace.path / "f").read_text() == line(8, "third")
+
+
+def test_merge_takes_its_ancestor_from_the_branch_s_own_record(workspace: Workspace) -> None:
+    branch = workspace.branch("b")
+    write(branch.path / "f", line(2, "branch"))
+    branch.record_bases()
     write(workspace.path / "f", line(8, "third"))
     refused(branch, "f")
     commit = branch.commit(on_conflict="merge")
@@ -562,32 +593,62 @@ def test_merge_takes_its_ancestor_from_git(repository: Path, workspace: Workspac
     assert (workspace.path / "f").read_text() == line(8, "third")
 
 
-def test_merge_keeps_what_git_does_not_know_yet(repository: Path, workspace: Workspace) -> None:
-    """The branch and the third party both started from an edit that is in no commit and no index."""
+def test_a_version_that_was_edited_after_the_fork_is_not_recorded(workspace: Workspace) -> None:
+    branch = workspace.branch("b")
+    write(branch.path / "f", line(2, "branch"))
+    write(workspace.path / "f", line(8, "third"))
+    branch.keep()
+    write(workspace.path / "f", line(8, "fourth"))
+    with pytest.raises(ConflictError, match="not known"):
+        branch.commit(on_conflict="merge")
+    assert (workspace.path / "f").read_text() == line(8, "fourth")
+
+
+def test_a_record_is_not_an_ancestor_after_a_rebase(workspace: Workspace) -> None:
+    """After the rebase the branch starts from the third party's version: a line changed back there stays so."""
+    branch = workspace.branch("b")
+    write(branch.path / "f", line(2, "branch"))
+    branch.keep()
+    write(workspace.path / "f", line(8, "third"))
+    assert branch.rebase().merged == ("f",)
+    write(workspace.path / "f", LINES)
+    with pytest.raises(ConflictError, match="not known"):
+        branch.commit(on_conflict="merge")
+    assert (workspace.path / "f").read_text() == LINES
+
+
+def test_a_version_older_than_the_fork_is_no_ancestor(repository: Path, workspace: Workspace) -> None:
+    """A line that was changed before the fork, in no commit and no index, and changed back after it, stays so."""
     start = line(5, "not in git")
     write(workspace.path / "f", start)
     branch = workspace.branch("b")
     write(branch.path / "f", start.replace("line 2\n", "branch\n"))
-    write(workspace.path / "f", start.replace("line 8\n", "third\n"))
-    branch.commit(on_conflict="merge")
-    assert (workspace.path / "f").read_text() == start.replace("line 2\n", "branch\n").replace("line 8\n", "third\n")
+    write(workspace.path / "f", LINES)
+    with pytest.raises(ConflictError, match="not known"):
+        branch.commit(on_conflict="merge")
+    assert (workspace.path / "f").read_text() == LINES
 
 
-def test_merge_never_brings_back_what_the_fork_had_taken_out(repository: Path, workspace: Workspace) -> None:
-    """Git's version is older than the fork: a line that was deleted before the fork stays deleted."""
-    start = LINES.replace("line 5\n", "")
-    write(workspace.path / "f", start)
-    branch = workspace.branch("b")
-    write(branch.path / "f", start.replace("line 2\n", "branch\n"))
-    write(workspace.path / "f", start.replace("line 8\n", "third\n"))
-    branch.commit(on_conflict="merge")
-    assert "line 5" not in (workspace.path / "f").read_text()
+def test_an_old_file_moved_into_place_after_the_fork_is_no_ancestor(workspace: Workspace) -> None:
+    """Its modification time is from before the fork: only its change time shows that it came later."""
+    write(workspace.path / "old", line(8, "third"))
+    first = workspace.branch("first")
+    write(first.path / "f", line(2, "first"))
+    (workspace.path / "old").rename(workspace.path / "f")
+    second = workspace.branch("second")
+    write(second.path / "f", line(8, "third").replace("line 5\n", "second\n"))
+    second.commit()
+    assert [c.path for c in first.rebase().conflicts] == ["f"]
+    with pytest.raises(ConflictError):
+        first.commit()
+    assert "third\n" in (workspace.path / "f").read_text()
 
 
-def test_merge_of_the_same_lines_reports_and_changes_nothing(repository: Path, workspace: Workspace) -> None:
+def test_merge_of_the_same_lines_reports_and_changes_nothing(workspace: Workspace) -> None:
     branch = workspace.branch("b")
     write(branch.path / "f", line(5, "branch"))
     edit(branch.path / "other", "branch")
+    branch.keep()
     write(workspace.path / "f", line(5, "third"))
     before = snapshot(workspace.path)
     with pytest.raises(ConflictError) as caught:
@@ -609,11 +670,10 @@ def test_merge_without_an_ancestor_reports_and_changes_nothing(workspace: Worksp
     assert snapshot(workspace.path) == before
 
 
-def test_merge_of_binary_content_reports(repository: Path, workspace: Workspace) -> None:
-    (workspace.path / "f").write_bytes(b"\0base" * 10)
-    git(repository, "add", "f")
+def test_merge_of_binary_content_reports(workspace: Workspace) -> None:
     branch = workspace.branch("b")
     (branch.path / "f").write_bytes(b"\0branch" * 10)
+    branch.keep()
     (workspace.path / "f").write_bytes(b"\0third" * 10)
     with pytest.raises(ConflictError, match="not text"):
         branch.commit(on_conflict="merge")
@@ -921,9 +981,10 @@ def test_rebase_of_a_mode_both_changed_is_refused_until_it_is_decided(workspace:
     assert stat.S_IMODE((workspace.path / "d").stat().st_mode) == wanted
 
 
-def test_rebase_after_a_third_party_s_edit(repository: Path, workspace: Workspace) -> None:
+def test_rebase_after_a_third_party_s_edit(workspace: Workspace) -> None:
     branch = workspace.branch("b")
     write(branch.path / "f", line(2, "branch"))
+    branch.keep()
     write(workspace.path / "f", line(8, "third"))
     assert branch.rebase().merged == ("f",)
     branch.commit()

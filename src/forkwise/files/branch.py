@@ -537,10 +537,22 @@ class Branch(Parent):
 
     def keep(self) -> Branch:
         """Sync it to disk and let it outlive this process: neither ``gc`` nor the end of a ``with`` block ends it."""
+        if not self.view_kind.native:
+            with suppress(OSError):  # such as a mount inside it: the branch is kept, and later edits are conflicts
+                self.record_bases()
         with self._lock() as lock:
             self._sync(lock, keep=True)
         self._on_success = self._on_error = None
         return self
+
+    def record_bases(self) -> Delta:
+        """Record the parent's versions of the changed text files, so that later edits of these can be merged.
+
+        Returns the delta. An attempt's end and ``keep`` do this as well. The cost depends on the size of the changes.
+        """
+        from forkwise.files.old_versions import record_bases  # noqa: PLC0415 - loaded on use
+
+        return record_bases(self)
 
     def hide(self) -> None:
         """Unmount its view while it is not in use; the next access to ``path`` mounts it again."""

@@ -93,9 +93,10 @@ def _clean_up(branch: Branch, record: Record) -> None:
         home = f"{branch.parent.state_dir.history(record.number)}/home"
         branch.view_kind.release(home)
         discard(branch.parent.state_dir, home)
-    copies = f"{branch.parent.state_dir.history(record.number)}/home/copies"
-    if os.path.isdir(copies):
-        discard(branch.parent.state_dir, copies)  # a committed branch is never restored to an earlier copy
+    for name in ("copies", "bases"):  # a committed branch is neither restored to an earlier copy nor merged again
+        unused = f"{branch.parent.state_dir.history(record.number)}/home/{name}"
+        if os.path.isdir(unused):
+            discard(branch.parent.state_dir, unused)
     branch.parent._after_child_removed()
     forget_old(branch.parent.state_dir)
 
@@ -203,7 +204,7 @@ class _Resolution:
             left = [c for c in found if c not in same]
             if on_conflict == "merge":
                 self.conflicts = left
-                self.merged, left = merge_conflicts(left, entries, versions, branch.parent, info)
+                self.merged, left = merge_conflicts(left, entries, versions, branch, info)
         if left:
             shown = "; ".join(str(c) for c in left[:5]) + ("; …" if len(left) > 5 else "")
             raise ConflictError(

@@ -1,54 +1,118 @@
-"""Old versions of files, read from the undo records of later commits: merge bases, modes and diffs of commits.
+"""Old versions of files, from what branches and commits recorded: merge bases, modes and diffs of commits.
 
 A commit's record keeps the content that it replaced. So the content of a path at an earlier commit is the content that
-the first later commit to that path replaced.
+the first later commit to that path replaced. Edits by others leave no such record: a branch records the parent's
+versions of the files that it changed itself, for as long as these are the versions of the fork.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError
 from forkwise.files.file_tree import FileTree
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import StateDir, locked
-from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
+from forkwise.linux.process_id import boot_id
+from forkwise.text.diff import LIMIT, FileDiff, FileVersion, is_text, unified
 
 if TYPE_CHECKING:
-    from forkwise.files.branch import Parent
+    from forkwise.files.branch import Branch, Parent
+    from forkwise.files.store.changes import Delta
     from forkwise.files.store.journal import JournalStep, Run
+    from forkwise.files.store.scan import Entry
     from forkwise.files.workspace import Workspace
 
 __all__ = [
+    "BASES",
     "active_commits",
     "chains_since",
     "commit_diff",
     "find_merge_base",
     "mode_at_fork",
+    "record_bases",
     "slot_of",
     "step_on",
 ]
 
+#: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
+BASES = "bases"
 
-_GIT_TIMEOUT_S = 10.0
+_LARGEST_BASE = 1 << 20
 
 
-def find_merge_base(parent: Parent, path: str, generation: int, forked: int) -> bytes | None:
-    """Return a parent's content of ``path`` at the fork (commit ``generation``, time ``forked``); None if not known."""
-    records = active_commits(parent.state_dir, generation)
+def record_bases(branch: Branch) -> Delta:
+    """Record the parent's content of the text files that a branch changed; return the branch's delta.
+
+    A version that is not older than the fork is left out. The cost depends on the size of the changes.
+    """
+    with branch._lock():
+        scan = branch._scan()
+        if not branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
+            forked = BranchInfo.load(branch.home).forked
+            entries = [e for e in scan.entries if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
+            if entries:
+                os.makedirs(f"{branch.home}/{BASES}", mode=0o700, exist_ok=True)
+                with Lower(branch.parent.lowers) as lower:
+                    for entry in entries:
+                        _record_base(branch, lower, entry, forked)
+        return scan.delta()
+
+
+def _is_mergeable(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST_BASE
+
+
+def _record_base(branch: Branch, lower: Lower, entry: Entry, forked: int) -> None:
+    path = _base_path(branch, entry.path)
+    if os.path.exists(path):
+        return
+    with lower.directory(entry.directory) as held:
+        holder = held.holder(entry.name)
+        content = None if holder is None else _read_older(holder, entry.name, forked)
+    if content is None or not is_text(content):
+        return
+    with open(f"{path}.new", "wb") as file:
+        file.write(content)
+    os.rename(f"{path}.new", path)
+
+
+def _base_path(branch: Branch, path: str) -> str:
+    return f"{branch.home}/{BASES}/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
+
+
+def _read_base(branch: Branch, path: str, info: BranchInfo) -> bytes | None:
+    """Read a recorded base, unless the machine was restarted since and the base may be incomplete."""
+    try:
+        with open(_base_path(branch, path), "rb") as file:
+            is_complete = info.boot == boot_id() or os.fstat(file.fileno()).st_ctime_ns < info.synced
+            return file.read() if is_complete else None
+    except FileNotFoundError:
+        return None
+
+
+def find_merge_base(branch: Branch, path: str, info: BranchInfo) -> bytes | None:
+    """Return the parent's content of ``path`` when the branch was forked; None if not known.
+
+    Only what forkwise itself recorded counts. Git's index or ``HEAD`` may hold an earlier or a later version, and a
+    merge with any other base silently drops the lines of one side.
+    """
+    if (base := _read_base(branch, path, info)) is not None:
+        return base
+    parent = branch.parent
+    records = active_commits(parent.state_dir, info.generation)
     if records is None:
         return None  # the oldest remaining version is no base: it has changes that the branch does not have
     for record in records:
         step = step_on(record, path)
         if step is not None:
-            return _read_replaced(parent, record, *step, forked)
-    if parent is parent.workspace:
-        return _from_git(parent.workspace, path)
+            return _read_replaced(parent, record, *step, info.forked)
     return None
 
 
@@ -114,7 +178,10 @@ def _read_replaced(parent: Parent, record: Record, run: Run, step: JournalStep, 
     path = slot_of(parent, record, run, step, rest)
     try:
         found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns >= forked:
+        # The commit has renamed the entry itself, which changed its ctime; the step has the one from before, except in
+        # a branch's layer, which nothing but commits can change while the branch has branches of its own.
+        changed = found.st_ctime_ns if rest else step.changed[1]
+        if not stat.S_ISREG(found.st_mode) or max(changed, found.st_mtime_ns) >= forked:
             return None  # it was changed between the fork and the commit that replaced it
         with open(path, "rb") as file:
             return file.read()
@@ -127,30 +194,19 @@ def _read_below_layer(parent: Parent, path: str, forked: int) -> bytes | None:
     directory, _, name = path.rpartition("/")
     with Lower(parent.lowers) as lower, lower.directory(directory) as held:
         below = LowerDirectory(held.fds[1:])
-        holder, found = below.holder(name), below.lookup(name)
-        if holder is None or found is None or not stat.S_ISREG(found.st_mode) or found.st_ctime_ns >= forked:
-            return None
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(name, flags, dir_fd=holder), "rb") as file:
-            return file.read()
+        holder = below.holder(name)
+        return None if holder is None else _read_older(holder, name, forked)
 
 
-def _from_git(workspace: Workspace, path: str) -> bytes | None:
-    """Read a file from git's index. A base older than the fork is fine: later changes are the same on both sides."""
-    command = ["git", "-C", os.fspath(workspace.path), "cat-file", "blob", f":./{path}"]
+def _read_older(directory_fd: int, name: str, forked: int) -> bytes | None:
+    """Read a regular file; None if it is none, or if it was changed since ``forked``, also while it is read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, env=_safe_git_env(), check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        with open(os.open(name, flags, dir_fd=directory_fd), "rb") as file:
+            content = file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            return content if os.fstat(file.fileno()).st_ctime_ns < forked else None
+    except OSError:
         return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def _safe_git_env() -> dict[str, str]:
-    """Return an environment in which git fetches nothing.
-
-    A commit of a branch may have changed the repository's configuration, and a fetch would run programs named there.
-    """
-    return {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def commit_diff(workspace: Workspace, number: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
-from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
+from forkwise.files.old_versions import BASES, active_commits, chains_since, find_merge_base, mode_at_fork
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
@@ -38,14 +38,14 @@ __all__ = [
 
 
 def merge_conflicts(
-    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, parent: Parent, info: BranchInfo
+    conflicts: Iterable[Conflict], entries: Mapping[str, Entry], versions: Versions, branch: Branch, info: BranchInfo
 ) -> tuple[dict[str, bytes], list[Conflict]]:
     """Merge the conflicts that can be merged. Return the merged content by path, and the remaining conflicts."""
     merged: dict[str, bytes] = {}
     left = []
     for conflict in conflicts:
         entry = entries.get(conflict.path)
-        outcome = _merge(entry, versions, parent, info) if entry else "it is a directory's metadata"
+        outcome = _merge(entry, versions, branch, info) if entry else "it is a directory's metadata"
         if isinstance(outcome, bytes):
             merged[conflict.path] = outcome
         else:
@@ -53,12 +53,12 @@ def merge_conflicts(
     return merged, left
 
 
-def _merge(entry: Entry, versions: Versions, parent: Parent, info: BranchInfo) -> bytes | str:
+def _merge(entry: Entry, versions: Versions, branch: Branch, info: BranchInfo) -> bytes | str:
     """Merge one file. Return its content, or the reason why it cannot be merged."""
     new, old = entry.new, entry.old
     if new is None or old is None or not (stat.S_ISREG(new.st_mode) and stat.S_ISREG(old.st_mode)):
         return "only text files can be merged"
-    base = find_merge_base(parent, entry.path, info.generation, info.forked)
+    base = find_merge_base(branch, entry.path, info)
     if base is None:
         return "its content at the fork is not known"
     ours, theirs = versions.new(entry), versions.old(entry)
@@ -106,7 +106,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             else:
                 found = _without_restored(found, parent, info)
             found, settled = _settle_directories(found, scan, parent, info.generation)
-            contents, left = merge_conflicts(found, entries, versions, parent, info) if merge else ({}, found)
+            contents, left = merge_conflicts(found, entries, versions, branch, info) if merge else ({}, found)
             left += old  # an earlier rebase could not merge them, and their base is no longer known
         merged = {p: _Merged(c, _merged_mode(entries[p], parent, info.generation)) for p, c in contents.items()}
         info.generation = parent.state_dir.head
@@ -228,6 +228,8 @@ def _rebase_layer(
         set_metas(settled, root, "after")
     finally:
         os.close(root)
+    if os.path.isdir(f"{branch.home}/{BASES}"):
+        discard(branch.parent.state_dir, f"{branch.home}/{BASES}")  # first: they belong to the fork before
     info.rebased = sys.maxsize  # until the marks are set, because that changes the files' ctime
     info.save(branch.home)
     mark_origins(layer, [*merged, *scan.appeared])

@@ -212,10 +212,11 @@ def _estimate_changed_files(branch: Branch) -> int | None:
 def _count_changed_files(branch: Branch) -> int | None:
     """Count the files that a branch changed; None if the delta cannot be read, which does not fail the attempt.
 
-    On a BranchFS or DaxFS mount that would read the whole tree.
+    The parent's versions of these files are recorded, so that edits made before the decision can be merged. On a
+    BranchFS or DaxFS mount both would read the whole tree.
     """
     if branch.view_kind.native:
         return None
     with suppress(BranchingError, OSError):
-        return sum(1 for change in branch.delta() if change.type != "directory")
+        return sum(1 for change in branch.record_bases() if change.type != "directory")
     return None
