@@ -108,7 +108,19 @@ def test_an_agent_has_its_keys_its_caches_and_a_network(
     monkeypatch.setenv("OTHER_API_KEY", "other")
     monkeypatch.setenv("WRITES", f"{home}/.claude:{home}/other:{home}/.cache/claude")
     (project / "check.sh").write_text('test -z "$ANTHROPIC_API_KEY" && ! touch "$HOME/.claude/by-a-test"\n')
-    run("best-of", "1", "--confinement", "strict", "--test", "sh check.sh", "--agent", "claude", "fix it")
+    run(
+        "best-of",
+        "1",
+        "--confinement",
+        "strict",
+        "--env",
+        "WRITES",
+        "--test",
+        "sh check.sh",
+        "--agent",
+        "claude",
+        "fix it",
+    )
     given = read_record(project)
     assert given["env"]["ANTHROPIC_API_KEY"] == "k3y-of-claude"
     assert given["env"]["IS_SANDBOX"] == "1"

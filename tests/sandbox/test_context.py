@@ -454,14 +454,14 @@ from pathlib import Path
 from forkwise import BranchContext
 def target(_):
     texts = [Path("/proc/self/environ").read_text(), repr(dict(os.environ)), os.popen("env").read()]
-    return ["the-secret" in text for text in texts] + [os.environ["ORDINARY"], os.popen("echo $ORDINARY").read()]
+    return ["the-secret" in text for text in texts] + [os.environ["LC_ORDINARY"], os.popen("echo $LC_ORDINARY").read()]
 for confinement in ("standard", "strict"):
     with BranchContext(target, {str(place)!r}, confinement=confinement) as context:
         context.wait()
         print(context.result.value)
 """
     monkeypatch.setenv("MY_API_TOKEN", "the-secret")
-    monkeypatch.setenv("ORDINARY", "value")
+    monkeypatch.setenv("LC_ORDINARY", "value")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "[True, True, True, 'value', 'value\\n']",

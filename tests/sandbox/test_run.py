@@ -120,7 +120,7 @@ def test_environment(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORDINARY", "value")
     show = "echo ${MY_API_TOKEN-none} ${ORDINARY-none} $FORKWISE_BRANCH"
     assert sh(branch, show) == "secret value /main/attempt\n"
-    assert sh(branch, show, confinement="strict") == "none value /main/attempt\n"
+    assert sh(branch, show, confinement="strict") == "none none /main/attempt\n"
     passed = Confinement.standard(passed=("PATH",))
     assert sh(branch, show, confinement=passed) == "none none /main/attempt\n"
 

@@ -41,6 +41,7 @@ class Agent:
     name: str
     command: tuple[str, ...]
     writable: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     environment_when_confined: dict[str, str] = field(default_factory=dict)
@@ -124,6 +125,7 @@ def _is_variables(value: Any) -> bool:
 _KEYS: dict[str, Callable[[Any], bool]] = {
     "command": _is_command,
     "writable": _is_words,
+    "credentials": _is_words,
     "passes": _is_words,
     "environment": _is_variables,
     "environment_when_confined": _is_variables,

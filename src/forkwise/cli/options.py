@@ -72,6 +72,7 @@ class ExploreOptions:
     network: Network | None = None
     landlock_instead: bool = False
     writable: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     on_conflict: OnConflict = "refuse"
     no_commit: bool = False
@@ -114,6 +115,7 @@ class ExploreOptions:
             network=self.network,
             landlock_instead=self.landlock_instead,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
+            shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
             environment=(*self._agent_variables(agents), *self._variables_with_values()),
             allowance=self._allowance(agents),
             commit=not self.no_commit,
@@ -134,9 +136,10 @@ class ExploreOptions:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.message is not None and self.git is None:
             raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git")
-        for path in self.writable:
-            if not os.path.exists(os.path.expanduser(path)):
-                raise click.UsageError(f"--writable {path}: no such file or directory")
+        for option, paths in (("--writable", self.writable), ("--show", self.shown)):
+            for path in paths:
+                if not os.path.exists(os.path.expanduser(path)):
+                    raise click.UsageError(f"{option} {path}: no such file or directory")
 
     def _find_agents(self) -> list[Agent]:
         from forkwise.cli.agents import find_agent, workspace_agents_file
@@ -177,6 +180,7 @@ class ExploreOptions:
         return Allowance(
             network="host" if agents and self.network is None else None,
             writable=tuple(dict.fromkeys(path for agent in agents for path in agent.writable)),
+            shown=tuple(dict.fromkeys(path for agent in agents for path in agent.credentials)),
             passed=tuple(dict.fromkeys([*names, *(name for agent in agents for name in agent.passes)])),
         )
 
@@ -210,7 +214,7 @@ confinement_option = click.option(
     default="standard",
     show_default=True,
     help="Sandbox: open restricts nothing, standard allows writes only to the branch, strict also blocks the network "
-    "and hides secrets.",
+    "and passes on few variables.",
 )
 """The option ``--confinement``."""
 
@@ -278,6 +282,13 @@ _OPTIONS = (
     landlock_option,
     click.option(
         "--writable", multiple=True, metavar="PATH", help="Path outside the branch that attempts may write to."
+    ),
+    click.option(
+        "--show",
+        "shown",
+        multiple=True,
+        metavar="PATH",
+        help="Path that attempts and tests may read although the sandbox hides credentials there.",
     ),
     click.option(
         "--env",

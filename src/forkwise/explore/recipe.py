@@ -83,12 +83,14 @@ _FORMAT = 1
 class Allowance:
     """Permissions of the candidates that the tests and the judge do not have: those that an agent needs to work.
 
-    ``writable`` paths that do not exist are ignored. ``passed`` are the names, as shell patterns, of variables that are
-    passed on although they look like secrets; their values are never stored.
+    ``writable`` paths that do not exist are ignored. ``shown`` paths are not hidden: an agent's own credentials.
+    ``passed`` are the names, as shell patterns, of variables that are passed on although the confinement drops them;
+    their values are never stored.
     """
 
     network: Network | None = None
     writable: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
 
     def apply_to(self, confinement: Confinement) -> Confinement:
@@ -99,6 +101,7 @@ class Allowance:
             confinement,
             network=self.network or confinement.network,
             writable=(*confinement.writable, *existing),
+            shown=(*confinement.shown, *self.shown),
             given={**passed, **confinement.given},
         )
 
@@ -131,6 +134,7 @@ class Recipe:
     network: Network | None = None
     landlock_instead: bool = False
     writable: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     allowance: Allowance = Allowance()
     commit: bool = True
@@ -157,6 +161,7 @@ class Recipe:
             network=self.network or preset.network,
             landlock_instead=self.landlock_instead,
             writable=(*preset.writable, *self.writable),
+            shown=(*preset.shown, *self.shown),
             given={**preset.given, **dict(self.environment)},
         )
 

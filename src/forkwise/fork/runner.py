@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -141,7 +140,11 @@ class SandboxRunner(Runner):
 
     async def _run_command(self, job: Job) -> RunEnd:
         assert job.argv is not None
-        confinement = replace(self.confinement, writable=(*self.confinement.writable, *job.writable))
+        confinement = replace(
+            self.confinement,
+            writable=(*self.confinement.writable, *job.writable),
+            given={**self.confinement.given, **job.environment},
+        )
         started = time.monotonic()
         try:
             done = await arun_in_branch(
@@ -150,7 +153,6 @@ class SandboxRunner(Runner):
                 confinement=confinement,
                 timeout=job.timeout,
                 capture=False,
-                env={**os.environ, **job.environment},
                 on_output=job.on_output or _discard_output,
             )
         except (ProcessBranchError, OSError) as error:

@@ -55,6 +55,7 @@ _TEMPORARY = ("/tmp", "/var/tmp")
 _IMPORT_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # forkwise is imported from here
 _SYSTEM_PREFIXES = ("/usr", "/bin", "/sbin", "/lib")  # never links into temporary directories: not worth a stat
 _STATE_ROOT = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold only state directories of workspaces
+_COVER = "mode=755,size=64k"  # an empty directory in which other mounts can be made
 _MIN_LANDLOCK_ABI = 3  # ABI 1 forbids renames between directories, ABI 1 and 2 allow truncation
 
 
@@ -156,7 +157,10 @@ def _mounts(
     branchfs_mount = _find_branchfs(view_path) if confinement.read_only and view_path is not None else None
     cover = _cover_state(workspace_path, branch) if confinement.read_only else []
     if branchfs_mount is not None and not _is_inside(branchfs_mount, *_TEMPORARY):
-        cover.append(Mount("tmpfs", branchfs_mount, options="mode=755,size=64k"))
+        cover.append(Mount("tmpfs", branchfs_mount, options=_COVER))
+    hidden = confinement.hidden_paths(environment)
+    # A hidden directory around the workspace is covered before the branch is mounted in it.
+    cover += [Mount("tmpfs", p, options=_COVER) for p in hidden if _is_inside(workspace_path, p)]
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
     mounts += [m for m in writable if m not in covered] + cover + covered
@@ -168,7 +172,10 @@ def _mounts(
     if branchfs_mount is not None:
         mounts.append(Mount("mask", f"{workspace_path}/{CONTROL_FILE}"))
     # On top of the branch, because a hidden path may be inside the workspace.
-    mounts += [Mount("mask", p) for p in confinement.hidden_paths() if not _is_inside(workspace_path, p)]
+    kept = {m.target: m for m in (*(Mount("bind", p, p) for p in confinement.shown_paths(environment)), *writable)}
+    for path in (p for p in hidden if not _is_inside(workspace_path, p)):
+        inside = [m for target, m in kept.items() if _is_inside(target, path) and not _is_inside(path, workspace_path)]
+        mounts += [Mount("tmpfs", path, options=_COVER), *inside] if inside else [Mount("mask", path)]
     if confinement.network != "host":
         mounts += [Mount("mask", p) for p in _find_bound_sockets()]
     mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
@@ -196,7 +203,7 @@ def _cover_state(workspace_path: str, branch: Parent | None) -> list[Mount]:
         return []
     root = os.path.dirname(state)
     is_ours = _STATE_ROOT.fullmatch(os.path.basename(root)) and (branch is None or not _is_inside(workspace_path, root))
-    return [Mount("tmpfs", root if is_ours else state, options="mode=755,size=64k")]
+    return [Mount("tmpfs", root if is_ours else state, options=_COVER)]
 
 
 def _find_bound_sockets() -> list[str]:

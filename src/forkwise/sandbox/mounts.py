@@ -117,6 +117,8 @@ class _MountMaker:
         mount(self._source_path(f"{wanted.source}/view"), wanted.target, None, MS_BIND)
 
     def _tmpfs(self, wanted: Mount) -> None:
+        if not os.path.exists(wanted.target):  # it is inside a temporary directory, which is new
+            _make_target(wanted.target, True)
         mount("tmpfs", wanted.target, "tmpfs", _NOSUID | _NODEV, wanted.options)
 
     def _mask(self, wanted: Mount) -> None:

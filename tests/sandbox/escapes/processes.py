@@ -83,7 +83,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 attempt(
     "secrets in the environment",
     "read tokens and the address of the ssh agent from its own environment",
-    "strict drops variables that look like secrets",
+    "strict passes on only a short list of variables, and none that looks like a secret",
     """
 for name, value in os.environ.items():
     if world["token"] in value or name == "SSH_AUTH_SOCK":

@@ -259,6 +259,13 @@ def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) 
     "--writable", multiple=True, metavar="PATH", help="Path outside the branch that the command may write to."
 )
 @click.option(
+    "--show",
+    "shown",
+    multiple=True,
+    metavar="PATH",
+    help="Path that the command may read although the sandbox hides credentials there.",
+)
+@click.option(
     "--timeout",
     type=float,
     metavar="SECONDS",
@@ -276,6 +283,7 @@ def run(
     network: Network | None,
     landlock_instead: bool,
     writable: tuple[str, ...],
+    shown: tuple[str, ...],
     timeout: float | None,
     memory: int | None,
     processes: int | None,
@@ -294,7 +302,11 @@ def run(
 
     limits = Limits(memory=memory, processes=processes)
     confined = replace(
-        Confinement.preset(confinement), writable=writable, limits=limits, landlock_instead=landlock_instead
+        Confinement.preset(confinement),
+        writable=writable,
+        shown=shown,
+        limits=limits,
+        landlock_instead=landlock_instead,
     )
     if network:
         confined = replace(confined, network=network)
