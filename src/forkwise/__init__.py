@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from forkwise.errors import ModuleError as ModuleError
     from forkwise.errors import MountError as MountError
     from forkwise.errors import NamespaceError as NamespaceError
+    from forkwise.errors import NewerStateError as NewerStateError
     from forkwise.errors import ParseError as ParseError
     from forkwise.errors import ProcessBranchError as ProcessBranchError
     from forkwise.errors import ServiceError as ServiceError
+    from forkwise.errors import StateError as StateError
     from forkwise.errors import ToolConflictError as ToolConflictError
     from forkwise.explore.beam_search import BeamSearch as BeamSearch
     from forkwise.explore.best_of_n import BestOfN as BestOfN
@@ -198,8 +200,10 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "MountError",
         "NamespaceError",
         "ParseError",
+        "NewerStateError",
         "ProcessBranchError",
         "ServiceError",
+        "StateError",
         "ToolConflictError",
     ),
     "explore.beam_search": ("BeamSearch",),

@@ -38,9 +38,11 @@ __all__ = [
     "ModuleError",
     "MountError",
     "NamespaceError",
+    "NewerStateError",
     "ParseError",
     "ProcessBranchError",
     "ServiceError",
+    "StateError",
     "ToolConflictError",
 ]
 
@@ -68,6 +70,34 @@ class MountError(BranchingError):
         self.view = view
         self.reason = reason
         self.remedy = remedy
+
+
+class StateError(BranchingError):
+    """A part of the state directory is damaged and was not used; raised to the caller who needs exactly that part.
+
+    ``path`` is its file or directory, ``reason`` what is wrong with it, ``remedy`` what the user can do.
+    """
+
+    def __init__(self, path: str, reason: str, *, remedy: str = "see forkwise doctor --repair") -> None:
+        super().__init__(f"{path} is damaged: {reason}; {remedy}")
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+
+
+class NewerStateError(StateError):
+    """State has a format that only a newer forkwise knows; raised to the caller who opens or reads it.
+
+    ``format`` is its number, ``newest`` the highest one that this version reads.
+    """
+
+    def __init__(self, path: str, number: int, newest: int) -> None:
+        remedy = "install a newer forkwise"
+        reason = f"it was written by a newer forkwise (format {number}; this version reads up to {newest})"
+        super().__init__(path, reason, remedy=remedy)
+        self.args = (f"{path} cannot be read: {reason}; {remedy}",)
+        self.format = number
+        self.newest = newest
 
 
 class BranchError(BranchingError):

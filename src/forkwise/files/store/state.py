@@ -2,6 +2,7 @@
 
 It is on the workspace's filesystem if possible, and never inside the workspace.
 
+<state>/workspace.json  the path of the workspace, and the number of this layout's format
 <state>/lock            held shared to fork, exclusively to commit; touched to read the filesystem's own clock
 <state>/head/<n>        an empty directory named after the last commit; <n>+ while a commit is in progress
 <state>/history/<n>/    one commit: its record, the old content of what it changed, and the home of the branch
@@ -15,25 +16,52 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
+import json
 import os
-import re
+import stat
 import threading
 import time
-from functools import lru_cache
+import warnings
+from contextlib import suppress
+from typing import Any
 
-from forkwise.errors import MountError
+from forkwise.errors import ForkwiseWarning, MountError, NewerStateError, StateError
+from forkwise.files.store.state_root import (
+    find_problem,
+    find_root_problem,
+    is_own,
+    key_of,
+    list_roots,
+    remember_root,
+    same_mount,
+    user_roots,
+)
 from forkwise.files.store.view import Site
 from forkwise.linux import fds
 from forkwise.linux.syscalls import filesystem_magic
-from forkwise.linux.trees import mount_id
 
-__all__ = ["Lock", "StateDir", "is_ordinary", "locate", "locked", "same_mount", "tick"]
+__all__ = [
+    "FORMAT",
+    "Lock",
+    "StateDir",
+    "is_ordinary",
+    "locate",
+    "locked",
+    "read_document",
+    "read_workspace",
+    "same_mount",
+    "tick",
+]
+
+#: The newest format of state that this version reads and writes.
+FORMAT = 1
 
 _ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
 _TICKS = 6000  # of half a millisecond: enough for a clock with a resolution of two seconds
 _IN_PROGRESS = "+"
 _TRIES = 1000
+_WORKSPACE = "workspace.json"
+_LARGEST = 1 << 30  # bytes of a record: one of a commit of millions of paths is smaller
 
 
 class Lock:
@@ -192,8 +220,9 @@ def locate(
 
     In this order: the directory in ``state`` or $FORKWISE_STATE; the user's state directory, if it is on the
     workspace's filesystem; a hidden directory next to the workspace or next to one of its parents; the user's state
-    directory even though it is on another filesystem. ``outside`` is the mount point of a filesystem with branches of
-    its own; the state must not be there, and is not that of the directory below the mount.
+    directory even though it is on another filesystem. One that another user could write to is never used.
+    ``outside`` is the mount point of a filesystem with branches of its own; the state must not be there, and is not
+    that of the directory below the mount.
     """
     workspace = os.path.realpath(path)
     if not os.path.isdir(workspace):
@@ -202,62 +231,111 @@ def locate(
             reason="not a directory",
             remedy="create it first, or check the path",
         )
-    key = _key(workspace) if outside is None else f"{_key(workspace)}-mounted"
+    key = key_of(workspace) if outside is None else f"{key_of(workspace)}-mounted"
     outside = outside or workspace
     given = os.fspath(state) if state is not None else os.environ.get("FORKWISE_STATE")
-    roots = [os.path.abspath(given)] if given else _roots(outside)
-    made = [r for r in roots if os.path.isdir(f"{r}/{key}")]
-    problems = []
-    for root in made or roots:
-        problem = _find_problem(root, outside) or _make(root, f"{root}/{key}")
+    roots = [os.path.abspath(given)] if given else list_roots(outside)
+    holders = [root for root in roots if os.path.lexists(f"{root}/{key}")]
+    problems: list[str] = []
+    for root in [*holders, *(r for r in roots if r not in holders)]:
+        problem = find_root_problem(root, outside) or find_problem(f"{root}/{key}")
+        if problem is not None and root in holders and not given:
+            _report_untrusted(workspace, root, key, problem)
+        # Checked again once it exists: another user may have created it in the meantime.
+        problem = problem or _make(root, f"{root}/{key}") or find_root_problem(root, outside)
         if problem is None:
+            remember_root(root)
+            _identify(f"{root}/{key}", workspace)
             return Site(workspace, os.path.realpath(f"{root}/{key}"))
         problems.append(f"{root}: {problem}")
     raise MountError(
         f"no directory is usable for the state of {workspace} ({'; '.join(problems)}); "
-        "set FORKWISE_STATE to a directory outside it",
+        "set FORKWISE_STATE to a directory of your own outside it",
         reason="; ".join(problems),
-        remedy="set FORKWISE_STATE to a writable directory outside the workspace, best on the same filesystem",
+        remedy="set FORKWISE_STATE to a directory that only you can write to, outside the workspace, best on the same "
+        "filesystem",
     )
 
 
-def _key(workspace: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(workspace))[:40]
-    return f"{name or 'root'}-{hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16]}"
+def _report_untrusted(workspace: str, root: str, key: str, problem: str) -> None:
+    """Report state that is not used because another user could have written it.
+
+    Raise MountError if it is this user's own: its branches and its history would otherwise seem to be lost.
+    """
+    found = f"{root}/{key}"
+    if is_own(root) and is_own(found):
+        remedy = f"take that permission away, or move {found} to {user_roots()[-1]}, or delete it"
+        raise MountError(
+            f"the state of {workspace} in {root} cannot be trusted: {problem}; {remedy}", reason=problem, remedy=remedy
+        )
+    warnings.warn(
+        f"the state directory {found} is ignored, because another user could have written it: {problem}; delete it",
+        ForkwiseWarning,
+        stacklevel=4,
+    )
 
 
-def _roots(workspace: str) -> list[str]:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    of_user = f"{home}/forkwise"
-    roots = [of_user] if same_mount(_existing(home), workspace) else []
-    parent = workspace
-    while parent != "/":
-        parent = os.path.dirname(parent)
-        if not same_mount(parent, workspace):
-            break
-        roots.append(f"{parent.rstrip('/')}/.forkwise-{os.geteuid()}")
-    return roots if of_user in roots else [*roots, of_user]
-
-
-def _existing(path: str) -> str:
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def _find_problem(root: str, workspace: str) -> str | None:
-    inside = os.path.realpath(root) + "/"
-    if inside.startswith(workspace.rstrip("/") + "/"):
-        return "it is inside the workspace"
+def _identify(state: str, workspace: str) -> None:
+    """Record in a new state directory whose it is. Raise NewerStateError if a newer version has written it."""
+    path = f"{state}/{_WORKSPACE}"
     try:
-        found = os.stat(root)
+        document = read_document(path)
     except FileNotFoundError:
+        document = {}
+    except NewerStateError:
+        raise
+    except StateError:
+        document = {}  # it only repeats what the caller knows
+    if document.get("path") == workspace:
+        return
+    mount = os.path.realpath(workspace)
+    while not os.path.ismount(mount):
+        mount = os.path.dirname(mount)
+    document = {"format": FORMAT, "path": workspace, "mount": mount}
+    new = f"{path}.{os.getpid()}-{threading.get_ident()}"
+    with suppress(OSError):  # on a full disk the workspace can still be read
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(document, file)
+        os.rename(new, path)
+
+
+def read_workspace(state: str) -> tuple[str, str] | None:
+    """Return the path of the workspace whose state a directory holds, and its mount point; None if it is unknown."""
+    try:
+        document = read_document(f"{state}/{_WORKSPACE}")
+    except (FileNotFoundError, StateError):
         return None
-    except OSError as error:
-        return error.strerror
-    if found.st_uid != os.geteuid() and found.st_mode & 0o022:
-        return "it belongs to another user, and others may write to it"
+    path, mount = document.get("path"), document.get("mount")
+    if isinstance(path, str) and isinstance(mount, str) and os.path.isabs(path) and "\0" not in path + mount:
+        return path, mount
     return None
+
+
+def read_document(path: str, *, newest: int = FORMAT) -> dict[str, Any]:
+    """Read a JSON document of the state that only this user can have written.
+
+    Raises StateError if it is damaged or another user's, NewerStateError if its format is above ``newest``, and
+    FileNotFoundError if it does not exist.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError(path, "it is not a regular file")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StateError(path, "another user owns it or may write to it")
+        if found.st_size > _LARGEST:
+            raise StateError(path, f"it has {found.st_size} bytes")
+        content = file.readall()
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise StateError(path, "it is empty" if not content.strip(b"\0 \n") else f"it is not JSON ({error})") from None
+    if not isinstance(document, dict) or type(number := document.get("format")) is not int or number < 1:
+        raise StateError(path, "it has no format number")
+    if number > newest:
+        raise NewerStateError(path, number, newest)
+    return document
 
 
 def _make(root: str, state: str) -> str | None:
@@ -273,28 +351,3 @@ def _make(root: str, state: str) -> str | None:
 def is_ordinary(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is on a common filesystem, and so not on BranchFS or DaxFS."""
     return filesystem_magic(os.fspath(path)) in _ORDINARY
-
-
-def same_mount(first: str, second: str) -> bool:
-    """Return whether a file can be renamed from one directory to the other: same device, same mount."""
-    try:
-        one, two = os.stat(first), os.stat(second)
-        if one.st_dev != two.st_dev:
-            return False
-        return _is_same_mount(first, second, one.st_dev, one.st_ino, two.st_ino)
-    except OSError:
-        return False
-
-
-@lru_cache(maxsize=256)
-def _is_same_mount(first: str, second: str, *_identities: int) -> bool:
-    """Compare the mounts of two paths; cached as long as both paths lead to the same directories."""
-    return _mount_of(first) == _mount_of(second)
-
-
-def _mount_of(path: str) -> bytes:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        return mount_id(fd)
-    finally:
-        os.close(fd)
