@@ -239,6 +239,8 @@ class TestFinding:
         assert backend.grep_raw("one", "a.txt") == [{"path": "a.txt", "line_number": 1, "line": "one"}]
         assert backend.grep_raw("one", "none") == []
         assert "not a regular expression" in str(backend.grep_raw("("))
+        assert "not a regular expression" in str(backend.grep_raw("[z-a]"))
+        assert backend.grep_raw("(t)w+o$", "a.txt") == [{"path": "a.txt", "line_number": 2, "line": "two"}]
 
 
 @pytest.mark.parametrize("kind", ["directory", "overlay of a directory", "nested on disk"])

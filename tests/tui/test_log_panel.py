@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from textual.app import App, ComposeResult
 
 from forkwise.text.clean import TerminalCleaner
 from forkwise.tui.widgets import OutputLog
+from tests.sandbox.child import do
 from tests.tui.pilot import Scene, play
 
 PRINTED = [
@@ -43,9 +45,39 @@ def test_no_control_sequence_reaches_the_terminal(pieces: list[bytes]) -> None:
     assert all(c.isprintable() or c in "\n\t" for c in text)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"x", b"\x1b[", b"\x1b]", b"\r", b"x\r", b"\x1b]0;"],
+    ids=["text", "CSI", "OSC", "CR", "overwritten", "title"],
+)
+def test_a_long_line_is_cleaned_in_linear_time(line: bytes) -> None:
+    def attempt() -> int:
+        resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+        return len(TerminalCleaner().feed(line * 400_000))
+
+    assert do(attempt).code == 0
+
+
+def test_text_before_the_last_carriage_return_of_a_line_is_dropped() -> None:
+    assert TerminalCleaner().feed(b"a\rb\rc\nd\re\r\n\rf") == "c\ne\nf"
+
+
 class _App(App[None]):
     def compose(self) -> ComposeResult:
         yield OutputLog()
+
+
+def test_a_line_without_end_stays_short(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        log = scene.app.query_one(OutputLog)
+        for _ in range(300):
+            log.feed(b"x" * 100)
+        log.feed(b"y" * 1_000_000 + b"\nnext")
+        log.feed(b" line\n")
+        await scene.shows("next line")
+        assert [len(line) for line in log.lines] == [2000, 9, 0]
+
+    play(_App(), script)
 
 
 def test_it_follows_its_end_until_the_user_scrolls_up(tmp_path: Path) -> None:

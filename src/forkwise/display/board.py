@@ -52,14 +52,17 @@ class LogFollower:
         self._attempt = attempt
         self._cleaner = TerminalCleaner()
         self._offset = 0
-        self._rest = ""
+        self._unfinished: list[str] = []  # the pieces of a line whose end has not arrived
 
     def lines(self, *, is_over: bool = False) -> Iterator[str]:
         """Return the complete lines since the last call, without blank ones; if ``is_over``, the unfinished one too."""
         self._offset, chunk = follow_log(self._log_directory, self._attempt, self._offset, tail=_WHOLE_LOG)
-        *complete, self._rest = (self._rest + self._cleaner.feed(chunk)).split("\n")
-        if is_over:
-            complete, self._rest = [*complete, self._rest], ""
+        first, *others = self._cleaner.feed(chunk).split("\n")
+        self._unfinished.append(first)
+        complete = []
+        if others or is_over:
+            complete = ["".join(self._unfinished), *others]
+            self._unfinished = [] if is_over else [complete.pop()]
         return (line.rstrip() for line in complete if line.strip())
 
 

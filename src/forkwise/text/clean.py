@@ -82,7 +82,6 @@ def sections(text: str, heading: re.Pattern[str], stop: re.Pattern[str]) -> Iter
 
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
 _PARTIAL_ESCAPE = re.compile(r"\x1b[^\x07]{0,80}\Z")
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 
 
 class TerminalCleaner:
@@ -110,5 +109,6 @@ class TerminalCleaner:
             text, self._pending = text[: partial.start()], partial[0]
         else:
             self._pending = ""
-        text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
+        if "\r" in text:
+            text = "\n".join(line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n"))
         return "".join(c for c in text if c.isprintable() or c in "\n\t")

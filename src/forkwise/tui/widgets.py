@@ -107,10 +107,12 @@ class OutputLog(Log):
     def __init__(self, **options: Any) -> None:
         super().__init__(max_lines=_LINES, auto_scroll=True, **options)
         self._cleaner = TerminalCleaner()
+        self._space_left = _LONGEST  # characters of the last line
 
     def reset(self) -> None:
         """Clear the log, to show another attempt."""
         self._cleaner = TerminalCleaner()
+        self._space_left = _LONGEST
         self.clear()
         self.auto_scroll = True
 
@@ -119,7 +121,11 @@ class OutputLog(Log):
         text = self._cleaner.feed(piece)
         if text:
             self.auto_scroll = self.is_vertical_scroll_end or not self.line_count
-            self.write("\n".join(line[:_LONGEST] for line in text.split("\n")))
+            first, *others = text.split("\n")
+            shown = "\n".join([first[: self._space_left], *(line[:_LONGEST] for line in others)])
+            last = others[-1] if others else first
+            self._space_left = max((_LONGEST if others else self._space_left) - len(last), 0)
+            self.write(shown)
 
 
 class _DetachableFile:

@@ -7,16 +7,16 @@ them here, once for all backends.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
+from forkwise.live.backends.expression import Expression, ExpressionError, compile_glob
 from forkwise.live.values import FileOperation
 
-__all__ = ["Backend", "EditResult", "ExecuteResponse", "FileInfo", "GrepMatch", "WriteResult", "compile_glob"]
+__all__ = ["Backend", "EditResult", "ExecuteResponse", "FileInfo", "GrepMatch", "WriteResult"]
 
 _BINARY_PROBE_BYTES = 8192  # a NUL in these makes the content binary
 _MAX_LINE = 2000
@@ -231,24 +231,29 @@ class Backend(ABC):
     ) -> list[GrepMatch] | str:
         """Return the lines that match a regular expression, in all text files below a path.
 
-        ``glob`` selects files by name, or by path if it contains a slash. If ``pattern`` is invalid, the result is an
-        error message.
+        ``glob`` selects files by name, or by path if it contains a slash. If ``pattern`` is invalid, or takes too much
+        time, the result is an error message.
         """
-        try:
-            expression = re.compile(pattern)
-        except re.error as error:
-            return f"Error: {pattern!r} is not a regular expression: {error}"
         top = self.name_of(path or "/")
+        names = self._select_files(top, glob, ignore_hidden=ignore_hidden)
+        try:
+            with Expression(pattern) as expression:
+                return [
+                    GrepMatch(path=name, line_number=number, line=line[:_MAX_LINE])
+                    for name, lines in expression.search(self._iter_texts(names))
+                    for number, line in lines
+                ]
+        except ExpressionError as error:
+            return f"Error: {error}"
+
+    def _select_files(self, top: str, glob: str | None, *, ignore_hidden: bool) -> Iterator[str]:
         is_match = None if glob is None else compile_glob(glob)
-        found: list[GrepMatch] = []
         for name in self._list_files(top):
             below = name[len(top) :].lstrip("/") or os.path.basename(name)
             if ignore_hidden and any(part.startswith(".") for part in below.split("/")):
                 continue
-            if is_match and not is_match(below if "/" in (glob or "") else os.path.basename(below)):
-                continue
-            found += self._find_matches(name, expression)
-        return found
+            if is_match is None or is_match(below if "/" in (glob or "") else os.path.basename(below)):
+                yield name
 
     def _list_files(self, top: str) -> list[str]:
         try:
@@ -258,19 +263,15 @@ class Backend(ABC):
         except FileNotFoundError:
             return []
 
-    def _find_matches(self, name: str, expression: re.Pattern[str]) -> list[GrepMatch]:
-        try:
-            content = self.get(name)
-        except OSError:
-            return []  # removed in the meantime, or a link that leads outside
-        if b"\0" in content[:_BINARY_PROBE_BYTES]:
-            return []
-        lines = content.decode(errors="replace").splitlines()
-        return [
-            GrepMatch(path=name, line_number=number, line=line[:_MAX_LINE])
-            for number, line in enumerate(lines, 1)
-            if expression.search(line)
-        ]
+    def _iter_texts(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the names and the contents of text files."""
+        for name in names:
+            try:
+                content = self.get(name)
+            except OSError:
+                continue  # removed in the meantime, or a link that leads outside
+            if b"\0" not in content[:_BINARY_PROBE_BYTES]:
+                yield name, content
 
     # Commands
 
@@ -286,21 +287,6 @@ class Backend(ABC):
     async def async_execute(self, command: str, timeout: float | None = None) -> ExecuteResponse:
         """Run `execute` for asyncio programs; cancelling kills the command and its descendants."""
         return self.execute(command, timeout)
-
-
-def compile_glob(pattern: str) -> Callable[[str], object]:
-    """Compile a shell pattern for paths, in which ``*`` stays within a name and ``**`` crosses directories.
-
-    >>> [bool(compile_glob(p)("src/deep/a.py")) for p in ("**/*.py", "src/*.py", "src/**", "*.py", "src/*/[ab].py")]
-    [True, False, True, False, True]
-    """
-    parts = []
-    for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern):
-        translated = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(piece)
-        if translated is None and re.fullmatch(r"\[[^\]]+\]", piece):
-            translated = "[" + piece[1:-1].replace("\\", r"\\").replace("!", "^", piece[1] == "!") + "]"
-        parts.append(translated or re.escape(piece))
-    return re.compile("".join(parts), re.DOTALL).fullmatch
 
 
 def _format_error(path: str, error: OSError) -> str:
