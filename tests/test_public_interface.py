@@ -190,6 +190,7 @@ def test_the_tree_of_exceptions() -> None:
         "BranchNotFoundError": "BranchError",
         "CommitError": "BranchError",
         "ConflictError": "CommitError",
+        "RetestError": "CommitError",
         "AbortError": "BranchError",
         "ProcessBranchError": "BranchingError",
         "ForkError": "ProcessBranchError",

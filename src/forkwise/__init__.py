@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from forkwise.errors import NewerStateError as NewerStateError
     from forkwise.errors import ParseError as ParseError
     from forkwise.errors import ProcessBranchError as ProcessBranchError
+    from forkwise.errors import RetestError as RetestError
     from forkwise.errors import ServiceError as ServiceError
     from forkwise.errors import StateError as StateError
     from forkwise.errors import ToolConflictError as ToolConflictError
@@ -202,6 +203,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ParseError",
         "NewerStateError",
         "ProcessBranchError",
+        "RetestError",
         "ServiceError",
         "StateError",
         "ToolConflictError",

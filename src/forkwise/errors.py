@@ -41,6 +41,7 @@ __all__ = [
     "NewerStateError",
     "ParseError",
     "ProcessBranchError",
+    "RetestError",
     "ServiceError",
     "StateError",
     "ToolConflictError",
@@ -144,6 +145,21 @@ class BranchStaleError(ConflictError):
     Raised to the caller of ``commit``. It is a `ConflictError` without ``conflicts``, so that code which catches either
     of the two handles a lost race.
     """
+
+
+class RetestError(CommitError):
+    """A branch passed its tests alone, and fails them on top of what was committed to its parent since.
+
+    Raised to the caller who commits a winner, with nothing committed. ``reason`` is the failure in one line, ``tests``
+    the test report as JSON data; None if the tests are a function.
+    """
+
+    def __init__(
+        self, message: str, *, branch: str | None = None, reason: str = "", tests: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(message, branch=branch)
+        self.reason = reason
+        self.tests = tests
 
 
 class AbortError(BranchError):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from forkwise import Workspace
+from forkwise import Tests, Workspace
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.mountinfo import mounts
 from forkwise.linux.process_id import ProcessId
@@ -456,3 +456,42 @@ def test_a_fork_of_another_machine_is_left_to_it(run: Run, ask: Ask, project: Pa
     assert ask("gc", "--force")["aborted"] == []
     assert ask("abort", fork, "--lost") == {"aborted": fork, "dropped": []}
     assert [a["state"] for a in ask("show", fork)["fork"]["attempts"]] == ["cancelled"]
+
+
+NOT_BOTH = "test ! -e one -o ! -e two"
+
+
+def test_pick_and_combine_test_again_what_changed_meanwhile(run: Run, ask: Ask, hold: Any, project: Path) -> None:
+    """The attempt passed alone and fails together with another commit: nothing is committed, except by --no-retest."""
+    fork = hold("touch one", "touch three", options=("--test", NOT_BOTH))
+    run("run", "-q", "--test", NOT_BOTH, "--", "touch", "two")
+    error = ask("pick", f"{fork}.1", code=7)["error"]
+    assert error["type"] == "RetestError"
+    assert "it passed alone, fails together with commit 1 (/main/" in error["message"]
+    assert "--no-retest" in run("pick", f"{fork}.1", code=7).stderr
+    assert [f["state"] for f in ask("ls")["forks"] if f["id"] == fork] == ["open"]
+    assert not (project / "one").exists()
+    run("pick", f"{fork}.1", "--no-retest")
+    assert (project / "one").exists()
+    other = hold("rm one; touch three", "touch four", options=("--test", NOT_BOTH), code=0)
+    ask("combine", f"{other}.1", f"{other}.2", "--no-retest")
+    assert (project / "four").exists()
+
+
+def test_a_winner_that_fails_together_with_another_commit(
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Tests.evaluate
+
+    async def overtaken(self: Any, attempt: Any) -> Any:
+        done = await real(self, attempt)
+        with Workspace(project).branch("other") as other:
+            (other.path / "two").write_text("")
+        return done
+
+    monkeypatch.setattr(Tests, "evaluate", overtaken)
+    done = run("run", "--test", NOT_BOTH, "--", "touch", "one", code=7)
+    assert "failed: passed alone, fails together with commit 1 (/main/other)" in done.stdout
+    assert "is kept as the branch /main/" in done.stderr
+    assert "nothing was changed" in done.stdout
+    assert sorted(path.name for path in project.iterdir()) == ["a.txt", "b.txt", "sub", "two"]

@@ -19,6 +19,7 @@ from forkwise import (
     ForkCoordinator,
     JudgeVerdict,
     MergeStrategy,
+    RetestError,
     StateBackend,
     Workspace,
     create_deep_agent,
@@ -313,3 +314,30 @@ async def test_one_branch_is_no_combination(workspace: Workspace) -> None:
     with pytest.raises(ValueError, match="two branches"):
         await coordinator.merge_or_select("combine:good")
     await coordinator.aclose()
+
+
+@pytest.mark.parametrize("retest", [True, False])
+async def test_a_branch_that_fails_together_with_another_commit_is_not_merged(
+    workspace: Workspace, retest: bool
+) -> None:
+    """The fork stays open, so that another branch can be merged."""
+
+    class Late(Judge):
+        async def evaluate(self, *arguments: Any) -> tuple[JudgeVerdict, RunUsage]:
+            with Workspace(workspace.path, durable=False).branch("other") as branch:
+                (branch.path / "other.txt").write_text("")
+            return await super().evaluate(*arguments)
+
+    check = "test ! -e ok.txt -o ! -e other.txt"
+    coordinator = judged_by(workspace, Late("good"), test_command=check, retest=retest)
+    await coordinator.fork(TWO, parent_history=BEFORE, strategy=MergeStrategy(kind="auto"))
+    if not retest:
+        assert (await coordinator.resolve()).committed
+        return
+    with pytest.raises(RetestError, match=r"passed alone, fails together with commit 1 \(/main/other\)"):
+        await coordinator.resolve()
+    assert not coordinator.is_resolved
+    assert not (workspace.path / "ok.txt").exists()
+    bad = next(status.id for status in coordinator.inspect_branches() if status.label == "bad")
+    result = await coordinator.merge_or_select(f"pick:{bad}")
+    assert result.applied_paths == ["ko.txt"]

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib.util import find_spec
@@ -32,6 +32,7 @@ from forkwise.errors import (
     ForkwiseWarning,
     MountError,
     NamespaceError,
+    RetestError,
 )
 
 __all__ = [
@@ -150,6 +151,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (BranchStaleError, Exit.STALE),
     (ConflictError, Exit.CONFLICT),
     (ForkResolvedError, Exit.STALE),
+    (RetestError, Exit.NO_WINNER),
     (BranchNotFoundError, Exit.NOT_FOUND),
     (ForkNotFoundError, Exit.NOT_FOUND),
     (ConversationNotFoundError, Exit.NOT_FOUND),
@@ -229,6 +231,8 @@ def _message(error: BaseException) -> str:
 def _to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _to_json(item) for name, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
     return conflict_record(value)

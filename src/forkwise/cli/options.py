@@ -32,6 +32,7 @@ __all__ = [
     "explore_options",
     "landlock_option",
     "network_option",
+    "retest_option",
     "shell_command",
 ]
 
@@ -75,6 +76,7 @@ class ExploreOptions:
     shown: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     on_conflict: OnConflict = "refuse"
+    no_retest: bool = False
     no_commit: bool = False
     keep: bool = False
     patch: Path | None = None
@@ -121,6 +123,7 @@ class ExploreOptions:
             commit=not self.no_commit,
             keep=self.keep or self.no_commit,
             on_conflict=self.on_conflict,
+            retest=not self.no_retest,
             **own,
         )
 
@@ -233,6 +236,11 @@ landlock_option = click.option(
 )
 """The option ``--landlock-instead``."""
 
+retest_option = click.option(
+    "--no-retest", is_flag=True, help="Commit without testing again if the workspace changed since the tests passed."
+)
+"""The option ``--no-retest``."""
+
 _OPTIONS = (
     click.option(
         "-c",
@@ -301,6 +309,7 @@ _OPTIONS = (
     conflict_option(
         "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
+    retest_option,
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),
     click.option("--keep", is_flag=True, help="Keep the branches of the attempts that lost."),
     click.option(

@@ -221,6 +221,10 @@ class Board:
                 return f"{event.attempt} started: {_short_label(self._ledger.attempt(event.attempt).label)}"
             case "ended" if event.attempt is not None:
                 return _end_line(self._ledger.attempt(event.attempt))
+            case "rejected":
+                return f"{event.attempt} failed: {event.data['reason']}"
+            case "withdrawn":
+                return f"{event.fork} is undecided again: its winner {event.data['withdrawn']}"
             case "unwanted":
                 return f"{event.attempt} is being stopped: {event.data['unwanted']}"
             case "resolved" if event.data.get("winner"):

@@ -51,7 +51,7 @@ class Cascaded(Pattern):
                 wave.append(self._add(search, index, learned))
                 index += 1
             async for attempt in search.fork.finished(wave):
-                if attempt.success:
+                if attempt.success and await search.accept(attempt):
                     return attempt
             learned += [feedback_of(attempt) for attempt in wave]
         return None

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 from forkwise.concurrency import run_in_thread, run_sync, try_call
-from forkwise.errors import BranchError, ForkwiseWarning
+from forkwise.errors import BranchError, ForkwiseWarning, RetestError
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
@@ -179,6 +179,14 @@ class Search:
             self.how = _find_reason(best, others, self.fork.settings.evaluator)
         return best
 
+    def select_deepest(self) -> Attempt | None:
+        """Return the best of the successful attempts that are nested most deeply; None without a success."""
+        for depth in sorted({_find_depth(attempt) for attempt in self.attempts}, reverse=True):
+            best = self.select_best([attempt for attempt in self.attempts if _find_depth(attempt) == depth])
+            if best is not None:
+                return best
+        return None
+
     async def inside(self, attempt: Attempt) -> Fork:
         """Return the fork inside ``attempt``; start it on the first call.
 
@@ -204,16 +212,42 @@ class Search:
         self._inner.append(fork)
         return fork
 
+    async def accept(self, winner: Attempt) -> bool:
+        """Return whether an attempt of the outermost fork still passes its tests on what is in the workspace by now.
+
+        An attempt that does not is a failure from then on, and the pattern continues without it.
+        """
+        try:
+            await self.fork.prepare(winner)
+        except RetestError as error:
+            await self.reject(winner, error)
+            return False
+        return True
+
+    async def reject(self, winner: Attempt, error: RetestError) -> None:
+        """Record that a winner failed its retest, and with it what is inside the same attempt of the outermost fork."""
+        outermost = self._find_outermost(winner)
+        for attempt in self.attempts:
+            if attempt is winner or self._find_outermost(attempt) is outermost:
+                await attempt.fork.reject(attempt, error)
+
     async def commit(self, winner: Attempt) -> Commit:
-        """Commit a winner up to the outermost fork's parent, and drop all other attempts."""
+        """Commit a winner up to the outermost fork's parent, and drop all other attempts.
+
+        Raises RetestError, with the outermost fork undecided, if the winner fails on what is in the workspace by now.
+        """
         outermost = await self._commit_inside(winner)
+        await self.fork.prepare(outermost)
         await self._notify(outermost)
-        return await self.fork.resolve(outermost, self.how, self.detail)
+        commit = await self.fork.resolve(outermost, self.how, self.detail)
+        await self._abort_inner()
+        return commit
 
     async def hold(self, favourite: Attempt | None) -> None:
         """Leave the choice between the attempts of the outermost fork to the user."""
         outermost = None if favourite is None else await self._commit_inside(favourite)
         if outermost is not None:
+            await self._abort_inner()
             await self._notify(outermost)
         await self.fork.await_pick(outermost, self.how)
 
@@ -236,11 +270,29 @@ class Search:
             outermost = outermost.fork.inside
             chain[outermost.fork.id] = outermost
         for fork in reversed(self._inner):
+            assert fork.inside is not None
+            if fork.is_over or self._find_outermost(fork.inside) is not outermost:
+                continue  # the others are still needed if this one fails its retest
             if fork.id in chain:
                 await fork.resolve(chain[fork.id], self.how)
             else:
                 await fork.abort("another attempt won")
         return outermost
+
+    def _find_outermost(self, attempt: Attempt) -> Attempt:
+        """Return the attempt of the outermost fork that contains ``attempt``."""
+        while attempt.fork is not self.fork and attempt.fork.inside is not None:
+            attempt = attempt.fork.inside
+        return attempt
+
+    async def _abort_inner(self) -> None:
+        for fork in reversed(self._inner):
+            if not fork.is_over:
+                await fork.abort("another attempt won")
+
+
+def _find_depth(attempt: Attempt) -> int:
+    return 0 if attempt.fork.inside is None else 1 + _find_depth(attempt.fork.inside)
 
 
 async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, depth: int) -> list[Candidate] | None:
@@ -270,6 +322,7 @@ class Options(TypedDict, total=False):
     commit: bool
     keep: bool
     on_conflict: OnConflict
+    retest: bool
     spec: dict[str, Any] | None
     kind: str | None
 
@@ -280,8 +333,9 @@ class Pattern(ABC):
     ``pattern(workspace)`` blocks; ``await pattern.run(workspace)`` does not. Options of all patterns: ``timeout`` in
     seconds for each candidate; ``max_parallel``; ``runner``, or ``isolate_processes`` to run functions in sandboxes;
     ``evaluate`` (a function of the directory, ``Tests(...)``, or a list of them); ``commit=False`` to get only the
-    results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``. With ``commit=False`` and ``keep``
-    the fork stays open until the user picks a winner. ``spec`` is stored for resuming the fork after a kill; ``kind``
+    results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``; ``retest=False`` to commit a winner
+    without testing it again if the workspace was changed since the fork. With ``commit=False`` and ``keep`` the fork
+    stays open until the user picks a winner. ``spec`` is stored for resuming the fork after a kill; ``kind``
     overrides the pattern's name in the ledger.
     """
 
@@ -298,6 +352,7 @@ class Pattern(ABC):
         commit: bool = True,
         keep: bool = False,
         on_conflict: OnConflict = "refuse",
+        retest: bool = True,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
     ) -> None:
@@ -305,13 +360,15 @@ class Pattern(ABC):
             raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
+        judge = None if evaluate is None else evaluator(evaluate)
         self.settings = ForkSettings(
             runner or (SandboxRunner() if isolate_processes else InProcessRunner()),
-            None if evaluate is None else evaluator(evaluate),
+            judge,
             timeout,
             max_parallel,
             keep,
             on_conflict,
+            retest=judge if retest and commit else None,
         )
         self._commits = commit
         self._spec = spec
@@ -332,7 +389,14 @@ class Pattern(ABC):
                 if observer is not None:
                     observer.fork_started(fork.id)
                 winner = await self.explore(search)
-                commit = await self._conclude(search, winner)
+                while True:
+                    try:
+                        commit = await self._conclude(search, winner)
+                        break
+                    except RetestError as error:
+                        assert winner is not None
+                        await search.reject(winner, error)
+                        winner = self.select_next(search)
                 note = ""
                 with suppress(FileNotFoundError):  # the workspace was removed meanwhile
                     note = parent.child_view().limits
@@ -341,6 +405,10 @@ class Pattern(ABC):
     @abstractmethod
     async def explore(self, search: Search) -> Attempt | None:
         """Run candidates in ``search`` and return the winner, or None."""
+
+    def select_next(self, search: Search) -> Attempt | None:
+        """Return the best of the remaining attempts, after the winner failed its retest; None if there is none."""
+        return search.select_best(search.attempts)
 
     async def _conclude(self, search: Search, winner: Attempt | None) -> Commit | None:
         if winner is not None and self._commits:

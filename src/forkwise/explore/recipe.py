@@ -112,7 +112,8 @@ class Recipe:
 
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n`` times.
     ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a result in
-    ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
+    ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``. Without
+    ``retest``, a winner is not tested again if the workspace was changed meanwhile.
     """
 
     kind: Kind
@@ -140,6 +141,7 @@ class Recipe:
     commit: bool = True
     keep: bool = False
     on_conflict: OnConflict = "refuse"
+    retest: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types; the inverse of ``from_json``."""
@@ -185,6 +187,7 @@ class Recipe:
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,
+            "retest": self.retest,
             "spec": self.as_json(),
             "kind": self.kind,
         }

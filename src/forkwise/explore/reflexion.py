@@ -52,7 +52,7 @@ class Reflexion(Pattern):
             candidate = Candidate.of(self._task, index, feedback) if callable(self._task) else Candidate.of(self._task)
             attempt = search.fork.add(candidate, index, feedback=feedback)
             await search.fork.run([attempt])
-            if attempt.success:
+            if attempt.success and await search.accept(attempt):
                 return attempt
             if index + 1 < self._tries:
                 feedback = await self._criticise(attempt)

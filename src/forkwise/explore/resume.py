@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forkwise.concurrency import run_in_thread
-from forkwise.errors import ForkResolvedError, LedgerError
+from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.explore.pattern import Observer, SpeculationOutcome, SpeculationResult
 from forkwise.explore.recipe import Recipe
 from forkwise.files.workspace import Workspace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
 
-__all__ = ["find_tests", "resume"]
+__all__ = ["find_retest", "find_tests", "resume"]
 
 
 async def resume(
@@ -44,17 +44,24 @@ async def resume(
         stored.require_outermost()
         record = stored.record
         if record.stored == "resolved":
-            landed = await run_in_thread(
-                commit_resolved,
-                ledger,
-                workspace,
-                record.id,
-                on_conflict=on_conflict or "refuse",
-                keep=_should_keep(record),
-            )
-            if observer is not None:
-                observer.fork_started(record.id)
-            return _load_outcome(ledger, record, landed.commit, workspace.child_view().limits)
+            try:
+                landed = await run_in_thread(
+                    commit_resolved,
+                    ledger,
+                    workspace,
+                    record.id,
+                    on_conflict=on_conflict or "refuse",
+                    keep=_should_keep(record),
+                    tests=find_retest(workspace, record.id),
+                )
+            except RetestError:
+                record = stored.record  # undecided again; if the pattern had decided, it now does without the winner
+                if record.state != "interrupted":
+                    raise
+            else:
+                if observer is not None:
+                    observer.fork_started(record.id)
+                return _load_outcome(ledger, record, landed.commit, workspace.child_view().limits)
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
@@ -81,6 +88,23 @@ def find_tests(fork: ForkRecord, command: str | None = None) -> Tests | None:
             subject=fork.id,
         ) from error
     return replace(recipe, tests=command or recipe.tests).build_tests()
+
+
+def find_retest(workspace: Workspace, name: str) -> Tests | None:
+    """Build the tests that a fork's winner has to pass again; ``name`` is the fork's id or that of an attempt.
+
+    Returns None if the fork was started without tests or with ``retest=False``, or by a program: its tests are not
+    stored.
+    """
+    with open_ledger(workspace) as ledger:
+        fork = ledger.fork(ledger.attempt(name).fork if "." in name else name)
+        while fork.parent is not None:
+            fork = ledger.fork(ledger.attempt(fork.parent).fork)
+    try:
+        recipe = Recipe.from_json(fork.spec)
+    except LedgerError:
+        return None
+    return recipe.build_tests() if recipe.retest else None
 
 
 def _should_keep(fork: ForkRecord) -> bool:

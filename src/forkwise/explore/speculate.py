@@ -51,6 +51,6 @@ class Speculate(Pattern):
             return search.select_best(await search.fork.run(attempts))
         search.how = "first success"
         async for attempt in search.fork.finished(attempts):
-            if attempt.success:
+            if attempt.success and await search.accept(attempt):
                 return attempt
         return None

@@ -47,6 +47,12 @@ class Tournament(Pattern):
     async def explore(self, search: Search) -> Attempt | None:
         search.how = "tournament"
         attempts = await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
+        while (winner := await self._run_knockout(search, attempts)) is not None:
+            if await search.accept(winner):
+                return winner
+        return None
+
+    async def _run_knockout(self, search: Search, attempts: list[Attempt]) -> Attempt | None:
         remaining = [a for a in attempts if a.success]
         matches: list[dict[str, Any]] = []
         while len(remaining) > 1:

@@ -65,3 +65,6 @@ class TreeOfThoughts(Pattern):
                 return found if self._on_dead_end == "keep" else None
             found, depth = refined, depth + 1
         return found
+
+    def select_next(self, search: Search) -> Attempt | None:
+        return search.select_deepest() if self._on_dead_end == "keep" else None

@@ -455,21 +455,29 @@ class Branch(Parent):
 
     # Operations
 
-    def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
+    def commit(
+        self,
+        *,
+        on_conflict: OnConflict = "refuse",
+        durable: bool | None = None,
+        trust: bool = False,
+        rebased: bool = False,
+    ) -> Commit:
         """Apply the changes to the parent, all of them or none, and end the branch.
 
         Raises BranchStaleError if a sibling was committed first (see ``rebase``), and ConflictError if the same paths
         were changed in the parent since the fork. ``on_conflict`` resolves such conflicts: ``ours`` takes the branch's
         version, ``theirs`` keeps the parent's, ``merge`` does a three-way merge of text. ``durable=False`` skips the
         syncs that let the commit survive a power failure. ``trust=True`` accepts files that a power failure may have
-        left incomplete.
+        left incomplete. With ``rebased=True``, ``on_conflict`` resolves only the conflicts that the last ``rebase``
+        found: edits made since are refused.
         """
         from forkwise.files.commit import commit_branch  # noqa: PLC0415
 
         self._require_open()
         self._premounted = None
         durable = self.workspace.durable if durable is None else durable
-        commit = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust)
+        commit = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust, rebased=rebased)
         self._ended = "committed"
         return commit
 

@@ -45,7 +45,9 @@ _OVERLAYFS = 0x794C7630
 _CHOICES = ("refuse", "ours", "theirs", "merge")
 
 
-def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, trust: bool) -> Commit:
+def commit_branch(
+    branch: Branch, *, on_conflict: OnConflict, durable: bool, trust: bool, rebased: bool = False
+) -> Commit:
     """Apply a branch's layer to its parent. If it raises, neither the parent nor the branch has changed."""
     if on_conflict not in _CHOICES:
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
@@ -62,7 +64,7 @@ def commit_branch(branch: Branch, *, on_conflict: OnConflict, durable: bool, tru
             if not trust:
                 check_trust(branch, info, scan)
             _check_mounts(branch, scan)
-            resolution = _Resolution(branch, info, scan, on_conflict)
+            resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
             is_still = branch.view_kind.hide(branch.home) and is_still
             branch.parent._before_commit()
         except BaseException:
@@ -168,22 +170,26 @@ def _check_mounts(branch: Branch, scan: Scan) -> None:
 class _Resolution:
     """The conflicts of a commit and how each is resolved: ``dropped`` paths keep the parent's version."""
 
-    def __init__(self, branch: Branch, info: BranchInfo, scan: Scan, on_conflict: OnConflict) -> None:
+    def __init__(
+        self, branch: Branch, info: BranchInfo, scan: Scan, on_conflict: OnConflict, *, rebased: bool = False
+    ) -> None:
         self.scan = scan
         self.dropped: set[str] = set()
         self.merged: dict[str, bytes] = {}
         self.conflicts: list[Conflict] = []
         entries = {e.path: e for e in scan.entries}
-        found = unresolved(info, scan)
-        if not branch._commits_into_layer:
-            found += find_conflicts(scan, info.forked)
+        new = [] if branch._commits_into_layer else find_conflicts(scan, info.forked)
+        if rebased and new:
+            self._merge(branch, info, new, entries, "refuse")  # raises, unless both sides made the same change
+            new = []
+        found = [*unresolved(info, scan), *new]
         if not found:
             return
         if on_conflict == "ours":
             self.conflicts = found
         elif on_conflict == "theirs":
             self.conflicts = found
-            self.dropped = {c.path for c in found}
+            self.dropped |= {c.path for c in found}
         else:
             self._merge(branch, info, found, entries, on_conflict)
 
@@ -200,7 +206,7 @@ class _Resolution:
 
         with Versions(branch.target, branch.parent.lowers) as versions:
             same = [c for c in found if c.path in entries and versions.is_same(entries[c.path])]
-            self.dropped = {c.path for c in same}
+            self.dropped |= {c.path for c in same}
             left = [c for c in found if c not in same]
             if on_conflict == "merge":
                 self.conflicts = left

@@ -290,7 +290,14 @@ class MountedBranch(_MountedParent, Branch):
         """Always False: the filesystem cannot make a branch read-only."""
         return False
 
-    def commit(self, *, on_conflict: OnConflict = "refuse", durable: bool | None = None, trust: bool = False) -> Commit:
+    def commit(
+        self,
+        *,
+        on_conflict: OnConflict = "refuse",
+        durable: bool | None = None,
+        trust: bool = False,
+        rebased: bool = False,
+    ) -> Commit:
         """Have the filesystem merge the branch into its parent; the result names no paths.
 
         A stale branch is refused here, because a build of BranchFS might commit it. On DaxFS the commit includes the

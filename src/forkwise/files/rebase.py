@@ -7,7 +7,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
@@ -17,6 +17,7 @@ from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas
 from forkwise.files.store.overlayfs import Lower, mark_origins, unmark_origins
+from forkwise.files.store.record import Record
 from forkwise.files.store.state import Lock, locked
 from forkwise.files.store.trash import discard
 from forkwise.files.undo import Restored, records_of
@@ -27,11 +28,12 @@ from forkwise.text.merge3 import is_text, merge
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
-    from forkwise.files.store.record import Record
     from forkwise.files.store.scan import Entry, Scan, Touched
 
 __all__ = [
     "Rebase",
+    "Standing",
+    "compare_with_parent",
     "merge_conflicts",
     "rebase_branch",
 ]
@@ -77,6 +79,48 @@ class Rebase:
 
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A branch against the present state of its parent.
+
+    ``commits`` are the numbers of those made into the parent since the fork or the last rebase, with the branches that
+    they came from. ``edited`` are conflicts with edits since then, ``unresolved`` those that the last rebase left.
+    ``rebased`` is when that was, by the filesystem's clock; 0 if never.
+    """
+
+    commits: Mapping[int, str] = field(default_factory=dict)
+    edited: tuple[Conflict, ...] = ()
+    unresolved: tuple[Conflict, ...] = ()
+    rebased: int = 0
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the parent was changed since, as far as a commit notices it."""
+        return bool(self.commits or self.edited)
+
+
+def compare_with_parent(branch: Branch, *, scan: bool = True) -> Standing:
+    """Compare a branch with its parent: the number of the last commit and, with ``scan``, the paths it changed.
+
+    A branch that has to be rebased is not scanned.
+    """
+    parent = branch.parent
+    with branch._lock():
+        info = BranchInfo.load(branch.home)
+        commits = {}
+        for number in range(info.generation + 1, parent.state_dir.head + 1):
+            record = Record.load(parent.state_dir.history(number))
+            commits[number] = "" if record is None else record.branch
+        if commits or not scan:
+            return Standing(commits, rebased=info.rebased)
+        found = branch._scan()
+        edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked)
+        entries = {e.path: e for e in found.entries}
+        with Versions(branch.target, parent.lowers) as versions:
+            edited = [c for c in edited if c.path not in entries or not versions.is_same(entries[c.path])]
+        return Standing({}, tuple(edited), tuple(unresolved(info, found)), info.rebased)
 
 
 def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
-from forkwise.errors import ForkResolvedError, LedgerError
+from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.files.combine import Combination, combine
 from forkwise.files.selection import AlignedPath, Choice, align_branches, select
 from forkwise.files.workspace import Workspace
@@ -22,6 +22,7 @@ from forkwise.fork.resolve import Landed, conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
+from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Tests
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
-    from forkwise.testing.report import TestReport
 
 __all__ = [
     "Combined",
@@ -73,6 +73,7 @@ async def combine_attempts(
     force: bool = False,
     partial: bool = False,
     policy: ConflictPolicy | None = None,
+    retest: bool = True,
 ) -> Combined:
     """Resolve a fork by merging several of its attempts, and commit the result.
 
@@ -82,6 +83,9 @@ async def combine_attempts(
     have succeeded. ``force`` commits regardless: the first of ``attempts`` wins a conflict. ``partial`` accepts
     attempts that failed or were stopped. With a ``policy``, stale branches are rebased first, and a conflict with
     other commits loses neither version. If nothing is committed, the fork stays undecided.
+
+    If the workspace changes while the combination is tested, the tests run again on the two together (``retest=False``:
+    they do not); if they fail then, nothing is committed, and ``tests`` is the second report.
 
     Only the process that runs a fork inside an attempt can resolve it.
     """
@@ -108,7 +112,14 @@ async def combine_attempts(
                 }
                 if not ledger.resolve(fork.id, how="combination", detail=detail):
                     raise ForkResolvedError(f"fork {fork.id} was decided in the meantime", fork=fork.id)
-                landed = await run_in_thread(conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict)
+                again = tests if retest and not force else None
+                try:
+                    landed = await run_in_thread(
+                        conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict, tests=again
+                    )
+                except RetestError as error:
+                    report = None if error.tests is None else TestReport.from_json(error.tests)
+                    report = None if report is None else replace(report, doubt=report.doubt or error.reason)
     return Combined(
         fork.id,
         tuple(records),
@@ -204,8 +215,9 @@ def _combine(
 class Prepared:
     """A choice of changes from attempts of a fork, in a new branch.
 
-    ``diff`` is the difference to the parent, ``tests`` the report of the tests (None without tests). ``commit_choice``
-    commits it; to discard it, abort ``branch``.
+    ``diff`` is the difference to the parent, ``tests`` the report of the tests (None without tests), which
+    ``evaluator`` runs again if the workspace changes before the commit. ``commit_choice`` commits it; to discard it,
+    abort ``branch``.
     """
 
     fork: str
@@ -213,6 +225,7 @@ class Prepared:
     branch: Branch
     diff: str
     tests: TestReport | None
+    evaluator: Tests | None = None
 
     @property
     def is_good(self) -> bool:
@@ -250,7 +263,7 @@ async def prepare_choice(
         try:
             made = await finish_then_cancel(creation)
             report = None if tests is None else await tests.test(made)
-            return Prepared(stored.id, attempts, made, await run_in_thread(made.diff), report)
+            return Prepared(stored.id, attempts, made, await run_in_thread(made.diff), report, tests)
         except BaseException:
             if creation.exception() is None:
                 await finish(run_in_thread(creation.result().abort))
@@ -263,12 +276,16 @@ def commit_choice(
     on_conflict: OnConflict = "refuse",
     policy: ConflictPolicy | None = None,
     keep: bool = False,
+    retest: bool = True,
 ) -> Commit:
     """Resolve the fork with a prepared choice, commit it, and drop all attempts (``keep``: keep them).
 
     Raises ForkResolvedError if the fork was decided in the meantime. After a ConflictError the fork is resolved but
     nothing is committed; a second call with an ``on_conflict`` that decides commits it. A ``policy`` decides conflicts
     without losing either version.
+
+    If the choice passed its tests and the workspace changed since, it is rebased and has to pass them again, unless
+    ``retest=False``: RetestError if it fails, and the fork stays undecided.
     """
     workspace = prepared.branch.workspace
     with open_ledger(workspace) as ledger:
@@ -282,7 +299,8 @@ def commit_choice(
         is_new = ledger.resolve(stored.id, how="choice", detail=detail)
         if not is_new and (stored.outcome() != prepared.branch.name or stored.record.commit is not None):
             raise ForkResolvedError(f"fork {stored.id} was decided in the meantime", fork=stored.id)
-        return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict).commit
+        tests = prepared.evaluator if retest else None
+        return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, tests=tests).commit
 
 
 def _load_undecided(ledger: Ledger, workspace: Workspace, fork: str) -> StoredFork:

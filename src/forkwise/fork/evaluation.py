@@ -75,6 +75,15 @@ class Evaluator(ABC):
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         """Evaluate an attempt that succeeded."""
 
+    @property
+    def has_tests(self) -> bool:
+        """Whether ``retest`` tests anything, so that a winner is tested again if its parent changed meanwhile."""
+        return False
+
+    async def retest(self, branch: Branch) -> Evaluation:
+        """Test the files of a branch that was rebased onto its parent's present state; only ``success`` counts."""
+        return Evaluation()
+
 
 #: The ``evaluate`` argument of patterns: an evaluator, a function from the directory to a score, or several in order.
 Evaluate = Evaluator | Callable[[Path], Any] | Sequence[Evaluator | Callable[[Path], Any]]
@@ -124,7 +133,14 @@ class _FunctionEvaluator(Evaluator):
         self._function = function
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
-        path = await run_in_thread(lambda: attempt.own_branch.path)
+        return await self.retest(attempt.own_branch)
+
+    @property
+    def has_tests(self) -> bool:
+        return True
+
+    async def retest(self, branch: Branch) -> Evaluation:
+        path = await run_in_thread(lambda: branch.path)
         return _to_evaluation((await try_call(self._function, path)).get())
 
 
@@ -147,6 +163,19 @@ class _EvaluatorSequence(Evaluator):
             if len(evaluation.scores) != len(one.criteria):
                 self.criteria = ()  # it cannot be known which evaluator a score came from
         return Evaluation(scores, tests=tests)
+
+    @property
+    def has_tests(self) -> bool:
+        return any(one.has_tests for one in self._evaluators)
+
+    async def retest(self, branch: Branch) -> Evaluation:
+        tests = None
+        for one in self._evaluators:
+            evaluation = await one.retest(branch)
+            tests = evaluation.tests or tests
+            if not evaluation.success:
+                return replace(evaluation, tests=tests)
+        return Evaluation(tests=tests)
 
 
 def _to_evaluation(value: Any) -> Evaluation:
@@ -223,8 +252,17 @@ class Tests(Evaluator):
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         with span("test", attempt=attempt.id) as test_span:
-            report = await self.test(attempt.own_branch)
-            test_span.set_attribute("forkwise.tests", report.summary)
+            evaluation = await self.retest(attempt.own_branch)
+            assert evaluation.tests is not None
+            test_span.set_attribute("forkwise.tests", evaluation.tests.summary)
+        return evaluation
+
+    @property
+    def has_tests(self) -> bool:
+        return True
+
+    async def retest(self, branch: Branch) -> Evaluation:
+        report = await self.test(branch)
         reason = None if report.is_pass else f"tests: {report.doubt or report.summary}"
         return Evaluation((report.ratio or 0.0,), report.is_pass, reason, report)
 

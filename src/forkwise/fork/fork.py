@@ -19,9 +19,11 @@ from forkwise.errors import (
     BranchError,
     BranchingError,
     BranchNotFoundError,
+    CommitError,
     ForkResolvedError,
     ForkwiseWarning,
     LedgerError,
+    RetestError,
 )
 from forkwise.files.branch import Branch
 from forkwise.files.store import trash
@@ -30,11 +32,13 @@ from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
 from forkwise.fork.execute import execute
-from forkwise.fork.resolve import Landed, commit_winner, land, shelve_losers
+from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
+from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.shelf import ShelvedBranch
@@ -161,6 +165,7 @@ class ForkSettings:
     ``timeout`` applies to each attempt, ``evaluator`` scores those that succeed. ``keep`` keeps the branches of all
     attempts. A ``policy`` decides conflicts without losing either version (see ``land``), and overrides
     ``on_conflict``. With ``reopens``, an attempt whose process was killed continues in its branch instead of a new one.
+    ``retest`` are the tests that a winner has to pass again if the parent was changed since the fork.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -171,6 +176,7 @@ class ForkSettings:
     on_conflict: OnConflict = "refuse"
     policy: ConflictPolicy | None = None
     reopens: bool = False
+    retest: Evaluator | None = None
 
 
 class Fork:
@@ -213,6 +219,9 @@ class Fork:
         self._is_over = False
         self.is_detached = False
         self._is_decided_elsewhere = False
+        self._retest: Retest | None = None  # while it runs
+        self._refusals: dict[str, CommitError] = {}
+        self._rejected: list[Attempt] = []
 
     @property
     def parent(self) -> Workspace | Branch:
@@ -275,6 +284,8 @@ class Fork:
     async def stop_decided_elsewhere(self) -> None:
         """Cancel all attempts because another process has picked a winner or aborted the fork."""
         self._is_decided_elsewhere = True
+        if self._retest is not None:
+            self._retest.cancel()
         await self.cancel(self.attempts, "the fork was decided elsewhere")
 
     @property
@@ -397,21 +408,77 @@ class Fork:
         Raises ForkResolvedError if another process decided the fork first. If the commit is refused (a conflict), the
         error is raised and the winner's branch is kept. Cancellation does not interrupt a resolution. With ``shelve``
         the losers' branches are moved to ``shelved`` instead of dropped, so that the decision can be overridden.
+
+        Raises RetestError, with nothing committed and the fork undecided, if the winner has to be tested again (see
+        ``prepare``) and fails.
         """
+        await self.prepare(winner)
         if not self.ledger.resolve(self.id, how=how, winner=winner.id, detail=detail):
             await self.abort("it was decided elsewhere")
             raise ForkResolvedError(f"fork {self.id} was decided already", fork=self.id)
         self._is_over = True
         return await finish(asyncio.ensure_future(self._carry_out(winner, shelve=shelve)))
 
+    async def prepare(self, winner: Attempt) -> None:
+        """Rebase a winner and test it again, if the parent was changed since the fork and the settings say so.
+
+        The fork stays undecided meanwhile. Raises RetestError if the tests fail; ``resolve`` raises other errors.
+        """
+        retest = self._build_retest()
+        if retest is None or winner.id in self._refusals or winner.own_branch.view_kind.native:
+            return
+        on_conflict, merges = self.settings.on_conflict, True
+        if self.settings.policy is not None:
+            on_conflict, merges = decide_conflicts(self.settings.policy), False
+        self._retest = retest
+        work = run_in_thread(prepare_commit, winner.own_branch, on_conflict, retest, merges=merges)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            retest.cancel()
+            with suppress(BranchingError, OSError):
+                await finish(work)
+            raise
+        except RetestError:
+            raise
+        except CommitError as error:
+            if not self._is_decided_elsewhere:
+                self._refusals[winner.id] = error
+        except BranchNotFoundError:
+            return  # another process committed or dropped it: ``resolve`` finds that out
+        finally:
+            self._retest = None
+
+    def _build_retest(self) -> Retest | None:
+        tests = self.settings.retest
+        return None if tests is None or not tests.has_tests else Retest(tests, asyncio.get_running_loop())
+
+    async def reject(self, attempt: Attempt, error: RetestError) -> None:
+        """Record that an attempt that had succeeded failed its retest: it cannot win any more."""
+        if attempt.state == "succeeded":
+            attempt.state, attempt.reason, attempt.error = "failed", error.reason, error
+            if error.tests is not None:
+                attempt.tests = TestReport.from_json(error.tests)
+            if not self._is_over:  # it has won this fork, inside an attempt that fails
+                self._rejected.append(attempt)
+                self.ledger.reject_attempt(attempt.id, error.reason, error.tests)
+
     async def _carry_out(self, winner: Attempt, *, shelve: bool) -> Commit:
         others = [a for a in self.attempts if a is not winner]
+        retest = self._build_retest()
         try:
             with span("commit", fork=self.id, attempt=winner.id):
                 await self.cancel(others, "another attempt won")
-                self.commit = await run_in_thread(self._commit, winner.own_branch)
+                if winner.id in self._refusals:
+                    raise self._refusals[winner.id]
+                self.commit = await run_in_thread(self._commit, winner.own_branch, retest)
             if shelve:
                 self.shelved = await run_in_thread(shelve_losers, others)
+        except RetestError as error:  # the parent was changed after the fork was decided: it is undecided again
+            self.ledger.withdraw(self.id, error.reason, "running")
+            self._is_over = False
+            self._polling = self._start_polling()
+            raise
         except BaseException as error:
             if isinstance(error, BranchingError):
                 error.add_note(await run_in_thread(keep_winner, winner))
@@ -432,10 +499,10 @@ class Fork:
             with suppress(BranchingError):  # the branch was dropped with its attempt
                 await run_in_thread(lambda: parent.path)
 
-    def _commit(self, branch: Branch) -> Commit:
+    def _commit(self, branch: Branch, retest: Retest | None) -> Commit:
         if self.settings.policy is None:
-            return commit_winner(branch, self.settings.on_conflict)
-        self.landed = land(branch, self.settings.policy)
+            return commit_winner(branch, self.settings.on_conflict, retest=retest)
+        self.landed = land(branch, self.settings.policy, retest=retest)
         return self.landed.commit
 
     async def await_pick(self, favourite: Attempt | None, how: str) -> None:
@@ -471,8 +538,24 @@ class Fork:
             self.ledger.abort_fork(self.id, reason)
             winner = self.ledger.fork(self.id).winner
         await self.cancel(self.attempts, reason)
-        await self._drop([a for a in self.attempts if a.id != winner], keep=keep)
+        rejected = self._rejected if keep and not self.settings.keep else []
+        await self._keep_rejected([a for a in rejected if a.id != winner])
+        await self._drop([a for a in self.attempts if a.id != winner and a not in rejected], keep=keep)
         await write_with_retry(lambda: self.ledger.abort_fork(self.id, reason), self.attempts)
+
+    async def _keep_rejected(self, attempts: Sequence[Attempt]) -> None:
+        """Keep the branches of attempts that only failed their retest: with a fix they may be of use."""
+        for attempt in attempts:
+            if attempt.branch is not None:
+                try:
+                    kept = await run_in_thread(attempt.branch.keep)
+                except BranchNotFoundError:
+                    continue
+                warnings.warn(
+                    f"{attempt.id} {attempt.reason}. It is kept as the branch {kept.branch_path}",
+                    ForkwiseWarning,
+                    stacklevel=2,
+                )
 
     async def _drop(self, attempts: Sequence[Attempt], *, keep: bool = True) -> None:
         """Drop the attempts' branches, or keep them if ``keep`` and the settings say so, and record their ends."""

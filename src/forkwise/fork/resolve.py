@@ -23,18 +23,23 @@ from forkwise.errors import (
     ForkResolvedError,
     ForkwiseWarning,
     LedgerError,
+    RetestError,
 )
 from forkwise.files.file_tree import FileTree
+from forkwise.files.rebase import compare_with_parent
 from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
+from forkwise.fork.retest import MAX_ROUNDS, Retest, build_busy_error, commit_retested, prepare_commit
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.fork.attempt import Attempt
+    from forkwise.fork.evaluation import Evaluator
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
 
@@ -43,6 +48,7 @@ __all__ = [
     "commit_resolved",
     "commit_winner",
     "conclude",
+    "decide_conflicts",
     "land",
     "pick",
     "replace_winner",
@@ -51,12 +57,17 @@ __all__ = [
 ]
 
 
-def commit_winner(branch: Branch, on_conflict: OnConflict, *, trust: bool = False) -> Commit:
+def commit_winner(
+    branch: Branch, on_conflict: OnConflict, *, trust: bool = False, retest: Retest | None = None
+) -> Commit:
     """Commit a branch, after rebasing it if its parent has newer commits.
 
     A path that both sides changed is a conflict: ConflictError unless ``on_conflict`` decides. The branch then holds
-    both changes if they could be merged as text, otherwise its own.
+    both changes if they could be merged as text, otherwise its own. With ``retest``, a branch whose parent changed is
+    tested again: RetestError if it fails.
     """
+    if retest is not None and not branch.view_kind.native:
+        return commit_retested(branch, on_conflict, retest, trust=trust)
     while True:
         try:
             return branch.commit(on_conflict=on_conflict, trust=trust)
@@ -85,12 +96,15 @@ class Landed:
     kept: Branch | None = None
 
 
-def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
+def land(branch: Branch, policy: ConflictPolicy = "keep_newer", *, retest: Retest | None = None) -> Landed:
     """Commit a branch atomically; ``policy`` decides every conflict, and neither version is lost.
 
     Versions that the winner replaces are in the commit's undo record. If the parent's versions are used, the winner's
-    are kept in a branch of the workspace, which the user can inspect, commit or abort.
+    are kept in a branch of the workspace, which the user can inspect, commit or abort. With ``retest``, a branch whose
+    parent changed is tested again: RetestError if it fails.
     """
+    if retest is not None and not branch.view_kind.native:
+        return _land_retested(branch, policy, retest)
     while True:
         try:
             try:
@@ -103,6 +117,28 @@ def land(branch: Branch, policy: ConflictPolicy = "keep_newer") -> Landed:
             if branch.view_kind.native:
                 raise
             branch.rebase(merge=False)
+
+
+def decide_conflicts(policy: ConflictPolicy) -> OnConflict:
+    """Return the ``on_conflict`` of a commit that decides conflicts as a policy says."""
+    return "ours" if policy == "last_write_wins" else "theirs"
+
+
+def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest) -> Landed:
+    on_conflict = decide_conflicts(policy)
+    for _ in range(MAX_ROUNDS):
+        prepare_commit(branch, on_conflict, retest, merges=False)
+        left = [c.path for c in compare_with_parent(branch).unresolved if c.kind != "metadata"]
+        kept = _keep_versions(branch, left) if on_conflict == "theirs" else None
+        try:
+            commit = branch.commit(on_conflict=on_conflict, rebased=True)
+            return Landed(commit, commit.conflicts, kept)
+        except BaseException as error:
+            if kept is not None:
+                kept.abort()
+            if not isinstance(error, ConflictError):  # which says that the parent was changed since it was tested
+                raise
+    raise build_busy_error(branch)
 
 
 def _land_with_conflicts(branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict]) -> Landed:
@@ -141,6 +177,7 @@ def pick(
     keep: bool = False,
     trust: bool = False,
     force: bool = False,
+    tests: Evaluator | None = None,
 ) -> Commit:
     """Resolve a fork with one of its attempts: commit its changes, and drop the others (``keep``: keep them).
 
@@ -149,12 +186,17 @@ def pick(
     because of a conflict. An attempt that did not succeed is refused unless ``force`` is set. ``on_conflict`` and
     ``trust`` are those of ``Branch.commit``.
 
+    ``tests`` are those that the attempt passed: if the workspace changed since, the attempt is rebased and has to pass
+    them again. If it fails, RetestError is raised, nothing is committed and the fork stays undecided.
+
     Raises ForkResolvedError if the fork was decided differently before.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
-            return commit_resolved(ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep).commit
+            return commit_resolved(
+                ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep, tests=tests
+            ).commit
         chain = _list_enclosing(
             ledger, ledger.attempt(attempt) if "." in attempt else _find_verdict_winner(ledger, attempt)
         )
@@ -167,7 +209,7 @@ def pick(
             detail = {"keep": keep} if chain[0].state == "succeeded" else {"keep": keep, "force": True}
             for one in chain:
                 _decide(StoredFork(ledger, workspace, one.fork), one, detail)
-        return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust).commit
+        return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust, tests=tests).commit
 
 
 def commit_resolved(
@@ -179,14 +221,18 @@ def commit_resolved(
     on_conflict: OnConflict = "refuse",
     trust: bool = False,
     keep: bool = False,
+    tests: Evaluator | None = None,
 ) -> Landed:
-    """Commit a fork that was resolved but not committed, because of a conflict or because its process was killed."""
+    """Commit a fork that was resolved but not committed, because of a conflict or because its process was killed.
+
+    For ``tests`` see ``pick``.
+    """
     stored = StoredFork(ledger, workspace, fork)
     record = stored.record
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
         raise ForkResolvedError(f"fork {record.id} has nothing to commit: it is {how}", fork=record.id)
-    return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust)
+    return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust, tests=tests)
 
 
 def conclude(
@@ -196,14 +242,23 @@ def conclude(
     policy: ConflictPolicy | None = None,
     on_conflict: OnConflict = "refuse",
     trust: bool = False,
+    tests: Evaluator | None = None,
 ) -> Landed:
-    """Commit a resolved fork and drop its other branches; ``policy`` (see ``land``) overrides ``on_conflict``."""
+    """Commit a resolved fork and drop its other branches; ``policy`` (see ``land``) overrides ``on_conflict``.
+
+    If the outcome has to pass ``tests`` again and fails, the decision is withdrawn and RetestError is raised.
+    """
     fork.wait_until_idle()
     name = fork.outcome()
     commit = None if name is None else fork.find_commit(name)
     if commit is None:
         _undo_replaced(fork)
-        landed = _commit_outcome(fork, name, policy, on_conflict, trust)
+        retest = _build_retest(fork, tests)
+        try:
+            landed = _commit_outcome(fork, name, policy, on_conflict, trust, retest)
+        except RetestError as error:
+            _withdraw(fork, error)
+            raise
     else:
         landed = Landed(commit, commit.conflicts)
     with warn_if_unrecorded(f"fork {fork.id} was committed as {landed.commit.id}"):
@@ -214,6 +269,32 @@ def conclude(
         fork.abort_inside("the fork around it was decided")
         fork.drop(keep=keep, exclude=landed.kept)
     return landed
+
+
+def _build_retest(fork: StoredFork, tests: Evaluator | None) -> Retest | None:
+    """Return the retest of a fork's outcome; None if that did not pass the tests before, and so may fail them."""
+    record = fork.record
+    if tests is None or not tests.has_tests or "replaces" in (record.resolution or {}):
+        return None
+    report = (record.resolution or {}).get("tests")
+    if record.winner is not None:
+        winner = fork.ledger.attempt(record.winner)
+        report = winner.tests
+        if winner.state != "succeeded":
+            return None
+    return None if report is None or not TestReport.from_json(report).is_pass else Retest(tests)
+
+
+_BY_HAND = ("pick", "combination", "choice")
+
+
+def _withdraw(fork: StoredFork, error: RetestError) -> None:
+    """Withdraw a decision whose outcome failed its tests. A fork that a person decided waits for another pick."""
+    record = fork.record
+    is_by_hand = (record.resolution or {}).get("how") in _BY_HAND
+    fork.ledger.withdraw(fork.id, error.reason, "open" if is_by_hand else "running")
+    if not is_by_hand and record.winner is not None:
+        fork.ledger.reject_attempt(record.winner, error.reason, error.tests)
 
 
 def _undo_replaced(fork: StoredFork) -> None:
@@ -229,7 +310,12 @@ def _undo_replaced(fork: StoredFork) -> None:
 
 
 def _commit_outcome(
-    fork: StoredFork, name: str | None, policy: ConflictPolicy | None, on_conflict: OnConflict, trust: bool
+    fork: StoredFork,
+    name: str | None,
+    policy: ConflictPolicy | None,
+    on_conflict: OnConflict,
+    trust: bool,
+    retest: Retest | None,
 ) -> Landed:
     branch = None if name is None else fork.branch(name)
     if branch is None:
@@ -241,8 +327,8 @@ def _commit_outcome(
         _commit_nested(fork, winner, branch, on_conflict, trust)
     try:
         if policy is not None:
-            return land(branch, policy)
-        return Landed(commit_winner(branch, on_conflict, trust=trust))
+            return land(branch, policy, retest=retest)
+        return Landed(commit_winner(branch, on_conflict, trust=trust, retest=retest))
     except BranchingError:
         with suppress(BranchNotFoundError):
             branch.keep()

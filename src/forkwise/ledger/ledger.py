@@ -245,6 +245,15 @@ class Ledger(ABC):
             resolution = {**(record.resolution or {}), "abandoned": reason}
             self._append(record.id, None, "abandoned", state="aborted", resolution=resolution)
 
+    def withdraw(self, fork: str, reason: str, state: Literal["running", "open"]) -> None:
+        """Withdraw the decision of a fork whose outcome was not committed: it is undecided again, and ``state``."""
+        with self._transaction():
+            record = self.fork(fork)
+            if record.stored != "resolved" or record.commit is not None or "replaces" in (record.resolution or {}):
+                raise LedgerError(f"the decision of fork {record.id} cannot be withdrawn", subject=record.id)
+            data = {"ended": None, "winner": None, "resolution": None, "withdrawn": reason}
+            self._append(record.id, None, "withdrawn", state=state, **data)
+
     def record_commit(self, fork: str, commit: int, paths: Sequence[str] = ()) -> None:
         """Record that a resolved fork's outcome was committed to its origin, and which paths it touched.
 
@@ -390,6 +399,15 @@ class Ledger(ABC):
             noted = {"files": record.files, "last_line": record.last_line, "output_bytes": record.output_bytes}
             given = {name: value for name, value in fields.items() if value is not None}
             self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
+
+    def reject_attempt(self, attempt: str, reason: str, tests: Mapping[str, Any] | None = None) -> None:
+        """Record that an attempt that had succeeded failed, for ``reason``, when it was to be committed."""
+        with self._transaction():
+            record = self.attempt(attempt)
+            if record.state != "succeeded":
+                raise LedgerError(f"attempt {record.id} cannot be rejected: it is {record.state}", subject=record.id)
+            report = {} if tests is None else {"tests": dict(tests)}
+            self._append(record.fork, record.id, "rejected", state="failed", reason=reason, **report)
 
     def ask_to_end(self, attempt: str, reason: str) -> None:
         """Request that an attempt be ended. The process that runs it polls for the request and ends it."""

@@ -38,9 +38,10 @@ class LiveForkCapability(AbstractCapability[Any]):
 
     ``workspace`` is the directory of the agent, which branches get copies of; forks are recorded in its ledger and
     survive the process. By default it is the directory of the backend in the run's deps, if there is one.
-    ``test_command`` runs in each branch before it is judged (``"auto"``: the project's own tests). ``judge`` replaces
-    the models that a strategy names, ``signals`` the default signals of the merge confidence. ``keep_artifacts`` keeps
-    the mirror of the branches' files. ``store`` gets the handle of each fork; without one it is in memory.
+    ``test_command`` runs in each branch before it is judged (``"auto"``: the project's own tests), and again before a
+    merge if the directory changed meanwhile, unless ``retest=False``. ``judge`` replaces the models that a strategy
+    names, ``signals`` the default signals of the merge confidence. ``keep_artifacts`` keeps the mirror of the branches'
+    files. ``store`` gets the handle of each fork; without one it is in memory.
     """
 
     max_branches: int = 10
@@ -52,6 +53,7 @@ class LiveForkCapability(AbstractCapability[Any]):
     workspace: WorkspaceLike | None = None
     judge: Any = None
     signals: Sequence[Signal] | None = None
+    retest: bool = True
     _coordinators: dict[str, ForkCoordinator] = field(default_factory=dict, init=False, repr=False)
     _coordinator: ForkCoordinator | None = field(default=None, init=False, repr=False)
     _latest: tuple[ModelMessage, ...] = field(default=(), init=False, repr=False)
@@ -88,6 +90,7 @@ class LiveForkCapability(AbstractCapability[Any]):
             workspace=self.workspace,
             judge=self.judge,
             signals=self.signals,
+            retest=self.retest,
         )
 
     async def resume(self, agent: Agent[Any, Any], deps: Any = None) -> ForkCoordinator | None:

@@ -22,7 +22,7 @@ from pydantic_ai.usage import UsageLimits
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import ForkDepthLimitError, ForkResolvedError, ForkwiseWarning
 from forkwise.live.branch_runtime import BranchRuntime, Thread, current_branch
-from forkwise.live.decision import JudgeSettings, Verdicts, find_goal
+from forkwise.live.decision import JudgeSettings, Verdicts, build_tests, find_goal
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.diff.mirror import FORKS_ROOT, ForkMaterializer, ManifestWriter
 from forkwise.live.fork_plan import ForkPlan, check_specs, plan_fork, project_fork_cost
@@ -73,8 +73,9 @@ class ForkCoordinator:
     A fork is a `Fork` in the ledger of ``workspace``; its branches are the attempts of that fork and have their ids.
     ``workspace`` is the agent's directory. Without it, and without a directory in ``parent_deps``, the files are in
     memory. ``judge`` replaces the models that a strategy names, ``signals`` the default signals of the merge
-    confidence. ``test_command`` runs in each branch before it is judged. ``usage_limits`` apply to each branch in
-    addition to its budget.
+    confidence. ``test_command`` runs in each branch before it is judged, and again in a branch that passed if the
+    directory changed before its merge, unless ``retest=False``. ``usage_limits`` apply to each branch in addition to
+    its budget.
 
     The attribute ``model`` is the model of branches whose specs name none; None is the agent's own. ``branch_runner``
     replaces ``Agent.run``. ``inside`` is the branch that the agent itself runs in, ``depth`` the number of branches
@@ -100,6 +101,7 @@ class ForkCoordinator:
         usage_limits: UsageLimits | None = None,
         judge: Any = None,
         signals: Sequence[Signal] | None = None,
+        retest: bool = True,
     ) -> None:
         self.agent = agent
         self.parent_deps = parent_deps
@@ -116,6 +118,7 @@ class ForkCoordinator:
         self.usage_limits = usage_limits
         self.judge = judge
         self.signals = signals
+        self.retest = retest
         self.model: Any = None
         self.branch_runner: BranchRunner | None = None
         self.capability: Any = None
@@ -509,6 +512,9 @@ class ForkCoordinator:
         check_mergeable(chosen, together=kind == "combine")
         for runtime in live.branches.values():
             await self._turns.stop(runtime, "another branch won")
+        tests = build_tests(self.test_command, self.test_timeout_s) if self.retest else None
+        if tests is not None and not live.source.is_in_memory:
+            live.set_retest(chosen[0], tests)
         if kind == "combine":
             result = await combine_branches(live, chosen, prefer, self._verdicts.winners)
         else:

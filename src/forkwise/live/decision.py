@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from forkwise.live.values import MergeStrategy
     from forkwise.testing.report import TestReport
 
-__all__ = ["Decision", "JudgeSettings", "Verdicts", "decide", "find_goal", "judge_fork", "run_tests"]
+__all__ = ["Decision", "JudgeSettings", "Verdicts", "build_tests", "decide", "find_goal", "judge_fork", "run_tests"]
 
 #: The test command that stands for the project's own tests.
 AUTO = "auto"
@@ -127,13 +127,18 @@ class Decision:
         return None if self.usage.cost is None else float(self.usage.cost)
 
 
+def build_tests(command: str | None, timeout_s: float) -> Tests | None:
+    """Build the tests of a test command; None without one."""
+    return None if command is None else Tests(None if command == AUTO else command, timeout=timeout_s)
+
+
 async def run_tests(
     branches: Sequence[BranchRuntime], command: str | None, timeout_s: float
 ) -> dict[str, TestReport | None]:
     """Test all branches at the same time. Return a report per branch id; None without tests or a valid result."""
-    if command is None:
+    tests = build_tests(command, timeout_s)
+    if tests is None:
         return {}
-    tests = Tests(None if command == AUTO else command, timeout=timeout_s)
 
     async def test(runtime: BranchRuntime) -> TestReport | None:
         if runtime.attempt.branch is None or runtime.live_fork.source.is_in_memory:

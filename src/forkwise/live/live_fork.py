@@ -29,12 +29,14 @@ from forkwise.errors import (
     ForkResolvedError,
     ForkwiseWarning,
     LedgerError,
+    RetestError,
 )
 from forkwise.files.branch import Branch
 from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
+from forkwise.fork.evaluation import Tests
 from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
 from forkwise.fork.memory_fork import MemoryFork
 from forkwise.fork.resolve import replace_winner, unshelve_loser
@@ -56,6 +58,7 @@ from forkwise.live.checkpoints import Checkpoint, CheckpointStore, mark_files
 from forkwise.live.deps import DeepAgentDeps
 from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
+from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import ConflictPolicy
@@ -363,6 +366,8 @@ class LiveFork:
         changes = await run_in_thread(overlay.changes)
         try:
             await self.fork.resolve(winner.attempt, how, detail, shelve=can_be_overridden)
+        except RetestError:
+            raise  # the fork is undecided: another branch can be merged
         except CommitError as error:
             return FlushReport([], 0, [], [FlushError(p, "write", str(error)) for p in error.paths or [""]])
         assert self.fork.landed is not None
@@ -392,6 +397,12 @@ class LiveFork:
     def set_conflict_policy(self, policy: ConflictPolicy) -> None:
         """Set which version wins if another writer changed a path in the parent meanwhile."""
         self.fork.settings = replace(self.fork.settings, policy=policy)
+
+    def set_retest(self, winner: BranchRuntime, tests: Tests) -> None:
+        """Have a branch that passed ``tests`` pass them again before its merge, if the parent changes meanwhile."""
+        report = self.fork.ledger.attempt(winner.id).tests
+        has_passed = report is not None and TestReport.from_json(report).is_pass
+        self.fork.settings = replace(self.fork.settings, retest=tests if has_passed else None)
 
 
 async def start_fork(

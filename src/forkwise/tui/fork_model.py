@@ -174,9 +174,11 @@ class ForkModel:
 
     def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
         """Resolve the fork with one attempt."""
+        from forkwise.explore.resume import find_retest
         from forkwise.fork.resolve import pick
 
-        return pick(self.workspace, attempt, on_conflict=on_conflict, force=force)
+        tests = find_retest(self.workspace, attempt)
+        return pick(self.workspace, attempt, on_conflict=on_conflict, force=force, tests=tests)
 
     def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
         """Resolve the fork with several attempts, if they merge without conflicts and their tests pass."""

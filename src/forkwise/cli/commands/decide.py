@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
-from forkwise.cli.options import ExploreOptions, conflict_option
+from forkwise.cli.options import ExploreOptions, conflict_option, retest_option
 from forkwise.display.output import Output, command_line, commit_record, totals
 
 if TYPE_CHECKING:
@@ -29,22 +29,37 @@ _KEEP = click.option("--keep", is_flag=True, help="Keep the branches of the othe
 @_KEEP
 @click.option("--force", is_flag=True, help="Commit even an attempt that did not succeed.")
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
+@retest_option
 @workspace_option
 @json_option
 def pick(
-    name: str, on_conflict: OnConflict, keep: bool, force: bool, trust: bool, directory: Path, output: Output
+    name: str,
+    on_conflict: OnConflict,
+    keep: bool,
+    force: bool,
+    trust: bool,
+    no_retest: bool,
+    directory: Path,
+    output: Output,
 ) -> None:
     """Commit one attempt of a fork, and drop the others.
 
     The fork may be open (made with --no-commit), interrupted, or still running; its other attempts are then stopped. If
     this attempt had won but was not committed because of a conflict, it is committed now. FORK alone picks the attempt
     that was judged best.
+
+    If the attempt passed tests and the workspace was changed since, it is tested again on top of the changes. If it
+    fails, nothing is committed, the fork stays undecided, and the exit code is 7.
     """
     from forkwise.cli.private_mounts import enter_to_create
+    from forkwise.explore.resume import find_retest
+    from forkwise.files.workspace import Workspace
     from forkwise.fork.resolve import pick as decide
 
     enter_to_create(directory, None)
-    commit = decide(directory, name, on_conflict=on_conflict, keep=keep, force=force, trust=trust)
+    workspace = Workspace(directory)
+    tests = None if no_retest else find_retest(workspace, name)
+    commit = decide(workspace, name, on_conflict=on_conflict, keep=keep, force=force, trust=trust, tests=tests)
     if output.as_json:
         output.document({"commit": commit_record(commit)})
     else:
@@ -80,6 +95,7 @@ def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -
     "--test", "command", metavar="LINE", show_default="the tests of the fork", help="Test command for the combination."
 )
 @click.option("--no-test", is_flag=True, help="Skip the tests of the combination.")
+@retest_option
 @_ON_CONFLICT
 @_KEEP
 @click.option("--force", is_flag=True, help="Commit even if tests fail; on a conflict, the attempt named first wins.")
@@ -90,6 +106,7 @@ def combine(
     prefer: tuple[str, ...],
     command: str | None,
     no_test: bool,
+    no_retest: bool,
     on_conflict: OnConflict,
     keep: bool,
     force: bool,
@@ -127,6 +144,7 @@ def combine(
             on_conflict=on_conflict,
             keep=keep,
             force=force,
+            retest=not no_retest,
         )
     )
     if output.as_json:
