@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from forkwise import Workspace
+from forkwise import MountError, Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
 from tests.need import need
 
 Run = Callable[..., Result]
+Ask = Callable[..., Any]
 Lines = Callable[..., list[dict[str, Any]]]
 
 
@@ -532,3 +533,17 @@ def test_a_reader_that_goes_away_ends_it(project: Path) -> None:
     assert process.returncode == 1
     assert Workspace(project).branches() == []
     assert not (project / "n").exists()
+
+
+def test_frozen_is_an_error_where_it_is_not_possible(run: Run, ask: Ask, project: Path) -> None:
+    """On a filesystem with snapshots or clones it works; elsewhere nothing is run."""
+    try:
+        Workspace(project, frozen=True)
+    except MountError:
+        error = ask("run", "--frozen", "-q", "--", "touch", "made", code=6)["error"]
+        assert "view='copy'" in error["remedy"]
+        assert "cannot be frozen" in run("branch", "create", "one", "--frozen", code=6).stderr
+        assert not (project / "made").exists()
+    else:
+        ask("run", "--frozen", "-q", "--", "touch", "made")
+        assert (project / "made").exists()

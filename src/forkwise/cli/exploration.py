@@ -50,8 +50,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def explore(recipe: Recipe, options: ExploreOptions) -> int:
     """Run a recipe in the workspace of the options, print the result, and return the exit code."""
-    enter_to_create(options.directory, None)
-    workspace = Workspace(options.directory)
+    if not recipe.frozen:
+        enter_to_create(options.directory, None)
+    workspace = Workspace(options.directory, frozen=recipe.frozen)
     repository = None if options.git is None else GitRepository(workspace.path, options.git or None)
     _check(recipe, options, workspace)
     pattern = recipe.pattern(workspace)

@@ -30,6 +30,7 @@ __all__ = [
     "confinement_option",
     "conflict_option",
     "explore_options",
+    "frozen_option",
     "landlock_option",
     "network_option",
     "retest_option",
@@ -76,6 +77,7 @@ class ExploreOptions:
     shown: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     on_conflict: OnConflict = "refuse"
+    frozen: bool = False
     no_retest: bool = False
     no_commit: bool = False
     keep: bool = False
@@ -124,6 +126,7 @@ class ExploreOptions:
             keep=self.keep or self.no_commit,
             on_conflict=self.on_conflict,
             retest=not self.no_retest,
+            frozen=self.frozen,
             **own,
         )
 
@@ -236,6 +239,11 @@ landlock_option = click.option(
 )
 """The option ``--landlock-instead``."""
 
+frozen_option = click.option(
+    "--frozen", is_flag=True, help="Show attempts the workspace as it was at the start (btrfs, or XFS with reflinks)."
+)
+"""The option ``--frozen``."""
+
 retest_option = click.option(
     "--no-retest", is_flag=True, help="Commit without testing again if the workspace changed since the tests passed."
 )
@@ -310,6 +318,7 @@ _OPTIONS = (
         "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
     retest_option,
+    frozen_option,
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),
     click.option("--keep", is_flag=True, help="Keep the branches of the attempts that lost."),
     click.option(

@@ -113,7 +113,8 @@ class Recipe:
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n`` times.
     ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a result in
     ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``. Without
-    ``retest``, a winner is not tested again if the workspace was changed meanwhile.
+    ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the
+    workspace, for resuming.
     """
 
     kind: Kind
@@ -142,6 +143,7 @@ class Recipe:
     keep: bool = False
     on_conflict: OnConflict = "refuse"
     retest: bool = True
+    frozen: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types; the inverse of ``from_json``."""

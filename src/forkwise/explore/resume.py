@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forkwise.concurrency import run_in_thread
@@ -66,6 +67,11 @@ async def resume(
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
         await run_in_thread(_drop_resolved, stored)
+        if recipe.frozen:
+            workspace = await run_in_thread(
+                partial(Workspace, workspace.path, state=workspace.state.parent, frozen=True)
+            )
+            stored = StoredFork(ledger, workspace, record.id)
         origin = stored.origin
     if on_conflict is not None:
         recipe = replace(recipe, on_conflict=on_conflict)

@@ -229,10 +229,18 @@ class MountedWorkspace(_MountedParent, Workspace):
         view: str | None = None,
         state: str | os.PathLike[str] | None = None,
         durable: bool = True,
+        frozen: bool = False,
     ) -> None:
         found = find_branching_mount(os.fspath(path))
         assert found is not None
         kind, mount = found
+        if frozen:
+            raise MountError(
+                f"branches of {os.fspath(path)} cannot be frozen: {kind.name} decides what they show of later edits",
+                view=kind.name,
+                reason=f"the workspace is on a {kind.name} mount",
+                remedy=f"open the directory {kind.name} was mounted from, on btrfs or XFS",
+            )
         if view is not None and view != kind.name:
             raise MountError(
                 f"{os.fspath(path)} is on a {kind.name} mount, which has its own branches: the view {view} is not "

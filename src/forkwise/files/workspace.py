@@ -31,7 +31,8 @@ class Workspace(Parent):
     ``view`` selects how branches are shown (``overlay``, ``btrfs``, ``fuse``, ``reflink``, ``copy``); the default is
     the best one that works on this system. ``state`` is the directory for branches and history; by default forkwise
     chooses one (see ``$FORKWISE_STATE``). With ``durable=False`` commits skip the syncs, except those committed with
-    ``durable=True``.
+    ``durable=True``. With ``frozen=True`` new branches show the workspace as it was when they were created, whatever is
+    edited there later; MountError if its filesystem has neither snapshots (btrfs) nor clones (XFS).
 
     >>> import tempfile, pathlib
     >>> project = pathlib.Path(tempfile.mkdtemp())
@@ -56,12 +57,13 @@ class Workspace(Parent):
         view: str | None = None,
         state: str | os.PathLike[str] | None = None,
         durable: bool = True,
+        frozen: bool = False,
     ) -> None:
         self.site = locate(path, state)
         self.target = self.site.workspace
         self.state_dir = StateDir(self.site.state, self.site.state)
         self.durable = durable
-        self._view = None if view is None else choose(self.site, view)
+        self._view = choose(self.site, view, frozen=frozen) if view is not None or frozen else None
         self._pool: BranchPool | None = None
         _recover_if_interrupted(self)
         if is_rewind_interrupted(self):

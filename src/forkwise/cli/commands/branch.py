@@ -54,9 +54,12 @@ def _open(directory: Path, name: str) -> Branch:
     show_default="the best that works",
     help="View to use; forkwise doctor lists them.",
 )
+@click.option(
+    "--frozen", is_flag=True, help="Show the workspace as it is now, whatever is edited there later (btrfs, or XFS)."
+)
 @workspace_option
 @json_option
-def create(name: str, parent: str | None, view: str | None, directory: Path, output: Output) -> None:
+def create(name: str, parent: str | None, view: str | None, frozen: bool, directory: Path, output: Output) -> None:
     """Create a branch and print its directory.
 
     The branch stays until it is committed or aborted. Without the right to mount, it is an overlay in a private
@@ -65,8 +68,9 @@ def create(name: str, parent: str | None, view: str | None, directory: Path, out
     from forkwise.cli.private_mounts import enter_to_create, is_private
     from forkwise.files.workspace import Workspace
 
-    enter_to_create(directory, view)
-    workspace = Workspace(directory, view=view)
+    if not frozen:
+        enter_to_create(directory, view)
+    workspace = Workspace(directory, view=view, frozen=frozen)
     created = (workspace.open(parent) if parent else workspace).branch(name)
     try:
         created.keep()

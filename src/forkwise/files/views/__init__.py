@@ -42,10 +42,27 @@ def catalogue() -> list[View]:
     return [view_named(name) for name in _VIEWS]
 
 
-def choose(site: Site, name: str | None = None) -> View:
-    """Return the named view, or the best available one; raise MountError with the reasons and remedies if none is."""
+#: The views that show the workspace as it was at the fork, without reading every file for that.
+_FROZEN = ("btrfs", "reflink")
+
+
+def choose(site: Site, name: str | None = None, *, frozen: bool = False) -> View:
+    """Return the named view, or the best available one; raise MountError with the reasons and remedies if none is.
+
+    With ``frozen`` it shows the workspace as it was at the fork, whatever is edited there later: a btrfs snapshot or a
+    tree of clones, or ``copy`` if that is named.
+    """
+    if frozen and name is not None and not view_named(name).whole:
+        remedy = f"leave the view out, or choose one of {', '.join(_FROZEN)} or copy"
+        raise MountError(
+            f"branches of {site.workspace} cannot be frozen with the view {name}, through which later edits of the "
+            f"workspace are seen; {remedy}",
+            view=name,
+            reason=f"{name} shows later edits of the workspace",
+            remedy=remedy,
+        )
     refusals = []
-    for wanted in (name,) if name else _VIEWS:
+    for wanted in (name,) if name else _FROZEN if frozen else _VIEWS:
         view = view_named(wanted)
         refusal = view.refusal_if_requested(site) if name else view.refusal(site)
         if refusal is None:
@@ -53,5 +70,11 @@ def choose(site: Site, name: str | None = None) -> View:
         refusals.append((view.name, refusal))
     reason = "; ".join(f"{n}: {r.reason}" for n, r in refusals)
     remedy = "; ".join(f"{n}: {r.remedy}" for n, r in refusals)
-    message = f"the {name} view of {site.workspace} is not available" if name else f"no view of {site.workspace} works"
+    if frozen and name is None:
+        message = f"branches of {site.workspace} cannot be frozen"
+        remedy += "; or open the workspace with view='copy' (--view copy), which copies every file for each branch"
+    else:
+        message = (
+            f"the {name} view of {site.workspace} is not available" if name else f"no view of {site.workspace} works"
+        )
     raise MountError(f"{message} ({reason}). {remedy}", view=name, reason=reason, remedy=remedy)
