@@ -1,6 +1,7 @@
 """Programs run as a user without privileges.
 
-Other users may not be able to read root's interpreter, sources and packages, so these are copied.
+Other users may not be able to read root's interpreter, sources and packages, so these are copied, with their bytecode:
+each of many short programs would compile them again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from tests.need import need
@@ -33,9 +35,8 @@ def readable_copy(packages: Sequence[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="forkwise-unprivileged-", dir="/tmp") as made:
         directory = Path(made)
         directory.chmod(0o755)
-        ignore = shutil.ignore_patterns("__pycache__", ".*")
         for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, directory / name, ignore=ignore)
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns(".*"))
         for name in packages:
             _copy_package(name, directory / "tools")
         subprocess.run(["chmod", "-R", "a+rX", str(directory)], check=True)
@@ -68,11 +69,11 @@ def _copy_package(name: str, to: Path) -> None:
     assert spec is not None
     if spec.origin is None:  # a namespace package
         for directory in spec.submodule_search_locations or ():
-            shutil.copytree(directory, to / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            shutil.copytree(directory, to / name, dirs_exist_ok=True)
         return
     origin = Path(spec.origin)
     if origin.name == "__init__.py":
-        shutil.copytree(origin.parent, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(origin.parent, to / name)
     else:
         shutil.copy(origin, to)
 
@@ -82,6 +83,7 @@ def as_unprivileged(command: Sequence[str]) -> list[str]:
     return ["setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups", *command]
 
 
+@cache
 def interpreter() -> str:
     """Find a Python interpreter that the unprivileged user can run."""
     # It must be able to start itself again: setpriv's own exec still has root's access to root's home.

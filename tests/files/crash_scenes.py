@@ -1,5 +1,8 @@
 """Scenes for crash tests: a workspace with a branch of more than fifty changes, a commit or undo that is killed, and
-the check that the result is either the exact state before or the exact state after."""
+the check that the result is either the exact state before or the exact state after.
+
+The processes to be killed load this module: it imports pytest only in functions that they do not call.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from forkwise import Workspace
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.store import trash
@@ -21,7 +22,6 @@ from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.files.fork_helper import run_in_helper
 from tests.files.sample import Picture, alter, alter_again, grow, picture
 from tests.files.steps import Outcome, Steps, in_child
-from tests.need import need
 
 __all__ = ["Nested", "OnOverlay", "Scene", "Stage", "Undo", "UndoOnOverlay", "differences", "empty", "run_traced"]
 
@@ -87,8 +87,7 @@ class Scene:
 
     def is_after(self) -> None:
         workspace = Workspace(self.root)
-        with pytest.raises(BranchNotFoundError):
-            workspace.open("b")
+        assert_no_branch(workspace, "b")
         assert [c.kind for c in workspace.history()] == ["commit"]
 
     def finish(self) -> None:
@@ -171,8 +170,14 @@ class Nested(Scene):
         return picture(Workspace(self.root).open("p").path)
 
     def is_after(self) -> None:
-        with pytest.raises(BranchNotFoundError):
-            Workspace(self.root).open("p/b")
+        assert_no_branch(Workspace(self.root), "p/b")
+
+
+def assert_no_branch(workspace: Workspace, name: str) -> None:
+    import pytest
+
+    with pytest.raises(BranchNotFoundError):
+        workspace.open(name)
 
 
 def differences(wanted: Picture, found: Picture) -> dict[bytes, object]:
@@ -237,7 +242,12 @@ class Stage:
 
 
 def run_traced(scene: Scene, tracer: list[str]) -> tuple[list[str], str] | None:
-    """Run the operation in a new process under a tracer. Return its steps and its error; None if it was killed."""
+    """Run the operation in a new process under strace. Return its steps and its error; None if it was killed.
+
+    strace is attached when the modules are loaded: it stops a process at every system call.
+    """
+    from tests.need import need
+
     need(shutil.which(tracer[0]) is not None, f"{tracer[0]} is not installed")
     program = f"""
 import os
@@ -250,6 +260,8 @@ raised = ""
 def mark():
     try: os.mkdir("/proc/forkwise")
     except OSError: pass
+print("ready", flush=True)
+os.read(0, 1)
 mark()
 with Steps().watched() as steps:
     try: scene.act()
@@ -258,11 +270,20 @@ mark()
 print(*steps.seen, sep=" ", end=":" + raised, flush=True)
 os._exit(0)
 """
-    command = [*tracer, sys.executable, "-B", "-c", program]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        assert "Traceback" not in done.stderr, done.stderr
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-B", "-c", program], text=True, env=environment, **pipes) as process:
+        assert process.stdout is not None
+        is_ready = process.stdout.readline() == "ready\n"
+        with subprocess.Popen([*tracer, "-p", str(process.pid)], text=True, stderr=subprocess.PIPE) as strace:
+            assert strace.stderr is not None
+            attached = strace.stderr.readline()
+            output, errors = process.communicate("x")
+            strace.communicate()
+    assert is_ready, errors
+    need("attached" in attached, f"strace may not trace here: {attached}")
+    if process.returncode:
+        assert "Traceback" not in errors, errors
         return None
-    calls, _, raised = done.stdout.partition(":")
+    calls, _, raised = output.partition(":")
     return calls.split(), raised

@@ -233,28 +233,24 @@ async def test_cancelling_ten_commands_leaves_no_process_mount_or_task(workspace
 
 
 async def test_the_event_loop_is_not_blocked_while_ten_branches_run_commands(workspace: Workspace) -> None:
-    """An event loop that commands block ticks a few times while ten of them run; ours ticks hundreds of times."""
+    """Every command waits for a file that this event loop creates when all ten run: a blocked one never would."""
     branches = [workspace.branch(f"b{n}", None, None) for n in range(10)]
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.002)
-            ticks += 1
+    command = "touch started; until [ -e go ]; do sleep 0.02; done; echo done > out"
 
     async def work(branch: Branch) -> None:
         files = agent_workspace(branch)
-        for number in range(3):
-            await files.run(f"sleep 0.1; echo {number} > out", shell=True)
-            await files.write_text("notes", await files.read_text("out"))
+        await files.run(command, shell=True)
+        await files.write_text("notes", await files.read_text("out"))
 
-    ticking = asyncio.create_task(tick())
-    await asyncio.gather(*map(work, branches))
-    ticking.cancel()
-    assert ticks > 60
+    async def release() -> None:
+        while not all((branch.path / "started").exists() for branch in branches):
+            await asyncio.sleep(0.01)
+        for branch in branches:
+            (branch.path / "go").touch()
+
+    await asyncio.gather(release(), *map(work, branches))
     for branch in branches:
-        assert (branch.path / "notes").read_text() == "2\n"
+        assert (branch.path / "notes").read_text() == "done\n"
         branch.abort()
 
 

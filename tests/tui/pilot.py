@@ -7,9 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from textual.app import App
+from textual.notifications import Notification, Notifications
 from textual.pilot import Pilot
 from textual.screen import Screen
 
@@ -85,6 +86,18 @@ class RecordingFork(ScriptedFork):
         return outcome
 
 
+class RecordedNotifications(Notifications):
+    """The notifications of an app. ``messages`` keeps those that have expired, which they do after a few seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def add(self, notification: Notification) -> Self:
+        self.messages.append(str(notification.message))
+        return super().add(notification)
+
+
 @dataclass
 class Scene:
     """An app under test."""
@@ -101,10 +114,13 @@ class Scene:
         assert isinstance(self.screen, WatchScreen)
         return self.screen
 
+    def __post_init__(self) -> None:
+        self._record = self.app._notifications = RecordedNotifications()
+
     @property
     def notifications(self) -> str:
-        """All notifications."""
-        return "\n".join(str(note.message) for note in self.app._notifications)
+        """All notifications since the start, also those that are not shown any more."""
+        return "\n".join(self._record.messages)
 
     @property
     def text(self) -> str:

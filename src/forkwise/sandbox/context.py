@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -131,12 +131,14 @@ class BranchContext:
         try:
             self._answer_fd = fds.track(make_answer_memory)
             try:
-                self._start()
+                with self._supervise() as supervision, self._reserve_mount() as mount:
+                    self._start(supervision, mount)
             except NamespaceError as error:
                 if not self._confinement.landlock_instead or not is_refusal(error.errno):
                     raise
                 self._drop_process()
-                self._start_without_namespaces()
+                with self._supervise() as supervision:
+                    self._start_without_namespaces(supervision)
         except BaseException as error:
             self._close_with(Result(None, type(error).__name__, str(error)))
             raise
@@ -147,27 +149,25 @@ class BranchContext:
             self._process.close()
             self._process = None
 
-    def _make_supervision(self) -> Supervision:
-        return Supervision(self._confinement.limits, None if self._branch is None else self._branch.target)
-
-    def _start(self) -> None:
-        """Have the forkserver make the sandbox, and fork the child into it while its mounts are made.
-
-        If this is interrupted, the processes that exist already read end-of-file and exit.
-        """
-        supervision = self._make_supervision()
+    @contextmanager
+    def _supervise(self) -> Iterator[Supervision]:
+        """Yield the supervision of a child that is started in the block. Close it if no process came to own it."""
+        supervision = Supervision(self._confinement.limits, None if self._branch is None else self._branch.target)
         try:
-            if self._branch is None:
-                self._start_in(supervision, PrivateMount(None, self._workspace))
-            else:
-                with reserved(self._branch) as mount:
-                    self._start_in(supervision, mount)
+            yield supervision
         except BaseException:
             if self._process is None:
                 supervision.close()
             raise
 
-    def _start_in(self, supervision: Supervision, mount: PrivateMount) -> None:
+    def _reserve_mount(self) -> AbstractContextManager[PrivateMount]:
+        return nullcontext(PrivateMount(None, self._workspace)) if self._branch is None else reserved(self._branch)
+
+    def _start(self, supervision: Supervision, mount: PrivateMount) -> None:
+        """Have the forkserver make the sandbox, and fork the child into it while its mounts are made.
+
+        If this is interrupted, the processes that exist already read end-of-file and exit.
+        """
         call = self._build_call(
             plan_jail(self._workspace, mount.view_path, self._branch, self._confinement, os.environ), supervision
         )
@@ -210,17 +210,8 @@ class BranchContext:
             if self._process is None:
                 fds.close(status_fd)
 
-    def _start_without_namespaces(self) -> None:
+    def _start_without_namespaces(self, supervision: Supervision) -> None:
         """Start the child without namespaces: it acts as the init of the sandbox."""
-        supervision = self._make_supervision()
-        try:
-            self._start_without_namespaces_in(supervision)
-        except BaseException:
-            if self._process is None:
-                supervision.close()
-            raise
-
-    def _start_without_namespaces_in(self, supervision: Supervision) -> None:
         temporary, variables = self._workspace, {}
         if self._branch is not None:
             temporary = f"{self._branch.state_dir.path}/tmp"
