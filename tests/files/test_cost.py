@@ -112,8 +112,8 @@ def test_no_cost_grows_with_the_workspace(calls: Callable[[int, int], Calls]) ->
 
 def test_a_commit_makes_few_calls_for_a_file(calls: Callable[[int, int], Calls]) -> None:
     few, many = calls(300, 10), calls(300, 210)
-    for action in ("commit", "undo", "delta"):
-        assert (many[action].total() - few[action].total()) / 200 <= 8, action
+    for action, most in {"commit": 13, "undo": 13, "delta": 8}.items():  # six of them look for other writers
+        assert (many[action].total() - few[action].total()) / 200 <= most, action
 
 
 def test_an_abort_does_not_depend_on_the_changes(calls: Callable[[int, int], Calls]) -> None:

@@ -42,6 +42,7 @@ __all__ = ["KEPT", "check_committable", "check_trust", "commit_branch"]
 KEPT = 100
 
 _OVERLAYFS = 0x794C7630
+_TRIES = 3  # if other processes change files while the commit runs
 _CHOICES = ("refuse", "ours", "theirs", "merge")
 
 
@@ -53,25 +54,14 @@ def commit_branch(
         raise ValueError(f"on_conflict takes one of {', '.join(_CHOICES)}, not {on_conflict!r}")
     failed = f"{branch.branch_path} was not committed"
     with pool_paused(), deferred(), as_commit_error(failed), locked(branch.state_dir.state):
-        branch._recover()
-        info = BranchInfo.load(branch.home)
-        check_committable(
-            branch, info, branch.state_dir.names(), "rebase() rebases it onto the current state, abort() drops it"
-        )
-        is_still = _stop_writes(branch)
-        try:
-            scan = branch._scan()
-            if not trust:
-                check_trust(branch, info, scan)
-            _check_mounts(branch, scan)
-            resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
-            is_still = branch.view_kind.hide(branch.home) and is_still
-            branch.parent._before_commit()
-        except BaseException:
-            if not branch.is_frozen:
-                branch.view_kind.thaw(branch.home, branch.parent.lowers)
-            raise
-        record = _run_commit(branch, info, resolution, moves=is_still, durable=durable)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                record = _try_commit(branch, on_conflict, durable=durable, trust=trust, rebased=rebased)
+                break
+            except _InterferenceError as error:
+                # On the next try the change by the other process is an ordinary conflict.
+                if on_conflict == "refuse" or not tries_left:
+                    raise error.conflict from None
         try:
             _clean_up(branch, record)
         except (OSError, BranchingError) as error:
@@ -86,6 +76,39 @@ def commit_branch(
             stacklevel=4,
         )
     return record.commit()
+
+
+class _InterferenceError(Exception):
+    """Another process changed files while the commit ran; the commit was rolled back."""
+
+    def __init__(self, conflict: ConflictError) -> None:
+        super().__init__(str(conflict))
+        self.conflict = conflict
+
+
+def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust: bool, rebased: bool) -> Record:
+    branch._recover()
+    info = BranchInfo.load(branch.home)
+    check_committable(
+        branch, info, branch.state_dir.names(), "rebase() rebases it onto the current state, abort() drops it"
+    )
+    is_still = _stop_writes(branch)
+    try:
+        scan = branch._scan()
+        if not trust:
+            check_trust(branch, info, scan)
+        _check_mounts(branch, scan)
+        resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
+        is_still = branch.view_kind.hide(branch.home) and is_still
+        branch.parent._before_commit()
+    except BaseException:
+        if not branch.is_frozen:
+            branch.view_kind.thaw(branch.home, branch.parent.lowers)
+        raise
+    try:
+        return _run_commit(branch, info, resolution, moves=is_still, durable=durable, checks=on_conflict != "ours")
+    except ConflictError as error:
+        raise _InterferenceError(error) from error
 
 
 def _clean_up(branch: Branch, record: Record) -> None:
@@ -221,8 +244,13 @@ class _Resolution:
             )
 
 
-def _run_commit(branch: Branch, info: BranchInfo, resolution: _Resolution, *, moves: bool, durable: bool) -> Record:
-    """Plan the commit and run it as a transaction; ``moves`` allows moving files out of the layer."""
+def _run_commit(
+    branch: Branch, info: BranchInfo, resolution: _Resolution, *, moves: bool, durable: bool, checks: bool
+) -> Record:
+    """Plan the commit and run it as a transaction.
+
+    ``moves`` allows moving files out of the layer. ``checks`` makes a change by another process meanwhile a conflict.
+    """
     parent, scan = branch.parent, resolution.scan
     prepared = f"{branch.home}/{RECORD_DIRECTORY}"
     with Transaction(parent.state_dir, parent.target, branch.branch_path, prepared_directory=prepared) as transaction:
@@ -260,7 +288,7 @@ def _run_commit(branch: Branch, info: BranchInfo, resolution: _Resolution, *, mo
             else:
                 unmark(branch.target, marked)
 
-        transaction.run(record, branch.target, strip)
+        transaction.run(record, branch.target, strip, plan.removed if checks else ())
     return record
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
+from forkwise.files.store.interference import OldEntry
 from forkwise.files.store.journal import JournalStep, Meta, Run, directory_facts, invert
 from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.record import Record, RolledBack
@@ -62,7 +63,9 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         record = _find_record(state_dir, records, number)
         runs, metas = invert(record.runs, record.metas)
         restored = Restored(state_dir, records, record.number)
-        with _Target(workspace.target, _finish_time(state_dir, record), runs, restored) as target:
+        finished = _finish_time(state_dir, record)
+        during = [(r.started, _finish_time(state_dir, r)) for r in records if r.number >= record.number and r.started]
+        with _Target(workspace.target, finished, during, runs, restored) as target:
             conflicts = [c for run in runs for step in run.steps for c in target.changes(run.directory, step)]
             if conflicts:
                 shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
@@ -72,10 +75,12 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
                     conflicts=conflicts,
                 )
             metas = [m for meta in metas for m in target.as_now(meta)]
-        return _run_undo(workspace, record, runs, metas).commit()
+        return _run_undo(workspace, record, runs, metas, target.removed).commit()
 
 
-def _run_undo(workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta]) -> Record:
+def _run_undo(
+    workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta], removed: list[OldEntry]
+) -> Record:
     """Apply the inverted steps and metadata as a transaction."""
     state_dir = workspace.state_dir
     slots = f"{state_dir.path}/{undone.side}"
@@ -104,7 +109,7 @@ def _run_undo(workspace: Workspace, undone: Record, runs: list[Run], metas: list
             deleted=undone.added,
         )
         uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
-        transaction.run(record, f"{state_dir.path}/{undone.layer}" if uses_layer else None)
+        transaction.run(record, f"{state_dir.path}/{undone.layer}" if uses_layer else None, removed=removed)
     return record
 
 
@@ -175,13 +180,19 @@ def _copies(records: list[Record]) -> dict[int, int]:
 class _Target:
     """The current workspace, compared with the result of a commit and with the steps that undo it.
 
-    ``finished`` is the filesystem's time at the end of the commit, ``runs`` are the steps of the undo.
+    ``finished`` is the filesystem's time at the end of the commit. ``during`` are the times from the first to the last
+    step of this commit and of later ones: a rename sets ctimes, so in these times only the mtime shows a save. ``runs``
+    are the steps of the undo; ``removed`` are the entries that they remove, as ``changes`` found them.
     """
 
-    def __init__(self, path: str, finished: int, runs: list[Run], restored: Restored) -> None:
+    def __init__(
+        self, path: str, finished: int, during: list[tuple[int, int]], runs: list[Run], restored: Restored
+    ) -> None:
         self.lower = Lower([path])
         self.root = open_root(path)
         self.finished = finished
+        self.during = during
+        self.removed: list[OldEntry] = []
         self.made, self.taken = (
             {join(run.directory, s.name) for run in runs for s in run.steps if s.code == code}
             for code in ("mkdir", "take")
@@ -214,15 +225,20 @@ class _Target:
             return [Conflict(path, "changed", "it was changed since the commit")]
         step.changed = step.changed[0], self.restored.changed(path, there)
         step.dated = there.st_mtime_ns
-        if not stat.S_ISDIR(there.st_mode):
-            return []
+        inside: dict[str, os.stat_result] = {}
+        if stat.S_ISDIR(there.st_mode):
+            inside = {join(below, name): entry for below, name, entry in self.lower.walk(path)}
+        relative = {below[len(path) + 1 :]: entry for below, entry in inside.items()}
+        self.removed.append(OldEntry(directory, step, there, relative))
         return [
-            Conflict(join(below, name), "changed", "it was changed since the commit")
-            for below, name, entry in self.lower.walk(path)
-            if self._is_changed(join(below, name), entry)
+            Conflict(below, "changed", "it was changed since the commit")
+            for below, entry in inside.items()
+            if self._is_changed(below, entry)
         ]
 
     def _is_changed(self, path: str, there: os.stat_result) -> bool:
+        if any(started < there.st_mtime_ns < finished for started, finished in self.during):
+            return True
         return self.restored.changed(path, there) >= self.finished
 
     def as_now(self, meta: Meta) -> list[Meta]:

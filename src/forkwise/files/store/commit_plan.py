@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkwise.files.store.changes import Conflict
+from forkwise.files.store.interference import OldEntry
 from forkwise.files.store.journal import Held, JournalStep, Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
@@ -28,14 +29,16 @@ __all__ = ["Plan", "find_conflicts", "plan_directory", "plan_layer", "unresolved
 class Plan:
     """The steps of a commit.
 
-    ``staged`` has the entries to copy into a slot first, by the name of the slot; ``left`` the paths that stay as the
-    parent has them. If a layer is folded into another: ``opaque`` directories must hide the layers below, ``foreign``
-    files must lose their overlay origin, and ``heirs`` inherit the origin of the files that they replace.
+    ``staged`` has the entries to copy into a slot first, by the name of the slot; ``removed`` the parent's entries that
+    the steps remove; ``left`` the paths that stay as the parent has them. If a layer is folded into another: ``opaque``
+    directories must hide the layers below, ``foreign`` files must lose their overlay origin, and ``heirs`` inherit the
+    origin of the files that they replace.
     """
 
     runs: list[Run] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
     staged: dict[str, Entry] = field(default_factory=dict)
+    removed: list[OldEntry] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -122,7 +125,7 @@ class _DirectoryPlanner:
         self.plan = Plan()
         self.slots = 0
         self.stepped: set[str] = set()
-        self.changed = _last_changes(scan)
+        self.inside = _list_inside(scan)
 
     def slot(self) -> str:
         self.slots += 1
@@ -149,8 +152,12 @@ class _DirectoryPlanner:
     def add(self, entry: Entry, step: JournalStep) -> None:
         """Add a step, with the times of the entry that it removes from the target."""
         if entry.old is not None:
-            step.changed = 0, max(self.scan.rolled_back.ctime(entry.old), self.changed.get(entry.path, 0))
+            inside = self.inside.get(entry.path, {})
+            times = [self.scan.rolled_back.ctime(found) for found in (entry.old, *inside.values())]
+            step.changed = 0, max(times)
             step.dated = entry.old.st_mtime_ns
+            if step.code != "rmdir":
+                self.plan.removed.append(OldEntry(entry.directory, step, entry.old, inside))
         self.plan.add(entry.directory, step)
 
     def split(self, unit: Entry) -> None:
@@ -205,16 +212,16 @@ class _DirectoryPlanner:
             self.plan.metas.append(meta)
 
 
-def _last_changes(scan: Scan) -> dict[str, int]:
-    """Return the latest ctime inside each directory that a commit removes as a whole, by path."""
-    changed: dict[str, int] = {}
+def _list_inside(scan: Scan) -> dict[str, dict[str, os.stat_result]]:
+    """List the parent's entries inside each directory that a commit removes as a whole, by relative path."""
+    inside: dict[str, dict[str, os.stat_result]] = {}
     unit = ""
     for entry in scan.entries:  # the entries inside a unit are listed after it, before the next unit
         if entry.unit:
             unit = entry.path
         elif entry.old is not None:
-            changed[unit] = max(changed.get(unit, 0), scan.rolled_back.ctime(entry.old))
-    return changed
+            inside.setdefault(unit, {})[entry.path[len(unit) + 1 :]] = entry.old
+    return inside
 
 
 def plan_layer(

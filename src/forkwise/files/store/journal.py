@@ -9,14 +9,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from forkwise.errors import ConflictError
+from forkwise.files.store.changes import Conflict
+from forkwise.files.store.interference import is_saved_since
 from forkwise.files.store.overlayfs import is_of_user
 from forkwise.linux import namespace
+from forkwise.linux.lease import Leases
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
-from forkwise.linux.trees import NOT_THERE, open_directory, open_root
+from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 
 __all__ = [
     "Held",
@@ -104,6 +109,7 @@ def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
 
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
+_OVERTAKEN = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
 _HALFWAY = "halfway"  # no slot has this name
 
 #: Mode and mtime of the directory that enters the target, and of the one that leaves it.
@@ -181,16 +187,30 @@ class Slots:
 
 
 def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> None:
-    """Apply all steps, then set the directories' metadata; raise OSError at the first failure."""
+    """Apply all steps, then set the directories' metadata.
+
+    Raises OSError at the first failure, and ConflictError if another process created, removed or replaced the entry.
+    """
     for run in runs:
-        with _RunDirectories(run, slots) as here:
-            for step in run.steps:
-                here.do(step)
+        path = run.directory
+        try:
+            with _RunDirectories(run, slots) as here:
+                for step in run.steps:
+                    path = join(run.directory, step.name)
+                    here.do(step)
+        except OSError as error:
+            if error.errno not in _OVERTAKEN:
+                raise
+            conflict = Conflict(path, "changed", "created, removed or replaced by another process during the commit")
+            raise ConflictError(str(conflict), conflicts=[conflict]) from error
     set_metas(metas, slots.target, "after")
 
 
-def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> list[str]:
-    """Revert the steps that were applied; skip and return paths that another process replaced meanwhile."""
+def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, started: int = 0) -> list[str]:
+    """Revert the steps that were applied; skip and return paths that another process replaced or saved meanwhile.
+
+    ``started`` is the time before the first step, by which a save shows; 0 if it is not known.
+    """
     left: list[str] = []
     metas = list(metas)
     for run in reversed(list(runs)):
@@ -203,7 +223,7 @@ def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> li
                 left.append(run.directory)  # another process replaced it by a mount point or a symlink
             continue
         with here:
-            left += [f"{run.directory}/{s.name}".lstrip("/") for s in reversed(run.steps) if not here.undo(s)]
+            left += [join(run.directory, s.name) for s in reversed(run.steps) if not here.undo(s, started)]
     set_metas(metas, slots.target, "before")
     if slots.layer >= 0:
         set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
@@ -256,18 +276,23 @@ class _RunDirectories:
         else:
             self._mkdir(step)
 
-    def undo(self, step: JournalStep) -> bool:
-        """Revert one step if it was applied; return False if another process replaced the entry."""
+    def undo(self, step: JournalStep, started: int) -> bool:
+        """Revert one step if it was applied; return False if another process replaced or saved the entry."""
         fd, slot = self._slot(step)
         with _Movable(step.inverse(), (fd, slot), (self.target, step.name)):
             if step.code == "swap":
-                return self._undo_swap(step, fd, slot)
+                return self._undo_swap(step, fd, slot, started)
             there = _inode(self.target, step.name)
             if step.code == "put":
                 if (kept := _inode(fd, slot)) or there != step.enters:
                     return bool(kept) and there != step.enters
-                _move(self.target, step.name, fd, slot)
-            elif step.code == "take":
+                return self._move_unless_saved(
+                    step.name,
+                    started,
+                    lambda: _move(self.target, step.name, fd, slot),
+                    lambda: _move(fd, slot, self.target, step.name),
+                )
+            if step.code == "take":
                 if not _inode(fd, slot):
                     return True
                 if there:
@@ -289,7 +314,26 @@ class _RunDirectories:
             return error.errno == errno.ENOTDIR  # it was not created yet: the entry that it replaces is still there
         return True
 
-    def _undo_swap(self, step: JournalStep, fd: int, slot: str) -> bool:
+    def _move_unless_saved(
+        self, name: str, started: int, move: Callable[[], None], move_back: Callable[[], None]
+    ) -> bool:
+        """Move an entry out of the target, unless another process saved it there or has it open for writing."""
+        if not started:
+            move()
+            return True
+        leases = Leases()
+        try:
+            if is_saved_since(self.target, name, started, leases):
+                return False
+            move()
+            if leases.find_wanted():  # a process is about to write into it, wherever it is then
+                move_back()
+                return False
+            return True
+        finally:
+            leases.close()
+
+    def _undo_swap(self, step: JournalStep, fd: int, slot: str, started: int) -> bool:
         there, kept = _inode(self.target, step.name), _inode(fd, slot)
         if not (there and kept) and (halfway := _inode(self.slots.side, _HALFWAY)) in (step.enters, step.leaves):
             # The process was killed between the renames of an exchange, in either direction.
@@ -303,8 +347,8 @@ class _RunDirectories:
                 _move(self.slots.side, _HALFWAY, self.target, step.name)
             return True
         if there == step.enters:
-            self._exchange(fd, slot, step.name)
-            return True
+            exchange = partial(self._exchange, fd, slot, step.name)
+            return self._move_unless_saved(step.name, started, exchange, exchange)
         return kept == step.enters
 
     def _exchange(self, fd: int, slot: str, name: str) -> None:

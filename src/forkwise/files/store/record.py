@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
 from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.state import StateDir, tick
+from forkwise.linux.trees import join
 
 if TYPE_CHECKING:
     from forkwise.files.store.overlayfs import Marks
@@ -27,6 +28,7 @@ __all__ = [
     "Record",
     "RolledBack",
     "Times",
+    "forget_times",
     "is_rolled_back",
     "keep_rolled_back",
     "mark_rolled_back",
@@ -51,7 +53,8 @@ class Record:
     ``layer`` and ``side`` are the directories of its slots once it is finished, relative to the state directory; slots
     in ``side`` are next to the record itself. ``home`` is the name of the committed branch. ``stage`` is the directory
     inside the target that replaces ``side`` during a commit to another filesystem. ``marks`` are the overlay marks of
-    entries in the layer that lose or change some by the commit.
+    entries in the layer that lose or change some by the commit. ``started`` is the time by the filesystem's clock
+    before the first step; ``finished`` returns the time after the last one.
     """
 
     number: int
@@ -72,6 +75,7 @@ class Record:
     deleted: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    started: int = 0
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -92,7 +96,7 @@ class Record:
 
     def times(self) -> Times:
         """Return the earlier ctime and mtime of all entries in the target that its steps change."""
-        times: Times = {m.inode: (m.changed, m.before[3]) for m in self.metas}
+        times: Times = {m.inode: (m.changed, m.before[3]) for m in self.metas if m.inode}
         for step in (s for run in self.runs for s in run.steps if s.dated):
             times[step.leaves or tuple(step.facts or ())] = step.changed[1], step.dated
         return times
@@ -185,6 +189,22 @@ class RolledBack:
             if earlier is not None and ctime <= moment and earlier[1] == entry.st_mtime_ns:
                 ctime = min(ctime, earlier[0])
         return ctime
+
+
+def forget_times(record: Record, conflicts: Iterable[Conflict]) -> None:
+    """Remove from a record that will be rolled back the earlier times of paths that another process changed.
+
+    Their ctimes after the rollback then count as changes, and so do those of the directories above them.
+    """
+    paths = {conflict.path for conflict in conflicts}
+    above = {""} | {path[:n] for path in paths for n, letter in enumerate(path) if letter == "/"}
+    for run in record.runs:
+        for step in run.steps:
+            if join(run.directory, step.name) in paths | above:
+                step.dated = 0
+    for meta in record.metas:
+        if meta.path in paths | above:
+            meta.inode = 0
 
 
 def is_rolled_back(history: str) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from forkwise.errors import CommitError, ForkwiseWarning
+from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
+from forkwise.files.store.interference import find_interference, find_waiting
 from forkwise.files.store.journal import (
     Meta,
     Slots,
@@ -27,13 +28,16 @@ from forkwise.files.store.journal import (
     sync_steps,
 )
 from forkwise.files.store.overlayfs import write_marks
-from forkwise.files.store.record import Record, is_rolled_back, keep_rolled_back, mark_rolled_back
+from forkwise.files.store.record import Record, forget_times, is_rolled_back, keep_rolled_back, mark_rolled_back
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
+from forkwise.linux.lease import Leases
 from forkwise.linux.trees import copy_entry, open_directory, open_root, remove_tree
 
 if TYPE_CHECKING:
+    from forkwise.files.store.changes import Conflict
     from forkwise.files.store.commit_plan import Plan
+    from forkwise.files.store.interference import OldEntry
 
 __all__ = ["Transaction", "as_commit_error", "recover"]
 
@@ -66,6 +70,7 @@ class Transaction:
         self.side = side or self.history
         self.prepared_directory = prepared_directory
         self.stage: str | None = None
+        self.record: Record | None = None
 
     def __enter__(self) -> Transaction:
         try:
@@ -80,10 +85,15 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             return
+        if isinstance(error, ConflictError) and self.record is not None:
+            forget_times(self.record, error.conflicts)
+            self.record.save(self.history, sync=self.record.durable)
         left = recover(self.state_dir, self.target)
+        changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
+        if isinstance(error, ConflictError):
+            error.args = (f"{self.branch} was not committed, everything is as before{changed}: {error.args[0]}",)
         if isinstance(error, OSError):
             at_path = f" at {error.filename!r}" if error.filename else ""
-            changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
             raise CommitError(
                 f"{self.branch} was not committed, everything is as before{changed}: {error.strerror}{at_path}",
                 branch=self.branch,
@@ -143,9 +153,23 @@ class Transaction:
             os.close(source)
             os.close(side)
 
-    def run(self, record: Record, layer: str | None, strip: Callable[[], None] | None = None) -> None:
-        """Apply the record's steps; ``strip`` removes the layer's overlay marks, which a rollback restores."""
-        self._apply(record, layer, strip)
+    def run(
+        self,
+        record: Record,
+        layer: str | None,
+        strip: Callable[[], None] | None = None,
+        removed: Sequence[OldEntry] = (),
+    ) -> None:
+        """Apply the record's steps; ``strip`` removes the layer's overlay marks, which a rollback restores.
+
+        Raises ConflictError if another process changed one of the ``removed`` entries meanwhile.
+        """
+        self.record = record
+        leases = Leases()
+        try:
+            self._apply(record, layer, strip, removed, leases)
+        finally:
+            leases.close()
         try:
             if record.durable:
                 sync_directories([f"{self.state_dir.path}/head"])
@@ -158,12 +182,21 @@ class Transaction:
                 f"{self.branch} was committed, but cleaning up failed: {error}", ForkwiseWarning, stacklevel=6
             )
 
-    def _apply(self, record: Record, layer: str | None, strip: Callable[[], None] | None) -> None:
+    def _apply(
+        self,
+        record: Record,
+        layer: str | None,
+        strip: Callable[[], None] | None,
+        removed: Sequence[OldEntry],
+        leases: Leases,
+    ) -> None:
         sync = record.durable
         if self.stage and _root_meta(record.metas) is None:
             record.metas.append(self.root)  # creating and removing the stage must not change the target's own mtime
         if sync:
             sync_content(record.runs, layer, self.side)
+        os.utime(self.history)
+        record.started = os.stat(self.history).st_mtime_ns
         record.save(self.history, sync=sync)
         if sync:
             sync_directories([self.history, f"{self.state_dir.path}/history", self.state_dir.path])
@@ -172,18 +205,29 @@ class Transaction:
         slots = Slots(self.target, layer, self.side)
         try:
             apply_steps(record.runs, record.metas, slots)
+            record.finish(self.history)
             if sync:
                 sync_steps(record.runs, record.metas, slots)
+            self._raise_conflicts(find_interference(removed, slots, leases))
         finally:
             slots.close()
         if self.stage:
             self._save_slots(sync)
         if record.home:
             os.rename(self.state_dir.home(record.home), f"{self.history}/home")
-        record.finish(self.history)
         if sync:
             sync_directories([self.history, f"{self.state_dir.path}/branches"])
+        self._raise_conflicts(find_waiting(leases))
         self.state_dir.advance(self.number, settled=self.stage is None)
+
+    def _raise_conflicts(self, conflicts: list[Conflict]) -> None:
+        if conflicts:
+            shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
+            raise ConflictError(
+                f"{self.branch} was not committed, nothing was changed: {shown}",
+                branch=self.branch,
+                conflicts=conflicts,
+            )
 
     def _save_slots(self, sync: bool) -> None:
         """Copy the target's old content from the stage to the record's directory, for undo."""
@@ -243,7 +287,7 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
             layer = None  # the commit of a whole view has no layer
     slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{state_dir.path}/{record.side}")
     try:
-        left = revert_steps(record.runs, record.metas, slots)
+        left = revert_steps(record.runs, record.metas, slots, record.started)
         if record.durable:
             sync_steps(record.runs, record.metas, slots)
     finally:
