@@ -106,7 +106,7 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
             branch.view_kind.thaw(branch.home, branch.parent.lowers)
         raise
     try:
-        return _run_commit(branch, info, resolution, moves=is_still, durable=durable, checks=on_conflict != "ours")
+        return _run_commit(branch, info, resolution, moves=is_still, durable=durable, checks=rebased or on_conflict != "ours")
     except ConflictError as error:
         raise _InterferenceError(error) from error
 
