@@ -5,8 +5,11 @@ It never follows a mount, and removes uncommitted changes only if forced.
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,21 +17,29 @@ from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import locked
 from forkwise.linux.mountinfo import is_mount_point
+from forkwise.linux.process_id import ProcessId
 from forkwise.linux.syscalls import MNT_DETACH, umount2
+from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root, remove_tree
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
     from forkwise.files.workspace import Workspace
 
-__all__ = ["Collected", "collect"]
+__all__ = ["MIRRORS", "OWNER_FILE", "Collected", "collect"]
+
+MIRRORS = ".forkwise/forks"
+"""The directory of the mirrors of forks in memory, below the current directory of their process."""
+OWNER_FILE = "owner"
+"""In the directory of a fork's mirror: the process that made it, as JSON."""
+_MAX_OWNER = 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
     """The result of a garbage collection.
 
-    ``removed`` lists branches and ``commit N``, ``listed`` the branches that were left because they have uncommitted
-    changes, ``freed`` is the freed disk space in bytes.
+    ``removed`` lists branches, ``commit N`` and ``mirror of fork ID``, ``listed`` the branches that were left because
+    they have uncommitted changes, ``freed`` is the freed disk space in bytes.
     """
 
     removed: tuple[str, ...] = ()
@@ -72,10 +83,57 @@ def collect(
                 _unmount_probe(home)
             for path in [*leftovers, *(state_dir.history(n) for n in old)]:
                 trash.discard(state_dir, path)
+        for root in (f"{state_dir.state}/mirrors", f"{workspace.path}/{MIRRORS}"):
+            names, size = _collect_mirrors(root, dry_run=dry_run)
+            removed += [f"mirror of fork {name}" for name in names]
+            freed += size
     if not dry_run:
         trash.wait_until_empty()
         trash.empty(state_dir.state)
     return Collected(tuple(removed), tuple(listed), freed)
+
+
+def _collect_mirrors(root: str, *, dry_run: bool) -> tuple[list[str], int]:
+    """Remove the mirrors of live forks whose processes were killed. Return the forks and the freed space.
+
+    Those of forks in memory are inside the workspace, so neither a symbolic link nor a mount is followed.
+    """
+    found: list[str] = []
+    freed = 0
+    top, _, below = root.rpartition("/.forkwise/")
+    try:
+        top_fd = open_root(top or root)
+    except OSError:
+        return [], 0
+    with closing_fd(top_fd):
+        try:
+            root_fd = open_directory(top_fd, f".forkwise/{below}" if top else "")
+        except OSError:
+            return [], 0
+        with closing_fd(root_fd):
+            for name in sorted(os.listdir(root_fd)):
+                owner = _read_owner(root_fd, f"{name}/{OWNER_FILE}")
+                if owner is None or owner.alive:
+                    continue
+                found.append(name)
+                freed += _size(f"/proc/self/fd/{root_fd}/{name}")
+                if not dry_run:
+                    remove_tree(root_fd, name)
+        if top and not dry_run:
+            for directory in (f".forkwise/{below}", ".forkwise"):
+                with suppress(OSError):  # not empty, or not there
+                    os.rmdir(directory, dir_fd=top_fd)
+    return found, freed
+
+
+def _read_owner(root_fd: int, path: str) -> ProcessId | None:
+    try:
+        with open(open_beneath(root_fd, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            return ProcessId.load(json.loads(file.read(_MAX_OWNER)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _unmount_probe(home: str) -> None:

@@ -318,9 +318,24 @@ class ForkCoordinator:
         return handle
 
     async def adopt(self, live: LiveFork, threads: Sequence[Thread], stack: AsyncExitStack) -> ForkHandle:
-        """Make an opened fork the current one, and start its branches. ``stack`` is closed with the fork."""
-        await self._open_mirror(live)
+        """Make an opened fork the current one, and start its branches. ``stack`` is closed with the fork.
+
+        If this fails or is cancelled, a new fork is aborted, and a resumed one stays as the killed process left it.
+        """
         self._live = live
+        live.resources = stack.pop_all()
+        try:
+            return await self._run_adopted(live, threads)
+        except BaseException as error:
+            reason = str(error) or "it was interrupted while it started"
+            work = self._detach_locked(live) if live.is_resumed else self._abort_locked(live, reason)
+            await finish(asyncio.ensure_future(work))
+            raise
+
+    async def _run_adopted(self, live: LiveFork, threads: Sequence[Thread]) -> ForkHandle:
+        live.hold()
+        await self._open_mirror(live)
+        live.mirror = self.materializer
         if self.inside is not None:
             self.inside.inner.append(self)
         for number, (spec, thread) in enumerate(zip(live.plan.specs, threads, strict=True)):
@@ -332,16 +347,12 @@ class ForkCoordinator:
             else:
                 self._turns.start_first(runtime)
         if live.plan.budget.seconds is not None:
-            stack.callback(asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all).cancel)
-        live.resources = stack.pop_all()
+            timer = asyncio.get_running_loop().call_later(live.plan.budget.seconds, self.stop_all)
+            live.resources.callback(timer.cancel)
         self.update_manifest()
         await self._turns.wait_for_files([r for r in live.branches.values() if not r.ready.is_set()])
         assert self.store is not None
-        try:
-            await self.store.save(live.handle)
-        except BaseException:
-            await finish(asyncio.ensure_future(self._abort_locked(live, "its handle could not be saved")))
-            raise
+        await self.store.save(live.handle)
         return live.handle
 
     async def _open_mirror(self, live: LiveFork) -> None:
@@ -355,6 +366,7 @@ class ForkCoordinator:
                 self.materializer = ForkMaterializer(directory, live.fork.id, keep)
             else:
                 self.materializer = await run_in_thread(ForkMaterializer, directory, live.fork.id, keep)
+            self.materializer.set_owner()
         except OSError as error:  # such as a current directory that is read-only: a fork works without a mirror
             warnings.warn(f"the branches are not mirrored: {error}", ForkwiseWarning, stacklevel=4)
         else:
@@ -598,15 +610,20 @@ class ForkCoordinator:
             if live.is_over:
                 return None
             handle = live.handle
-            for runtime in live.branches.values():
-                if runtime.is_running and runtime.status.current_turn:
-                    runtime.task.cancel("the fork was left")
-            await live.fork.detach()
-            await asyncio.wait([runtime.task for runtime in live.branches.values()])
-            live.save()
-            await self._close(live)
+            await self._detach_locked(live)
             self._live = None
             return handle
+
+    async def _detach_locked(self, live: LiveFork) -> None:
+        for runtime in live.branches.values():
+            if runtime.is_running and runtime.status.current_turn:
+                runtime.task.cancel("the fork was left")
+        await live.fork.detach()
+        tasks = [runtime.task for runtime in live.branches.values() if hasattr(runtime, "task")]
+        if tasks:
+            await asyncio.wait(tasks)
+        live.save()
+        await self._close(live)
 
     async def _close(self, live: LiveFork) -> None:
         live.is_over = True
@@ -616,6 +633,7 @@ class ForkCoordinator:
             await self.manifest.close()
         if self.materializer is not None:
             await run_in_thread(self.materializer.cleanup)
+        live.release()
         if live.is_resumed:
             for branch_id in live.branches:
                 await run_in_thread(abort_forks_inside, live.fork.ledger, live.source.parent.workspace, branch_id)

@@ -6,6 +6,8 @@ runs is not known here.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import os
 import secrets
 import warnings
@@ -18,9 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pydantic_ai
+import pydantic_graph
 from pydantic_ai.messages import ModelMessage
 
-from forkwise.concurrency import finish, run_in_thread
+from forkwise.concurrency import finish, is_loop_running, run_in_thread
 from forkwise.conversation.store import StoredConversation
 from forkwise.errors import (
     BranchingError,
@@ -41,6 +45,7 @@ from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
 from forkwise.fork.memory_fork import MemoryFork
 from forkwise.fork.resolve import replace_winner, unshelve_loser
 from forkwise.fork.runner import InProcessRunner
+from forkwise.linux import fds
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import (
     BranchOverlay,
@@ -56,6 +61,7 @@ from forkwise.live.branch_runtime import BranchRuntime, Thread, conversation_fro
 from forkwise.live.budget import BudgetTracker, ForkBudget
 from forkwise.live.checkpoints import Checkpoint, CheckpointStore, mark_files
 from forkwise.live.deps import DeepAgentDeps
+from forkwise.live.diff.mirror import ForkMaterializer
 from forkwise.live.fork_plan import KIND, ForkPlan
 from forkwise.live.values import BranchSpec, BranchState, BranchStatus, FlushError, FlushReport, ForkHandle
 from forkwise.testing.report import TestReport
@@ -298,6 +304,34 @@ class LiveFork:
     rejected: RejectedBranches | None = None
     is_resumed: bool = False
     is_over: bool = False
+    mirror: ForkMaterializer | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def hold(self) -> None:
+        """Keep the fork until `release`: its tasks are not collected as garbage, and it ends with this process.
+
+        Forks whose event loop was closed without them are dropped here, because nothing can await them any more.
+        """
+        for other in [fork for fork in _held if fork.loop is not None and fork.loop.is_closed()]:
+            other.drop()
+        self.loop = asyncio.get_running_loop()
+        _held[self] = fds.process_token()
+
+    def release(self) -> None:
+        """End what `hold` began."""
+        _held.pop(self, None)
+
+    def drop(self) -> None:
+        """Drop the fork without its event loop, which is closed or cannot run any more: its tasks and its mirror."""
+        self.release()
+        if self.loop is not None:
+            for task in asyncio.all_tasks(self.loop):
+                code = getattr(task.get_coro(), "cr_code", None)
+                if code is not None and code.co_filename.startswith(_TASK_SOURCES):
+                    # As asyncio does with tasks it gives up: otherwise it reports them when they are destroyed.
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+        if self.mirror is not None:
+            self.mirror.cleanup()
 
     @property
     def handle(self) -> ForkHandle:
@@ -403,6 +437,32 @@ class LiveFork:
         report = self.fork.ledger.attempt(winner.id).tests
         has_passed = report is not None and TestReport.from_json(report).is_pass
         self.fork.settings = replace(self.fork.settings, retest=tests if has_passed else None)
+
+
+#: The forks that are not resolved, each with the process that opened it.
+_held: dict[LiveFork, object] = {}
+#: The directories of packages whose tasks belong to a fork.
+_TASK_SOURCES = tuple(
+    os.path.dirname(p) + "/" for p in (os.path.dirname(__file__), pydantic_ai.__file__, pydantic_graph.__file__)
+)
+
+
+@atexit.register
+def _end_held() -> None:
+    """End the unresolved forks of this process: abort them on their event loops, as far as those can still run."""
+    for live in [fork for fork, owner in _held.items() if owner is fds.process_token()]:
+        loop = live.loop
+        if (
+            loop is not None
+            and not loop.is_closed()
+            and not loop.is_running()
+            and not is_loop_running()
+            and live.branches
+        ):
+            coordinator = next(iter(live.branches.values())).coordinator
+            with suppress(Exception):  # the process exits, and the mirror is removed below
+                loop.run_until_complete(coordinator.leave())
+        live.drop()
 
 
 async def start_fork(

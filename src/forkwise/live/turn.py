@@ -88,8 +88,10 @@ class BranchTurns:
         """Wait until each branch has its files, or has failed to get them."""
         for runtime in branches:
             ready = asyncio.ensure_future(runtime.ready.wait())
-            await asyncio.wait([ready, runtime.task], return_when=asyncio.FIRST_COMPLETED)
-            ready.cancel()
+            try:
+                await asyncio.wait([ready, runtime.task], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ready.cancel()
 
     async def run_first(self, runtime: BranchRuntime) -> tuple[bool, str]:
         """Run the first turn, as the work of the branch's attempt."""
@@ -223,6 +225,7 @@ class BranchCapability(AbstractCapability[Any]):
     """The hooks into the agent's run for one turn of a branch."""
 
     runtime: BranchRuntime = field(kw_only=True, repr=False)
+    _run_task: asyncio.Task[Any] | None = field(default=None, init=False, repr=False)
     _messages: Sequence[ModelMessage] = field(default=(), init=False, repr=False)
     _estimate: RequestEstimate | None = field(default=None, init=False, repr=False)
     _cap: Budget = field(init=False, repr=False)
@@ -234,6 +237,19 @@ class BranchCapability(AbstractCapability[Any]):
     def get_serialization_name(cls) -> str | None:
         """Return None: the capability belongs to one run and is not serialized."""
         return None
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
+        """Run, in a task that pydantic-ai made for it."""
+        self._run_task = asyncio.current_task()
+        result: AgentRunResult[Any] = await handler()
+        return result
+
+    async def end_run(self) -> None:
+        """End the task of a run that was cancelled: pydantic-ai leaves it waiting if the run had only just begun."""
+        task = self._run_task
+        if task is not None and task is not asyncio.current_task() and not task.done():
+            task.cancel()
+            await finish(asyncio.ensure_future(asyncio.wait([task])))
 
     def get_ordering(self) -> CapabilityOrdering:
         """Run innermost, to see the request as it is sent."""
@@ -433,6 +449,7 @@ async def take_turn(
     except (UsageLimitExceeded, RunTimedOut) as error:
         raise BudgetExceededError(str(error).partition(". Consider ")[0]) from error
     finally:
+        await capability.end_run()
         await runtime.close_inner()
         await abort_orphans(runtime)
         capability.save_messages()

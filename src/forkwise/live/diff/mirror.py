@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from forkwise.concurrency import finish, run_in_thread
+from forkwise.files.gc import MIRRORS, OWNER_FILE
+from forkwise.linux.process_id import ProcessId
 from forkwise.live.values import BranchStatus, FileChange
 
 __all__ = [
@@ -37,7 +40,7 @@ __all__ = [
 
 
 #: The parent of the mirror directories, which are named by fork id.
-FORKS_ROOT = Path(".forkwise/forks")
+FORKS_ROOT = Path(MIRRORS)
 
 _FILE_MODE = 0o444  # read-only, because an edit in the mirror would have no effect
 _MAX_NAME = 100
@@ -73,6 +76,8 @@ class ForkMaterializer:
     keep_artifacts: bool = False
     _parent_paths: dict[str, tuple[str, bool]] = field(default_factory=dict, init=False, repr=False)
     _created: list[Path] = field(default_factory=list, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _is_removed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.root = Path(self.root).absolute()
@@ -82,6 +87,11 @@ class ForkMaterializer:
         if not self.manifest_path().exists():
             # Nobody reads it yet, so it need not be replaced atomically: this is on the way of every fork.
             self.manifest_path().write_text(self._format_manifest([]))
+
+    def set_owner(self) -> None:
+        """Record this process in ``owner``, so that gc removes the mirror if the process is killed."""
+        if not self.keep_artifacts:
+            (self.root / OWNER_FILE).write_text(json.dumps(ProcessId.current().dump()))
 
     def manifest_path(self) -> Path:
         """Return the path of the manifest."""
@@ -147,14 +157,21 @@ class ForkMaterializer:
         """Remove the mirror, and the directories above it that it created, if empty."""
         if self.keep_artifacts:
             return
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.root)
+        with self._lock:
+            self._is_removed = True
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.root)
         for directory in self._created[1:]:
             if not _remove_if_empty(directory):
                 break
 
     def _write(self, target: Path, content: bytes, mode: int = _FILE_MODE) -> None:
-        """Replace a file atomically, so that no reader sees a partial one."""
+        """Replace a file atomically, so that no reader sees a partial one. After `cleanup`, do nothing."""
+        with self._lock:
+            if not self._is_removed:
+                self._replace(target, content, mode)
+
+    def _replace(self, target: Path, content: bytes, mode: int) -> None:
         self._clear(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=self.root, prefix=".writing-")
@@ -205,25 +222,35 @@ class ManifestWriter:
         self._mirror = mirror
         self._statuses = statuses
         self._is_due = False
-        self._write_task: asyncio.Task[None] | None = None
+        self._write: asyncio.Future[None] | None = None
 
     def schedule(self) -> None:
         """Schedule a write of the current statuses."""
         self._is_due = True
-        if self._write_task is None or self._write_task.done():
-            self._write_task = asyncio.create_task(self._write())
+        if self._write is None:
+            self._start_write()
 
     async def close(self) -> None:
         """Write the final statuses, and wait until they are written."""
         self.schedule()
-        assert self._write_task is not None
-        await finish(self._write_task)
+        while self._write is not None:
+            await finish(self._write)
+            await asyncio.sleep(0)  # for its callback
 
-    async def _write(self) -> None:
-        while self._is_due:
-            self._is_due = False
-            with suppress(OSError):  # such as a full disk: the manifest is informational
-                await run_in_thread(self._mirror.update_manifest, list(self._statuses()))
+    def _start_write(self) -> None:
+        # No task: branches end, and so schedule a write, while asyncio.run cancels all tasks and awaits no new ones.
+        self._is_due = False
+        self._write = run_in_thread(self._update, list(self._statuses()))
+        self._write.add_done_callback(self._continue)
+
+    def _update(self, statuses: Sequence[BranchStatus]) -> None:
+        with suppress(OSError):  # such as a full disk: the manifest is informational
+            self._mirror.update_manifest(statuses)
+
+    def _continue(self, _write: asyncio.Future[None]) -> None:
+        self._write = None
+        if self._is_due:
+            self._start_write()
 
 
 EditorKind = Literal["pycharm", "vscode", "tui", "custom"]
