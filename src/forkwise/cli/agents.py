@@ -1,7 +1,7 @@
 """The coding agents that ``--agent`` knows by name, read from TOML tables that users can extend.
 
-A table holds the command that runs an agent without questions, and what only this agent may use: its caches, its
-configuration, its API keys. All agents get network access.
+A table holds the command that runs an agent without questions, and what only this agent may use: views of its caches
+and its configuration, its API keys. All agents get network access.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import click
+
+from forkwise.fork.agent_paths import AgentPaths
 
 __all__ = ["Agent", "find_agent", "load_agents", "workspace_agents_file"]
 
@@ -42,6 +44,7 @@ class Agent:
     command: tuple[str, ...]
     writable: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
+    paths: AgentPaths = field(default_factory=AgentPaths)
     passes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     environment_when_confined: dict[str, str] = field(default_factory=dict)
@@ -118,6 +121,16 @@ def _is_command(value: Any) -> bool:
     return _is_words(value) and bool(value) and any(_PROMPT in word for word in value[1:])
 
 
+def _is_login(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) - {"newest"} == {"file", "keys"}
+        and isinstance(value["file"], str)
+        and _is_words(value["keys"])
+        and isinstance(value.get("newest", ""), str)
+    )
+
+
 def _is_variables(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
@@ -126,6 +139,10 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "command": _is_command,
     "writable": _is_words,
     "credentials": _is_words,
+    "branched": _is_words,
+    "sessions": _is_words,
+    "logins": lambda value: isinstance(value, list) and all(map(_is_login, value)),
+    "moved_by": _is_variables,
     "passes": _is_words,
     "environment": _is_variables,
     "environment_when_confined": _is_variables,
@@ -139,4 +156,27 @@ def _build_agent(name: str, table: dict[str, Any]) -> Agent:
             f"{table['source']}: [{name}] needs a command: a list of words, one of which contains {_PROMPT}"
         )
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Agent(name=name, **values)
+    moved = values.pop("moved_by", {})
+    paths = AgentPaths.from_json({key: values.pop(key, ()) for key in ("branched", "sessions", "logins")})
+    for path in (*paths.sessions, *(login.file for login in paths.logins)):
+        if paths.branched and not any(path == parent or path.startswith(f"{parent}/") for parent in paths.branched):
+            raise click.ClickException(
+                f"{table['source']}: {path} in [{name}] is not below one of its branched paths: add the directory to "
+                "branched"
+            )
+    return Agent(name=name, paths=_move(paths, moved), **values)
+
+
+def _move(paths: AgentPaths, moved: dict[str, str]) -> AgentPaths:
+    """Replace the directories that environment variables move, such as CODEX_HOME."""
+    targets = {path: target for variable, path in moved.items() if (target := os.environ.get(variable))}
+
+    def move(path: str) -> str:
+        found = next((p for p in targets if path == p or path.startswith(f"{p}/")), None)
+        return path if found is None else targets[found] + path[len(found) :]
+
+    return AgentPaths(
+        tuple(map(move, paths.branched)),
+        tuple(map(move, paths.sessions)),
+        tuple(replace(login, file=move(login.file)) for login in paths.logins),
+    )

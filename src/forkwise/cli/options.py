@@ -181,12 +181,16 @@ class ExploreOptions:
 
     def _allowance(self, agents: Sequence[Agent]) -> Allowance:
         from forkwise.explore.recipe import Allowance
+        from forkwise.fork.agent_paths import AgentPaths
 
+        credentials = [path for agent in agents for path in agent.credentials]
+        paths = sum((agent.paths for agent in agents), AgentPaths())
         names = [text for text in self.variables if "=" not in text]
         return Allowance(
             network="host" if agents and self.network is None else None,
             writable=tuple(dict.fromkeys(path for agent in agents for path in agent.writable)),
-            shown=tuple(dict.fromkeys(path for agent in agents for path in agent.credentials)),
+            shown=tuple(dict.fromkeys([*credentials, *(login.file for login in paths.logins)])),
+            paths=paths,
             passed=tuple(dict.fromkeys([*names, *(name for agent in agents for name in agent.passes)])),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
+from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
 from forkwise.fork.runner import SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
@@ -85,13 +86,19 @@ class Allowance:
 
     ``writable`` paths that do not exist are ignored. ``shown`` paths are not hidden: an agent's own credentials.
     ``passed`` are the names, as shell patterns, of variables that are passed on although the confinement drops them;
-    their values are never stored.
+    their values are never stored. ``paths`` are the agent's own directories, of which each candidate gets a view.
     """
 
     network: Network | None = None
     writable: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    paths: AgentPaths = field(default_factory=AgentPaths)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Allowance:
+        """Build it from its part of a recipe's JSON."""
+        return cls(**{**data, "paths": AgentPaths.from_json(data.get("paths", {}))})
 
     def apply_to(self, confinement: Confinement) -> Confinement:
         """Return ``confinement`` with these permissions added."""
@@ -102,6 +109,7 @@ class Allowance:
             network=self.network or confinement.network,
             writable=(*confinement.writable, *existing),
             shown=(*confinement.shown, *self.shown),
+            branched=(*confinement.branched, *self.paths.branched),
             given={**passed, **confinement.given},
         )
 
@@ -155,7 +163,7 @@ class Recipe:
         if data.get("format") != _FORMAT:
             raise LedgerError("this fork was started by a program: only that program can resume it")
         fields = {name: _freeze(value) for name, value in data.items() if name != "format"}
-        return cls(**{**fields, "allowance": Allowance(**fields.get("allowance", {}))})
+        return cls(**{**fields, "allowance": Allowance.from_json(fields.get("allowance", {}))})
 
     def build_confinement(self) -> Confinement:
         """Build the confinement of the tests and the judge; candidates get the allowance in addition."""
@@ -185,7 +193,7 @@ class Recipe:
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,
-            "runner": SandboxRunner(self.allowance.apply_to(self.build_confinement())),
+            "runner": SandboxRunner(self.allowance.apply_to(self.build_confinement()), self.allowance.paths),
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,

@@ -106,7 +106,9 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
             branch.view_kind.thaw(branch.home, branch.parent.lowers)
         raise
     try:
-        return _run_commit(branch, info, resolution, moves=is_still, durable=durable, checks=rebased or on_conflict != "ours")
+        return _run_commit(
+            branch, info, resolution, moves=is_still, durable=durable, checks=rebased or on_conflict != "ours"
+        )
     except ConflictError as error:
         raise _InterferenceError(error) from error
 
@@ -118,7 +120,8 @@ def _clean_up(branch: Branch, record: Record) -> None:
         home = f"{branch.parent.state_dir.history(record.number)}/home"
         branch.view_kind.release(home)
         discard(branch.parent.state_dir, home)
-    for name in ("copies", "bases"):  # a committed branch is neither restored to an earlier copy nor merged again
+    # A committed branch is neither restored to an earlier copy, nor merged again, nor used to run a command.
+    for name in ("copies", "bases", "paths"):
         unused = f"{branch.parent.state_dir.history(record.number)}/home/{name}"
         if os.path.isdir(unused):
             discard(branch.parent.state_dir, unused)

@@ -171,9 +171,9 @@ def _abandoned_homes(workspace: Workspace) -> Iterator[str]:
 
 
 def _abandoned_probes(state: str) -> Iterator[str]:
-    """Yield the directories in which a process that was killed had probed a view."""
+    """Yield the directories in which a process that was killed had probed a view, or set path views aside."""
     for name in os.listdir(state):
-        if name.startswith(".probe-") and _is_dead(name):
+        if name.startswith((".probe-", ".paths-")) and _is_dead(name):
             yield f"{state}/{name}"
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.gc import Collected, collect
 from forkwise.files.workspace import Workspace
+from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.evaluation import is_scratch
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, reconcile
 from forkwise.ledger.sqlite import open_ledger
@@ -196,10 +197,20 @@ def clean_up(
                 StoredFork(ledger, workspace, fork.id).wait_until_idle()
         aborted = tuple(fork.id for fork in interrupted)
         wanted = families.wanted(aborted)
+        if not dry_run:
+            _take_abandoned_logins(workspace)
         collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted)
         forgotten = ledger.prune(keep=keep_forks, dry_run=dry_run)
         unfinished = [fork for fork in families.unfinished() if fork.id not in aborted]
     return CleanupReport(collected, aborted, tuple(forgotten), tuple(unfinished))
+
+
+def _take_abandoned_logins(workspace: Workspace) -> None:
+    """Take over the logins that attempts refreshed before their process was killed."""
+    for branch in workspace.branches():
+        with suppress(BranchNotFoundError):
+            if not branch.owner_alive:
+                take_logins(branch)
 
 
 class _Families:

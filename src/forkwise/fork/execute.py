@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
+from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
 from forkwise.fork.runner import Job
@@ -75,7 +76,9 @@ def _reopen_branch(parent: Parent, name: str) -> Branch:
 def _create_branch(parent: Parent, name: str) -> Branch:
     """Create a branch; drop one of the same name that a killed process left."""
     with suppress(BranchNotFoundError):
-        Branch.open(parent, name).abort()
+        found = Branch.open(parent, name)
+        take_logins(found)
+        found.abort()
     return parent.branch(name, None, None)
 
 

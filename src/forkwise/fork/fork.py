@@ -28,6 +28,7 @@ from forkwise.errors import (
 from forkwise.files.branch import Branch
 from forkwise.files.store import trash
 from forkwise.files.workspace import Workspace
+from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
@@ -500,10 +501,11 @@ class Fork:
                 await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch, retest: Retest | None) -> Commit:
-        if self.settings.policy is None:
-            return commit_winner(branch, self.settings.on_conflict, retest=retest)
-        self.landed = land(branch, self.settings.policy, retest=retest)
-        return self.landed.commit
+        with conclude_agent_paths(branch):
+            if self.settings.policy is None:
+                return commit_winner(branch, self.settings.on_conflict, retest=retest)
+            self.landed = land(branch, self.settings.policy, retest=retest)
+            return self.landed.commit
 
     async def await_pick(self, favourite: Attempt | None, how: str) -> None:
         """End all attempts and keep their branches, so that the user can pick the winner later."""

@@ -31,6 +31,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
+from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.retest import MAX_ROUNDS, Retest, build_busy_error, commit_retested, prepare_commit
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
@@ -326,9 +327,10 @@ def _commit_outcome(
     if winner is not None:
         _commit_nested(fork, winner, branch, on_conflict, trust)
     try:
-        if policy is not None:
-            return land(branch, policy, retest=retest)
-        return Landed(commit_winner(branch, on_conflict, trust=trust, retest=retest))
+        with conclude_agent_paths(branch):
+            if policy is not None:
+                return land(branch, policy, retest=retest)
+            return Landed(commit_winner(branch, on_conflict, trust=trust, retest=retest))
     except BranchingError:
         with suppress(BranchNotFoundError):
             branch.keep()

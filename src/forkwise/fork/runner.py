@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from forkwise.concurrency import CallResult, run_in_thread, try_call
+from forkwise.concurrency import CallResult, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
+from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
@@ -128,9 +129,13 @@ class SandboxRunner(Runner):
     A function runs in a fork of this process: it sees a copy of the memory, and its changes to it are lost. Its return
     value is returned as JSON; a value that JSON cannot express is returned as True or False, its ``bool()``. A job may
     itself branch the workspace that it sees; what it commits there becomes part of its branch.
+
+    ``agent_paths`` says what is taken from the ``branched`` paths of the confinement: refreshed logins when a command
+    is over, and sessions of the winner.
     """
 
-    def __init__(self, confinement: str | Confinement = "standard") -> None:
+    def __init__(self, confinement: str | Confinement = "standard", agent_paths: AgentPaths | None = None) -> None:
+        self._agent_paths = agent_paths
         base = Confinement.preset(confinement)
         state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
         self.confinement = replace(base, given={**state, **base.given})
@@ -146,6 +151,9 @@ class SandboxRunner(Runner):
             given={**self.confinement.given, **job.environment},
         )
         started = time.monotonic()
+        paths = list(confinement.branched_paths())
+        if self._agent_paths is not None and paths:
+            await finish_then_cancel(run_in_thread(self._agent_paths.prepare, job.branch, paths))
         try:
             done = await arun_in_branch(
                 job.branch,
@@ -157,6 +165,9 @@ class SandboxRunner(Runner):
             )
         except (ProcessBranchError, OSError) as error:
             return RunEnd("raised", error=error, wall=time.monotonic() - started)
+        finally:
+            if self._agent_paths is not None and paths:
+                await finish_then_cancel(run_in_thread(take_logins, job.branch))
         return RunEnd(
             done.ending,
             exit_code=done.returncode,

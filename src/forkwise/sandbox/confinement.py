@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
@@ -237,7 +237,9 @@ class Confinement:
 
     Files: the workspace's path is the branch. With ``read_only`` the rest of the filesystem is read-only, except
     ``writable`` paths, and ``/tmp`` is the process's own; ``hidden`` paths are empty, except those that are ``shown``.
-    forkwise's own state is hidden, except ``readable`` paths in it.
+    Of ``branched`` paths, which may be directories or files, the process sees a copy-on-write view that belongs to the
+    branch: its changes stay there. A path that is also writable is not branched. forkwise's own state is hidden, except
+    ``readable`` paths in it.
 
     Network: the ``host``'s, ``none`` at all, or a ``private`` one: its own loopback, and an uplink through ``pasta`` or
     ``slirp4netns`` if one is installed.
@@ -256,6 +258,7 @@ class Confinement:
     read_only: bool = True
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    branched: tuple[str, ...] = ()
     hidden: tuple[str, ...] = CREDENTIALS
     shown: tuple[str, ...] = ()
     network: Network = "host"
@@ -305,13 +308,13 @@ class Confinement:
         return {**kept, **self.given}
 
     def hidden_paths(self, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Return the hidden paths that exist, except those that are writable or shown.
+        """Return the hidden paths that exist, except those that are writable, branched or shown.
 
         ``environment`` is that of the process: its home directory counts too if it is another one.
         """
         homes = _find_homes(environment or {})
         shown = [os.path.realpath(path) for path in _expand_paths(self.shown, homes)]
-        allowed = {*shown, *self.writable_paths()}
+        allowed = {*shown, *self.writable_paths(), *self.branched_paths().values()}
         # A variable may name anything; the root, or a home directory as a whole, is no store of credentials.
         never = ("/", *map(os.path.realpath, homes))
         found = dict.fromkeys(os.path.realpath(p) for p in _expand_paths(self.hidden, homes) if os.path.exists(p))
@@ -332,6 +335,20 @@ class Confinement:
     def writable_paths(self) -> list[str]:
         """Return the writable paths, each of which must exist."""
         return [os.path.realpath(os.path.expanduser(p)) for p in self.writable]
+
+    def branched_paths(self) -> dict[str, str]:
+        """Return the real paths of the branched paths that exist and are not writable, by their absolute paths."""
+        writable = self.writable_paths()
+        found = {p: os.path.realpath(p) for p in map(os.path.abspath, map(os.path.expanduser, self.branched))}
+        found = {p: real for p, real in found.items() if os.path.exists(real) and not _is_inside_any(real, writable)}
+        reals = sorted(set(found.values()))
+        outer = {real for real in reals if not _is_inside_any(real, [p for p in reals if p != real])}
+        by_real = {real: p for p, real in reversed(found.items()) if real in outer}
+        return {p: real for real, p in by_real.items()}
+
+
+def _is_inside_any(path: str, directories: Iterable[str]) -> bool:
+    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
 
 
 def _looks_secret(name: str, value: str) -> bool:

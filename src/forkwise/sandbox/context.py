@@ -168,9 +168,9 @@ class BranchContext:
 
         If this is interrupted, the processes that exist already read end-of-file and exit.
         """
-        call = self._build_call(
-            plan_jail(self._workspace, mount.view_path, self._branch, self._confinement, os.environ), supervision
-        )
+        jail = plan_jail(self._workspace, mount.view_path, self._branch, self._confinement, os.environ)
+        mount.add_views(jail)
+        call = self._build_call(jail, supervision)
         init_socket = function_socket = status_fd = status_writer_fd = start_fd = start_writer_fd = -1
         try:
             init_socket, function_socket = fds.socketpair()

@@ -11,12 +11,13 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
+from forkwise.files.path_view import PathView, make_path_view
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
 from forkwise.files.views.overlay import (
@@ -94,7 +95,8 @@ def _landlock_paths(workspace_path: str, confinement: Confinement) -> list[str] 
     """
     if abi() < _MIN_LANDLOCK_ABI:
         return None
-    directories = [workspace_path, *_TEMPORARY, "/dev", "/proc", *confinement.writable_paths()]
+    writable = [*confinement.writable_paths(), *confinement.branched_paths().values()]
+    directories = [workspace_path, *_TEMPORARY, "/dev", "/proc", *writable]
     return [p for p in directories if os.path.exists(p)]
 
 
@@ -112,6 +114,11 @@ def plan_landlock(view_path: str, temporary: str, confinement: Confinement) -> J
         raise NamespaceError(
             f"the network {confinement.network!r} needs network namespaces, which are not available here: "
             "allow them, or use the network 'host'"
+        )
+    if branched := confinement.branched_paths():
+        raise NamespaceError(
+            f"a copy-on-write view of {', '.join(branched)} needs mount namespaces, which are not available here: "
+            "allow them, or let the command change the path itself by listing it as writable (--writable)"
         )
     writable = [view_path, temporary, *confinement.writable_paths(), *usual_devices()]
     return Jail(
@@ -163,16 +170,20 @@ def _mounts(
     cover += [Mount("tmpfs", p, options=_COVER) for p in hidden if _is_inside(workspace_path, p)]
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
-    mounts += [m for m in writable if m not in covered] + cover + covered
+    branched = _mount_branched(workspace_path, branch, confinement)
+    outside = [m for m in branched if not _is_inside(m.target, workspace_path)]
+    mounts += [m for m in writable if m not in covered] + outside + cover + covered
     if view_path is not None:
         mounts.append(Mount("bind", workspace_path, view_path, writable=True))
     elif isinstance(branch, Branch):
         lowers = list(branch.parent.lowers)
         mounts.append(Mount("overlay", workspace_path, branch.home, writable=True, lowers=lowers, options=OPTIONS))
+    mounts += [m for m in branched if m not in outside]
     if branchfs_mount is not None:
         mounts.append(Mount("mask", f"{workspace_path}/{CONTROL_FILE}"))
     # On top of the branch, because a hidden path may be inside the workspace.
-    kept = {m.target: m for m in (*(Mount("bind", p, p) for p in confinement.shown_paths(environment)), *writable)}
+    shown = [Mount("bind", p, p) for p in confinement.shown_paths(environment)]
+    kept = {m.target: m for m in (*shown, *writable, *branched)}
     for path in (p for p in hidden if not _is_inside(workspace_path, p)):
         inside = [m for target, m in kept.items() if _is_inside(target, path) and not _is_inside(path, workspace_path)]
         mounts += [Mount("tmpfs", path, options=_COVER), *inside] if inside else [Mount("mask", path)]
@@ -180,6 +191,42 @@ def _mounts(
         mounts += [Mount("mask", p) for p in _find_bound_sockets()]
     mounts.append(Mount("proc", "/proc", writable=True, options=" ".join(_find_proc_settings())))
     return mounts
+
+
+def _mount_branched(workspace_path: str, branch: Parent | None, confinement: Confinement) -> list[Mount]:
+    """Create the views of the branched paths, unless the branch has them, reserve them, and return their mounts."""
+    mounts: list[Mount] = []
+    paths = {given: path for given, path in confinement.branched_paths().items() if path != workspace_path}
+    if paths and not isinstance(branch, Branch):
+        raise BranchError(
+            f"a copy-on-write view of {', '.join(paths)} belongs to a branch, and this command runs in none: run it in "
+            "a branch, or list the path as writable"
+        )
+    try:
+        for given, path in paths.items():
+            assert isinstance(branch, Branch)
+            view = make_path_view(branch, given)
+            if view.kind == "overlay":
+                _reserve_view(branch, view)
+                mounts.append(Mount("overlay", path, view.home, writable=True, lowers=[path], options=OPTIONS))
+            else:
+                mounts.append(Mount("bind", path, view.content, writable=True))
+    except BaseException:
+        for reserved_mount in mounts:
+            if reserved_mount.kind == "overlay":
+                release_private_mount(reserved_mount.source)
+        raise
+    return mounts
+
+
+def _reserve_view(branch: Branch, view: PathView) -> None:
+    with branch._lock():
+        if not reserve_private_mount(view.home):
+            raise BranchError(
+                f"the view of {view.given} in {branch.branch_path} is in use by another sandbox: wait until that ends",
+                branch=branch.name,
+            )
+        clear_volatile_mark(view.home)
 
 
 def _find_branchfs(path: str) -> str | None:
@@ -266,7 +313,11 @@ def reserved(branch: Branch | Workspace) -> Iterator[PrivateMount]:
     dropped at the end of the block unless ``PrivateMount.set_sandbox`` was called.
     """
     if isinstance(branch, Workspace) or not is_private(branch):
-        yield PrivateMount(None, os.fspath(branch.path))
+        mount = PrivateMount(None, os.fspath(branch.path))
+        try:
+            yield mount
+        finally:
+            mount.release_views()
         return
     with branch._lock():
         if not reserve_private_mount(branch.home):
@@ -280,6 +331,7 @@ def reserved(branch: Branch | Workspace) -> Iterator[PrivateMount]:
     try:
         yield mount
     finally:
+        mount.release_views()
         if not mount.has_sandbox:
             release_private_mount(branch.home)
 
@@ -289,15 +341,27 @@ class PrivateMount:
     """The mount of a branch for one sandbox.
 
     ``view_path`` is the host's path of the branch, or None if only the sandbox mounts it; ``home`` is then the branch's
-    home.
+    home. ``views`` are the homes of its views of other paths, which only sandboxes mount.
     """
 
     home: str | None
     view_path: str | None
     has_sandbox: bool = False
+    views: list[str] = field(default_factory=list)
 
     def set_sandbox(self, pid: int) -> None:
         """Record the sandbox by its first process, whose end unmounts the branch."""
-        if self.home is not None:
-            set_private_owner(self.home, ProcessId.of(pid))
-            self.has_sandbox = True
+        for home in (self.home, *self.views):
+            if home is not None:
+                set_private_owner(home, ProcessId.of(pid))
+        self.has_sandbox = True
+
+    def add_views(self, jail: Jail) -> None:
+        """Note the views of other paths in a jail, which ``plan_jail`` reserved."""
+        self.views = [m.source for m in jail.mounts if m.kind == "overlay" and m.target != jail.cwd]
+
+    def release_views(self) -> None:
+        """Drop the reservations of the views if no sandbox was started."""
+        if not self.has_sandbox:
+            for home in self.views:
+                release_private_mount(home)

@@ -113,6 +113,7 @@ def spawn(
     try:
         with reserved(branch) as mount:
             jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment)
+            mount.add_views(jail)
             return _start(jail, argv, environment, stdio, options, mount)
     except NamespaceError as error:
         if not wanted.landlock_instead or not is_refusal(error.errno):

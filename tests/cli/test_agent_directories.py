@@ -1,0 +1,486 @@
+"""Agents' own directories: each attempt changes a view of them, and only sessions and refreshed logins return.
+
+The agents are stand-ins that run the shell script in $SCRIPT, in which $FORKWISE_ATTEMPT tells attempts apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from forkwise import Workspace
+from forkwise.cli.agents import load_agents
+from forkwise.cli.app import Exit
+from tests.cli.test_agents import NAMES
+from tests.cli.test_agents import home as home  # noqa: PLC0414 - a fixture
+from tests.cli.test_unprivileged import NAMESPACES, place, python, readable, run_unprivileged
+from tests.need import need
+from tests.unprivileged import UNPRIVILEGED
+
+__all__ = ["place", "readable", "run_unprivileged"]
+
+Run = Callable[..., Result]
+HOUR_MS = 3600_000
+SESSIONS = {
+    "claude": "~/.claude/projects/-p/{0}.jsonl",
+    "codex": "~/.codex/sessions/2030/01/02/rollout-{0}.jsonl",
+    "gemini": "~/.gemini/tmp/abc/chats/session-{0}.json",
+    "opencode": "~/.local/share/opencode/storage/session/p/{0}.json",
+}
+
+
+def install(home: Path, *names: str) -> None:
+    """Put stand-ins on PATH."""
+    for name in names:
+        (home / "bin").mkdir(exist_ok=True)
+        (home / "bin" / name).write_text('#!/bin/sh\nexec sh -c "$SCRIPT"\n')
+        (home / "bin" / name).chmod(0o755)
+
+
+def read_tree(directory: Path) -> dict[str, Any]:
+    """Return the content, mode and times of everything below a directory."""
+    found: dict[str, Any] = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        found[str(path.relative_to(directory))] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+def list_views(state: Path) -> list[Path]:
+    """List the views of agents' directories in branches, and in commits that can be undone."""
+    return [*state.glob("*/branches/**/paths"), *state.glob("*/history/*/home/paths")]
+
+
+def write_login(home: Path, expires: float, token: str = "old") -> Path:
+    """Write a login of claude's, with a value that no attempt may change."""
+    (home / ".claude").mkdir(exist_ok=True)
+    path = home / ".claude/.credentials.json"
+    path.write_text(format_login(expires, token, "max"))
+    path.chmod(0o600)
+    return path
+
+
+def format_login(expires: float, token: str, plan: str = "stolen") -> str:
+    """Return a login as claude writes it."""
+    login = {"accessToken": f"a-{token}", "refreshToken": f"r-{token}", "expiresAt": expires, "subscriptionType": plan}
+    return json.dumps({"claudeAiOauth": login})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failed_attempt_leaves_nothing_in_them(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(home, name)
+    for path in load_agents(project)[name].paths.branched:
+        directory = Path(path.replace("~", str(home)))
+        if directory.suffix == ".json":
+            directory.write_text("{}")
+        else:
+            directory.mkdir(parents=True)
+            (directory / "settings.json").write_text("{}")
+            (directory / "old").write_text("old")
+    before = read_tree(home)
+    script = ["set -e"]
+    for path in load_agents(project)[name].paths.branched:
+        at = path.replace("~", str(home))
+        script.append(
+            f"echo hook > {at}"
+            if at.endswith(".json")
+            else f"echo hook > {at}/settings.json; mkdir {at}/new; mv {at}/old {at}/new; ln -s /etc {at}/link"
+        )
+        script.append(f"cat {at} 2>/dev/null || cat {at}/settings.json")
+    if name in SESSIONS:
+        session = SESSIONS[name].format(1).replace("~", str(home))
+        script.append(f"mkdir -p $(dirname {session}); echo lost > {session}")
+    monkeypatch.setenv("SCRIPT", "\n".join([*script, "exit 1"]))
+    said = run("best-of", "1", "--json", "--agent", name, "fix it", code=Exit.NO_WINNER).stdout
+    assert "exit code 1" in said
+    assert read_tree(home) == before
+
+
+@pytest.mark.parametrize("name", sorted(SESSIONS))
+def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
+    run: Run, project: Path, home: Path, state: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(home, name)
+    session = Path(SESSIONS[name].format("$FORKWISE_ATTEMPT").replace("~", str(home)))
+    branched = next(p for p in load_agents(project)[name].paths.branched if SESSIONS[name].startswith(f"{p}/"))
+    directory = Path(branched.replace("~", str(home)))
+    directory.mkdir(parents=True)
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"mkdir -p {session.parent} && echo mine > {session} && ls {session.parent} > seen.txt\n"
+        f"echo hook > {directory}/settings.json; echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE",
+    )
+    run("best-of", "3", "--agent", name, "fix it")
+    kept = Path(str(session).replace("$FORKWISE_ATTEMPT", "2"))
+    assert [p for p in directory.rglob("*") if p.is_file()] == [kept]
+    assert kept.read_text() == "mine\n"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert (project / "seen.txt").read_text() == f"{kept.name}\n"  # nothing of the attempts beside it
+    assert Workspace(project).branches() == []
+    assert list_views(state) == []
+
+
+def test_a_session_is_continued_but_not_rewritten(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(home, "claude")
+    sessions = home / ".claude/projects/-p"
+    sessions.mkdir(parents=True)
+    for name in ("longer", "shorter", "other", "same"):
+        (sessions / f"{name}.jsonl").write_text("one\ntwo\n")
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"cd {sessions}; echo three >> longer.jsonl; echo one > shorter.jsonl; touch same.jsonl; "
+        "printf 'one\\nTWO\\nthree\\n' > other.jsonl",
+    )
+    said = run("run", "--agent", "claude", "go on").stderr
+    content = {path.stem: path.read_text() for path in sessions.iterdir()}
+    old = "one\ntwo\n"
+    assert content == {"longer": f"{old}three\n", "shorter": old, "other": old, "same": old}
+    assert "projects/-p/shorter.jsonl: it is shorter than the session was" in said
+    assert "projects/-p/other.jsonl: it does not begin with what the session was" in said
+
+
+def test_the_newest_login_is_taken_over_also_from_a_loser(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    now = int(time.time() * 1000)
+    path = write_login(home, now)
+    logins = {n: format_login(now + n * HOUR_MS, str(n)) for n in (1, 2)}
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"case $FORKWISE_ATTEMPT in 0) echo '{logins[1]}' > {path};; 1) echo '{logins[2]}' > {path}; exit 1;; "
+        f"2) echo '{format_login(now - HOUR_MS, 'older')}' > {path}.new; mv {path}.new {path};; esac",
+    )
+    run("best-of", "4", "--agent", "claude", "fix it")
+    login = json.loads(path.read_text())["claudeAiOauth"]
+    expected = {"accessToken": "a-2", "refreshToken": "r-2", "expiresAt": now + 2 * HOUR_MS, "subscriptionType": "max"}
+    assert login == expected
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "echo garbage > {0}",
+        ": > {0}",
+        "rm {0}; ln -s {1}/.ssh/id {0}",
+        "rm {0}; mkfifo {0}",
+        "truncate -s 1T {0}",
+        "head -c 200000 /dev/zero | tr '\\0' '[' > {0}",
+        "rm {0}; ln {1}/.claude/other {0}; echo '{{}}' > {0}",
+        "rm {0}; mkdir {0}",
+        "rm {0}",
+        "echo '{far}' > {0}",
+        "echo '{empty}' > {0}",
+        "echo '{control}' > {0}",
+        "echo '{other}' > {0}",
+        "echo '{number}' > {0}",
+    ],
+)
+def test_a_login_that_is_not_valid_is_not_taken_over(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    install(home, "claude")
+    now = int(time.time() * 1000)
+    path = write_login(home, now)
+    (home / ".ssh").mkdir()
+    (home / ".ssh/id").write_text(format_login(now + HOUR_MS, "key"))
+    (home / ".claude/other").write_text("")
+    before = path.read_bytes()
+    texts = {
+        "far": format_login(now * 1000, "far"),
+        "empty": format_login(now + HOUR_MS, "x").replace("r-x", ""),
+        "control": format_login(now + HOUR_MS, "\\u001b[2J"),
+        "other": '{"claudeAiOauth": ["accessToken"]}',
+        "number": format_login(float("inf"), "x"),
+    }
+    monkeypatch.setenv("SCRIPT", damage.format(path, home, **texts))
+    run("run", "--agent", "claude", "fix it")
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, "other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "before", "after"),
+    [
+        (
+            "codex",
+            "~/.codex/auth.json",
+            {
+                "OPENAI_API_KEY": None,
+                "tokens": {"id_token": "i", "access_token": "a", "refresh_token": "r", "account_id": "me"},
+                "last_refresh": "2026-01-01T00:00:00.123456789Z",
+            },
+            {
+                "OPENAI_API_KEY": "planted",
+                "tokens": {"id_token": "I", "access_token": "A", "refresh_token": "R", "account_id": "you"},
+                "last_refresh": "2026-01-02T00:00:00.123456789Z",
+            },
+        ),
+        (
+            "gemini",
+            "~/.gemini/oauth_creds.json",
+            {"access_token": "a", "refresh_token": "r", "expiry_date": 1769159945362.7791, "scope": "s"},
+            {"access_token": "A", "refresh_token": "r", "expiry_date": 1769159999999.5, "scope": "S"},
+        ),
+        (
+            "opencode",
+            "~/.local/share/opencode/auth.json",
+            {"one": {"type": "oauth", "access": "a", "refresh": "r", "expires": 5}, "two": {"type": "api", "key": "k"}},
+            {"one": {"type": "o", "access": "A", "refresh": "R", "expires": 6}, "two": {"type": "api", "key": "K"}},
+        ),
+        (
+            "goose",
+            "~/.config/goose/databricks/oauth/0123.json",
+            {"access_token": "a", "refresh_token": "r", "expires_at": "2026-01-01T00:00:00Z"},
+            {"access_token": "A", "refresh_token": "R", "expires_at": "2026-01-01T01:00:00Z"},
+        ),
+    ],
+)
+def test_the_logins_of_each_agent(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, before: Any, after: Any
+) -> None:
+    install(home, name)
+    path = Path(file.replace("~", str(home)))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(before, indent=2) + "\n")
+    monkeypatch.setenv("SCRIPT", f"echo '{json.dumps(after)}' > {path}; exit 1")
+    run("run", "--agent", name, "fix it", code=Exit.NO_WINNER)
+    text = path.read_text()
+
+    def take(old: Any, new: Any) -> Any:
+        """Return what is expected: values that only the user may set are in lower case in both."""
+        if isinstance(old, dict):
+            return {key: take(old[key], new[key]) for key in old}
+        return old if new in ("planted", "you", "S", "o", "K") else new
+
+    assert json.loads(text) == take(before, after)
+    assert text.startswith("{\n  ")
+    assert text.endswith("}\n")
+
+
+def test_hostile_session_files_change_nothing(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(home, "claude")
+    own = home / ".claude/projects/-p"
+    own.mkdir(parents=True)
+    (home / ".ssh").mkdir()
+    (home / ".ssh/id").write_text("secret\n")
+    (home / "other").mkdir()
+    (own / "link.jsonl").symlink_to(home / "other/target")
+    (home / ".claude/projects/outside").symlink_to(home / "other")
+    before = read_tree(home)
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"cd {own}\n"
+        f"ln -s {home}/.ssh/id a.jsonl; mkfifo b.jsonl; truncate -s 1T c.jsonl; mkdir d.jsonl\n"
+        f"ln -s {home}/.ssh e; ln -s ../../.. f\n"
+        "rm link.jsonl; echo planted > link.jsonl\n"
+        "rm ../outside; mkdir ../outside; echo planted > ../outside/x.jsonl\n"
+        "echo '#!/bin/sh' > run.sh; echo x > note.md; mkdir memory; echo x > memory/MEMORY.md\n"
+        "echo x > g; ln g h.jsonl; mkdir -m 0 shut\n"
+        "n=0; while [ $n -lt 40 ]; do mkdir -p deep && cd deep; n=$((n+1)); done; echo x > y.jsonl",
+    )
+    said = run("run", "--agent", "claude", "fix it").stderr
+    assert read_tree(home) == before
+    for name in ("a", "b", "c", "h", "link"):
+        assert f"projects/-p/{name}.jsonl: " in said
+    assert "projects/outside/x.jsonl: " in said
+
+
+def test_a_user_defines_what_is_branched_and_kept(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "helper")
+    (home / ".config/forkwise").mkdir(parents=True)
+    (home / ".config/forkwise/agents.toml").write_text(
+        '[helper]\ncommand = ["helper", "{prompt}"]\nbranched = ["~/.helper"]\nsessions = ["~/.helper/log/*.txt"]\n'
+        'moved_by = { HELPER_HOME = "~/.helper" }\nwritable = ["~/.cache/helper"]\n'
+        '[[helper.logins]]\nfile = "~/.helper/key.json"\nkeys = ["token"]\n'
+    )
+    moved = tmp_path / "moved"
+    for directory in (moved, home / ".helper", home / ".cache/helper"):
+        directory.mkdir(parents=True)
+        (directory / "key.json").write_text('{"token":"old","plan":1}')
+        os.utime(directory / "key.json", (1, 1))
+    monkeypatch.setenv("HELPER_HOME", str(moved))
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"cd {moved} && mkdir -p log/sub && echo x > log/a.txt && echo x > log/sub/b.txt && echo x > c.txt && "
+        f"""echo '{{"token":"new","plan":2}}' > key.json && touch {home}/.cache/helper/here""",
+    )
+    run("run", "--agent", "helper", "fix it")
+    assert sorted(str(p.relative_to(moved)) for p in moved.rglob("*")) == ["key.json", "log", "log/a.txt"]
+    assert (moved / "key.json").read_text() == '{"token":"new","plan":1}'
+    assert (home / ".helper/key.json").read_text() == '{"token":"old","plan":1}'
+    assert (home / ".cache/helper/here").exists()  # writable: on the host itself
+
+
+def test_what_is_kept_must_be_branched(run: Run, home: Path) -> None:
+    (home / ".config/forkwise").mkdir(parents=True)
+    (home / ".config/forkwise/agents.toml").write_text('[claude]\nsessions = ["~/.ssh/*"]\n')
+    said = run("run", "--agent", "claude", "fix it", code=1).stderr
+    assert "~/.ssh/* in [claude] is not below one of its branched paths" in said
+
+
+def test_a_path_that_the_user_makes_writable_is_not_branched(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    (home / ".claude").mkdir()
+    monkeypatch.setenv("SCRIPT", f"touch {home}/.claude/here; exit 1")
+    run("run", "--writable", str(home / ".claude"), "--agent", "claude", "fix it", code=Exit.NO_WINNER)
+    assert (home / ".claude/here").exists()
+
+
+def test_a_pick_keeps_the_sessions_of_the_attempt_that_was_picked(
+    run: Run, ask: Callable[..., Any], home: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    sessions = home / ".claude/projects"
+    sessions.mkdir(parents=True)
+    monkeypatch.setenv("SCRIPT", f"echo x > {sessions}/$FORKWISE_ATTEMPT.jsonl; echo x > $FORKWISE_ATTEMPT.txt")
+    run("best-of", "2", "--no-commit", "--agent", "claude", "fix it")
+    assert list(sessions.iterdir()) == []
+    fork = ask("ls")["forks"][0]["id"]
+    run("pick", f"{fork}.2")
+    assert [path.name for path in sessions.iterdir()] == ["1.jsonl"]
+    assert list_views(state) == []
+
+
+def test_a_winner_that_cannot_be_committed_keeps_its_sessions_until_it_is(
+    run: Run, project: Path, home: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    sessions = home / ".claude/projects"
+    sessions.mkdir(parents=True)
+    monkeypatch.setenv("SCRIPT", f"echo x > {sessions}/1.jsonl; echo mine > a.txt")
+    run("run", "--no-commit", "--agent", "claude", "fix it")
+    (project / "a.txt").write_text("theirs\n")
+    fork = json.loads(run("ls", "--json").stdout)["forks"][0]["id"]
+    run("pick", f"{fork}.1", code=Exit.CONFLICT)
+    assert list(sessions.iterdir()) == []
+    run("pick", f"{fork}.1", "--on-conflict", "ours")
+    assert [path.name for path in sessions.iterdir()] == ["1.jsonl"]
+    assert list_views(state) == []
+
+
+def test_views_that_a_killed_commit_set_aside_are_removed(run: Run, project: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        aside = Workspace(project).state / f".paths-{ended.pid}-0"
+    aside.mkdir()
+    (aside / "agent.json").write_text("{}")
+    run("gc")
+    assert not aside.exists()
+
+
+def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude", "codex")
+    sessions = home / ".claude/projects"
+    sessions.mkdir(parents=True)
+    monkeypatch.setenv(
+        "SCRIPT",
+        "level=$(cat level 2>/dev/null || echo 0); echo $((level+1)) > level\n"
+        "echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE\n"
+        f"echo x > {sessions}/$level-$FORKWISE_ATTEMPT.jsonl",
+    )
+    run("tree", "--depth", "2", "--agent", "claude", "--agent", "codex", "fix it")
+    assert sorted(path.name for path in sessions.iterdir()) == ["0-1.jsonl", "1-1.jsonl"]
+
+
+@pytest.mark.crash
+def test_a_killed_run_leaves_nothing_after_a_clean_up_but_the_refreshed_login(
+    run: Run, project: Path, home: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(os.geteuid() == 0, "a killed command of another user takes its private namespace along")
+    install(home, "claude")
+    now = int(time.time() * 1000)
+    path = write_login(home, now)
+    mark = tmp_path / "started"
+    mark.mkdir()
+    new = format_login(now + HOUR_MS, "new")
+    monkeypatch.setenv(
+        "SCRIPT",
+        f"mkdir {home}/.claude/projects; echo x > {home}/.claude/projects/x.jsonl; echo '{new}' > {path}; "
+        f"touch {mark}/it; sleep 600",
+    )
+    program = [sys.executable, "-c", "from forkwise.cli import main; main()"]
+    words = ["run", "--writable", str(mark), "--agent", "claude", "fix it"]
+    killed = subprocess.Popen([*program, *words], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        while not (mark / "it").exists():
+            assert killed.poll() is None, killed.communicate()
+            time.sleep(0.01)
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+    assert "a-old" in path.read_text()
+    run("gc", "--force")
+    assert json.loads(path.read_text())["claudeAiOauth"]["accessToken"] == "a-new"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert Workspace(project).branches() == []
+    assert list_views(state) == []
+
+
+def test_an_interrupted_run_takes_over_the_login_and_nothing_else(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+    project: Path,
+    home: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(home, "claude")
+    now = int(time.time() * 1000)
+    path = write_login(home, now)
+    new = format_login(now + HOUR_MS, "new")
+    (home / ".claude/projects").mkdir()
+    monkeypatch.setenv("SCRIPT", f"echo x > {home}/.claude/projects/x.jsonl; echo '{new}' > {path}; sleep 600")
+    done = command("run", "--timeout", "1", "--agent", "claude", "fix it")
+    assert done.returncode == Exit.NO_WINNER, done.stderr
+    assert json.loads(path.read_text())["claudeAiOauth"]["accessToken"] == "a-new"
+    assert list((home / ".claude/projects").iterdir()) == []
+    assert list_views(state) == []
+
+
+def test_without_privileges(place: Path, run_unprivileged: Callable[..., tuple[int, str, str]]) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    now = int(time.time() * 1000)
+    login = write_login(place, now)
+    sessions = place / ".claude/projects"
+    sessions.mkdir()
+    (place / ".claude.json").write_text("{}")
+    (place / ".claude/settings.json").write_text("{}")
+    new = format_login(now + HOUR_MS, "new")
+    (place / "project/agent.sh").write_text(
+        "set -e\n"
+        f"echo x > {sessions}/$FORKWISE_ATTEMPT.jsonl; ls {sessions} > seen.txt\n"
+        "echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE\n"
+        f"echo hook > {place}/.claude/settings.json; echo hook > {place}/.claude.json; cat {place}/.claude.json\n"
+        f"echo '{new}' > {login}\n"
+    )
+    subprocess.run(["chown", "-R", f"{UNPRIVILEGED}:{UNPRIVILEGED}", str(place)], check=True)
+    table = '[claude]\ncommand = ["sh", "agent.sh", "{prompt}"]\n'
+    (place / ".config/forkwise").mkdir(parents=True)
+    (place / ".config/forkwise/agents.toml").write_text(table)
+    code, out, err = run_unprivileged("best-of", "2", "--agent", "claude", "fix it")
+    assert code == 0, (out, err)
+    assert [p.name for p in sessions.iterdir()] == ["1.jsonl"]
+    assert (place / "project/seen.txt").read_text() == "1.jsonl\n"
+    assert json.loads(login.read_text())["claudeAiOauth"]["refreshToken"] == "r-new"
+    assert (place / ".claude/settings.json").read_text() == (place / ".claude.json").read_text() == "{}"
