@@ -71,7 +71,7 @@ def public() -> Iterator[Path]:
     where = Path(tempfile.mkdtemp())
     where.chmod(0o755)
     with mounted_tmpfs(where):
-        where.chmod(0o777)
+        where.chmod(0o1777)
         # Once as root: other users may not be able to read modules that are imported on first use.
         Stage(partial(Undo, where, "copy")).count_steps(flagless=False)
         for name in os.listdir(where):

@@ -227,7 +227,7 @@ def test_directory_of_another_user(directory: str) -> None:
     need(os.geteuid() == 0, "only root can become another user")
     where = Path(tempfile.mkdtemp())
     try:
-        where.chmod(0o777)
+        where.chmod(0o1777)
         Stage(partial(Undo, where, "copy")).count_steps(
             flagless=False
         )  # loads modules that another user may not be able to read
