@@ -97,10 +97,19 @@ class Scene:
         assert now == self.after, differences(self.after, now)
         self.is_after()
 
-    def drop(self) -> None:
+    def abort(self) -> None:
+        """Abort all branches; only the user whose state it is can do that."""
         for branch in reversed(Workspace(self.root).branches()):
             branch.abort()
         trash.wait_until_empty()
+
+    def drop(self) -> None:
+        """Abort all branches and remove all files."""
+        self.abort()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove all files."""
         for path in (self.root, self.state):
             for entry in os.scandir(path):
                 shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
@@ -140,8 +149,8 @@ class OnOverlay(Scene):
         mount("overlay", f"{self.overlay_base}/merged", "overlay", 0, layers)
         super().__init__(self.overlay_base / "merged", "copy")
 
-    def drop(self) -> None:
-        super().drop()
+    def remove(self) -> None:
+        super().remove()
         umount2(f"{self.overlay_base}/merged")
         shutil.rmtree(self.overlay_base)
 
@@ -230,7 +239,8 @@ class Stage:
 
     def close(self) -> None:
         if self.scene is not None:
-            self.scene.drop()
+            self.play(self.scene.abort)
+            self.scene.remove()
             self.scene = None
 
     def count_steps(self, *, flagless: bool) -> list[str]:

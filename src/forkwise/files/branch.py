@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError
+from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError, StateError
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.journal import sync_filesystem
 from forkwise.files.store.record import RolledBack
@@ -142,7 +142,12 @@ class Parent(ABC):
         """Open an existing branch forked from here."""
         from forkwise.files.views import view_named  # noqa: PLC0415
 
-        return self._child(name, view_named(BranchInfo.load(self.state_dir.home(name)).view))
+        home = self.state_dir.home(name)
+        try:
+            view = view_named(BranchInfo.load(home).view)
+        except MountError as error:
+            raise StateError(f"{home}/branch.json", error.reason) from error
+        return self._child(name, view)
 
     def children(self) -> list[Branch]:
         """List the open branches of this one, whichever process created them."""
@@ -152,6 +157,8 @@ class Parent(ABC):
                 found.append(Branch.open(self, name))
             except BranchNotFoundError:
                 continue  # it was committed or aborted after the names were read
+            except StateError as error:
+                warnings.warn(f"the branch {name!r} is left out: {error}", ForkwiseWarning, stacklevel=3)
         return found
 
     def _vacate(self, name: str) -> bool:

@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
@@ -26,6 +27,7 @@ from forkwise.files.store.overlayfs import (
 from forkwise.files.store.pool import pool_paused
 from forkwise.files.store.record import RECORD_DIRECTORY, Record
 from forkwise.files.store.state import StateDir, locked
+from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard
 from forkwise.linux.process_id import boot_id
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, Conflict, OnConflict
     from forkwise.files.store.scan import Entry, Scan
 
-__all__ = ["KEPT", "check_committable", "check_trust", "commit_branch"]
+__all__ = ["KEPT", "check_committable", "check_reserved", "check_trust", "commit_branch"]
 
 #: The number of commits that can be undone; the content that older ones replaced is dropped.
 KEPT = 100
@@ -98,6 +100,7 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
         if not trust:
             check_trust(branch, info, scan)
         _check_mounts(branch, scan)
+        check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         is_still = branch.view_kind.hide(branch.home) and is_still
         branch.parent._before_commit()
@@ -191,6 +194,30 @@ def _check_mounts(branch: Branch, scan: Scan) -> None:
             branch=branch.name,
             paths=sorted(scan.mounted),
         )
+
+
+def check_reserved(branch: Branch, paths: Sequence[str]) -> None:
+    """Raise CommitError if a branch changed a directory in which forkwise keeps, or would look for, state.
+
+    A program in the branch could otherwise write records for a workspace inside this one.
+    """
+    roots = _roots_inside(branch.workspace.target, *map(os.environ.get, ("FORKWISE_STATE", "XDG_STATE_HOME", "HOME")))
+    found = [path for path in paths if is_state_path(path) or any(f"{path}/".startswith(root) for root in roots)]
+    if found:
+        raise CommitError(
+            f"{branch.branch_path} was not committed, nothing was changed: it has changes in directories that are "
+            f"reserved for forkwise's own state: {', '.join(found[:5])}{', …' if len(found) > 5 else ''}. Remove them "
+            "from the branch",
+            branch=branch.name,
+            paths=found,
+        )
+
+
+@lru_cache(maxsize=16)
+def _roots_inside(workspace: str, *_environment: str | None) -> list[str]:
+    """List the state roots inside a workspace, as paths relative to it that end with a slash."""
+    top = f"{workspace.rstrip('/')}/"
+    return [f"{root.removeprefix(top)}/" for root in list_known_roots() if root.startswith(top)]
 
 
 class _Resolution:

@@ -75,7 +75,7 @@ def collect(
                 branch.parent._after_child_removed()
         probes = list(_abandoned_probes(state_dir.state))
         leftovers = [*_abandoned_homes(workspace), *probes]
-        old = [n for n in range(state_dir.head - keep, 0, -1) if os.path.isdir(state_dir.history(n))]
+        old = [n for n in state_dir.numbers() if n <= state_dir.head - keep]
         removed += [f"commit {n}" for n in old]
         freed += sum(map(_size, [*leftovers, *(state_dir.history(n) for n in old)]))
         if not dry_run:

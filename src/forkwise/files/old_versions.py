@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forkwise.errors import CommitError
+from forkwise.errors import CommitError, StateError
 from forkwise.files.file_tree import FileTree
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
@@ -130,7 +130,10 @@ def chains_since(state_dir: StateDir, generation: int) -> list[list[Record]] | N
     chains: dict[int, list[Record]] = {}
     firsts: dict[int, int] = {}
     for number in range(generation + 1, state_dir.head + 1):
-        record = Record.load(state_dir.history(number))
+        try:
+            record = Record.load(state_dir.history(number))
+        except StateError:
+            return None
         if record is None:
             return None
         first = firsts[number] = firsts.get(record.undoes or number, number)

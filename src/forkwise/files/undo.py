@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
+from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, StateError
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
+from forkwise.files.store.document import check_integer, damage_reported, load_process_id
 from forkwise.files.store.interference import OldEntry
 from forkwise.files.store.journal import JournalStep, Meta, Run, directory_facts, invert
 from forkwise.files.store.overlayfs import Lower
@@ -83,7 +84,7 @@ def _run_undo(
 ) -> Record:
     """Apply the inverted steps and metadata as a transaction."""
     state_dir = workspace.state_dir
-    slots = f"{state_dir.path}/{undone.side}"
+    slots = state_dir.beneath(undone.side)
     with Transaction(state_dir, workspace.target, undone.branch, side=slots) as transaction:
         side = undone.side
         if transaction.stage:
@@ -109,7 +110,8 @@ def _run_undo(
             deleted=undone.added,
         )
         uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
-        transaction.run(record, f"{state_dir.path}/{undone.layer}" if uses_layer else None, removed=removed)
+        layer = state_dir.beneath(undone.layer or "") if uses_layer else None
+        transaction.run(record, layer, removed=removed)
     return record
 
 
@@ -297,8 +299,14 @@ def records_of(state_dir: StateDir) -> list[Record]:
     """List the records of all commits, newest first, as far as they were not collected."""
     found = []
     for number in range(state_dir.head, 0, -1):
-        record = Record.load(state_dir.history(number))
+        try:
+            record = Record.load(state_dir.history(number))
+        except StateError as error:
+            warnings.warn(f"commit {number} is left out: {error}", ForkwiseWarning, stacklevel=4)
+            continue
         if record is None:
+            if any(older < number for older in state_dir.numbers()):
+                continue  # this one was set aside
             break  # older ones were collected
         found.append(record)
     return found
@@ -310,6 +318,11 @@ def commits_to_undo(history: Sequence[Commit], head: int) -> list[int]:
     A commit with its undos and redos is a chain whose last element says whether the commit is in effect. Raises
     CommitError if a record that is needed was collected.
     """
+    missing = {n for n in range(head + 1, history[0].id) if n > history[-1].id} if history else set()
+    missing -= {commit.id for commit in history}
+    if missing:
+        numbers = ", ".join(map(str, sorted(missing)[:5]))
+        raise CommitError(f"the files cannot be restored to commit {head}: the record of commit {numbers} is damaged")
     if history and head < history[-1].id - 1:
         raise CommitError(f"the files cannot be restored to commit {head}: undo records after it were collected")
     chains: dict[int, list[Commit]] = {}
@@ -363,10 +376,17 @@ def finish_rewind(workspace: Workspace) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # several processes may try to finish it
         try:
-            head, before, owner = json.loads(os.readlink(_intent(workspace)))
+            with damage_reported(_intent(workspace)):
+                head, before, owner = json.loads(os.readlink(_intent(workspace)))
+                check_integer(head, "goal")
+                check_integer(before, "start")
+                process = load_process_id(owner, "process")
         except FileNotFoundError:
             return
-        if not ProcessId.load(owner).alive:
+        except StateError as error:
+            workspace.state_dir.set_aside(_intent(workspace), error)
+            return
+        if not process.alive:
             _finish_or_roll_back(workspace, head, before)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.store.changes import Conflict
+from forkwise.files.store.document import (
+    check_integer,
+    check_text,
+    check_time,
+    check_type,
+    damage_reported,
+    load_process_id,
+    read_document,
+)
 from forkwise.linux.process_id import ProcessId, boot_id
 
 __all__ = ["BranchInfo"]
 
 _FORMAT = 1
 _FILE = "branch.json"
+_VIEW = re.compile(r"[a-z]{1,32}\Z", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -86,24 +98,39 @@ class BranchInfo:
 
     @classmethod
     def load(cls, home: str) -> BranchInfo:
-        """Read the file; raise BranchNotFoundError if the branch no longer exists."""
+        """Read the file. Raises BranchNotFoundError if the branch no longer exists, StateError if it is damaged."""
+        path = f"{home}/{_FILE}"
         try:
-            fd = os.open(f"{home}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+            data, found = read_document(path, newest=_FORMAT)
         except FileNotFoundError:
             name = os.path.basename(home)
             raise BranchNotFoundError(
                 f"there is no branch {name!r}: it was committed, aborted (maybe by another process) or never created",
                 branch=name,
             ) from None
-        with open(fd, "rb", buffering=0) as file:
-            data = json.loads(file.readall())
-            if not data["forked"]:
-                data["forked"] = data["made"] = os.fstat(fd).st_mtime_ns
-                data["created"] = data["forked"] / 1e9
-        del data["format"]
-        data["owner"] = ProcessId.load(data["owner"]) if data["owner"] else None
-        data["unmerged"] = [Conflict(**c) for c in data.get("unmerged", ())]
-        return cls(**data)
+        with damage_reported(path):
+            if data["forked"] == 0:
+                data["forked"] = data["made"] = found.st_mtime_ns
+                data["created"] = found.st_mtime_ns / 1e9
+            data["owner"] = None if data["owner"] is None else load_process_id(data["owner"], "owner")
+            data["unmerged"] = [Conflict(**c) for c in check_type(data.get("unmerged", []), list, "conflicts")]
+            return _check(cls(**data))
+
+
+def _check(info: BranchInfo) -> BranchInfo:
+    """Return an info if every field is possible; raise ValueError otherwise."""
+    if not _VIEW.match(check_text(info.view, "view")):
+        raise ValueError("its view has no possible name")
+    check_integer(info.generation, "generation", 0, 1 << 50)
+    for moment in (info.forked, info.made, info.synced, info.rebased):
+        check_integer(moment, "time", -sys.maxsize, sys.maxsize)
+    check_time(info.created, "time of creation")
+    check_text(info.boot, "boot")
+    check_type(info.kept, bool, "mark that it is kept")
+    for conflict in info.unmerged:
+        for text in (conflict.path, conflict.kind, conflict.detail):
+            check_text(text, "conflict")
+    return info
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,18 @@ from typing import Any, Literal, TypeAlias
 
 from forkwise.errors import ConflictError
 from forkwise.files.store.changes import Conflict
+from forkwise.files.store.document import (
+    check_hex_values,
+    check_integer,
+    check_integers,
+    check_name,
+    check_path,
+    check_text,
+    check_type,
+)
 from forkwise.files.store.interference import is_saved_since
 from forkwise.files.store.overlayfs import is_of_user
+from forkwise.files.store.state_root import is_state_name
 from forkwise.linux import namespace
 from forkwise.linux.lease import Leases
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
@@ -89,11 +100,32 @@ class Meta:
     def dump(self) -> list[Any]:
         return [getattr(self, name) for name in self.__slots__]
 
+    @classmethod
+    def load(cls, row: list[Any]) -> Meta:
+        """Build it from what ``dump`` returned; raise ValueError or TypeError if that is not possible."""
+        meta = cls(*row)
+        check_path(meta.path, "path")
+        for facts in (meta.before, meta.after):
+            _check_facts(facts)
+        check_integer(meta.changed, "ctime", -_LATEST, _LATEST)
+        check_integer(meta.inode, "inode number")
+        for attributes in (meta.attributes_before, meta.attributes_after):
+            if attributes is not None:
+                check_hex_values(attributes, is_of_user, "attributes")
+        return meta
+
 
 def directory_facts(entry: os.stat_result | None) -> list[int]:
     """Return a directory's metadata as the journal stores it: mode, user, group, mtime."""
     assert entry is not None
     return [stat.S_IMODE(entry.st_mode), entry.st_uid, entry.st_gid, entry.st_mtime_ns]
+
+
+def _check_facts(facts: object) -> None:
+    mode, user, group, _ = check_integers(facts, 4, "metadata")
+    check_integer(mode, "mode", 0, _MODE)
+    check_integer(user, "owner", 0, _ID)
+    check_integer(group, "group", 0, _ID)
 
 
 def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
@@ -111,6 +143,10 @@ StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _OVERTAKEN = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
 _HALFWAY = "halfway"  # no slot has this name
+_SLOT = re.compile(r"[0-9]{0,18}\Z", re.ASCII)
+_MODE = 0o7777
+_ID = (1 << 32) - 1
+_LATEST = (1 << 63) - 1
 
 #: Mode and mtime of the directory that enters the target, and of the one that leaves it.
 Held: TypeAlias = tuple[list[int] | None, list[int] | None]
@@ -150,6 +186,30 @@ class JournalStep:
         row: list[Any] = [self.code, self.name, self.slot, self.enters, self.leaves, self.changed, self.dated]
         return row if self.held is None and self.facts is None else [*row, self.held, self.facts]
 
+    @classmethod
+    def load(cls, row: list[Any]) -> JournalStep:
+        """Build it from what ``dump`` returned; raise ValueError or TypeError if that is not possible."""
+        step = cls(*row)
+        if check_text(step.code, "step") not in _INVERSE:
+            raise ValueError("it has an unknown step")
+        if is_state_name(check_name(step.name, "path")):
+            raise ValueError("it changes a state directory")
+        if not _SLOT.match(check_text(step.slot, "slot")):
+            raise ValueError("its slot is not a plain name")
+        check_integer(step.enters, "inode number")
+        check_integer(step.leaves, "inode number")
+        before, after = check_integers(step.changed, 2, "ctimes")
+        step.changed = before, after
+        check_integer(step.dated, "mtime", -_LATEST, _LATEST)
+        if step.held is not None:
+            entering, leaving = step.held
+            for held in (entering, leaving):
+                if held is not None:
+                    check_integer(check_integers(held, 2, "directory")[0], "mode", 0, _MODE)
+        if step.facts is not None or step.code in ("rmdir", "mkdir"):
+            _check_facts(step.facts)
+        return step
+
 
 @dataclass(slots=True)
 class Run:
@@ -163,7 +223,9 @@ class Run:
 
     @classmethod
     def load(cls, row: list[Any]) -> Run:
-        return cls(row[0], [JournalStep(*s) for s in row[1]])
+        """Build it from what ``dump`` returned; raise ValueError or TypeError if that is not possible."""
+        directory, steps = row
+        return cls(check_path(directory, "path"), [JournalStep.load(s) for s in check_type(steps, list, "steps")])
 
 
 def invert(runs: Iterable[Run], metas: Iterable[Meta]) -> tuple[list[Run], list[Meta]]:

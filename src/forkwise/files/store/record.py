@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from forkwise.errors import StateError
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
+from forkwise.files.store.document import (
+    check_hex_values,
+    check_integer,
+    check_name,
+    check_path,
+    check_text,
+    check_time,
+    check_type,
+    damage_reported,
+    read_document,
+)
 from forkwise.files.store.journal import Meta, Run, directory_facts
+from forkwise.files.store.overlayfs import is_mark
 from forkwise.files.store.state import StateDir, tick
 from forkwise.linux.trees import join
 
@@ -30,6 +44,7 @@ __all__ = [
     "Times",
     "forget_times",
     "is_rolled_back",
+    "is_stage",
     "keep_rolled_back",
     "mark_rolled_back",
 ]
@@ -38,6 +53,9 @@ __all__ = [
 _FORMAT = 1
 _FILE = "record.json"
 _NEW_FILE = "record.new"
+_SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
+_LAYER = re.compile(r"(?:history/([0-9]{1,15})/home/layer)?\Z", re.ASCII)
+_STAGE_NAME = re.compile(r"\.forkwise-stage-[0-9a-f]{8}\Z", re.ASCII)
 
 #: The directory in a branch's home that may be prepared for the record of its commit.
 RECORD_DIRECTORY = "commit"
@@ -144,20 +162,70 @@ class Record:
 
     @classmethod
     def load(cls, directory: str) -> Record | None:
-        """Read the record of a directory; None if there is none."""
+        """Read the record of a directory; None if there is none. Raises StateError if it is damaged."""
+        path = f"{directory}/{_FILE}"
         try:
-            with open(f"{directory}/{_FILE}", "rb") as file:
-                data = json.load(file)
+            data, _ = read_document(path, newest=_FORMAT)
         except FileNotFoundError:
             return None
-        del data["format"]
-        data["runs"] = [Run.load(r) for r in data["runs"]]
-        data["metas"] = [Meta(*m) for m in data["metas"]]
-        data["conflicts"] = [Conflict(*c) for c in data["conflicts"]]
-        return cls(**data)
+        with damage_reported(path):
+            number, _, _ = os.path.basename(directory).partition("-")
+            return _parse(data, int(number))
+
+
+def _parse(data: dict[str, Any], number: int) -> Record:
+    """Build a record from its document. Raises ValueError or TypeError unless every field is possible.
+
+    All names in it are names inside its own directory, or inside that of the commit that it undoes.
+    """
+    data["runs"] = [Run.load(r) for r in check_type(data["runs"], list, "steps")]
+    data["metas"] = [Meta.load(m) for m in check_type(data["metas"], list, "metadata")]
+    data["conflicts"] = [Conflict(*c) for c in check_type(data["conflicts"], list, "conflicts")]
+    record = Record(**data)
+    if check_integer(record.number, "number") != number:
+        raise ValueError(f"it is the record of commit {record.number}")
+    if record.kind not in ("commit", "undo", "redo"):
+        raise ValueError("its kind is unknown")
+    check_text(record.branch, "branch")
+    check_time(record.at, "time")
+    check_integer(record.started, "start")
+    check_type(record.durable, bool, "durability")
+    if record.undoes is not None:
+        check_integer(record.undoes, "undone commit", 1, number - 1)
+    if not _is_of_commit(record.side, _SIDE, number) or not _is_of_commit(_or_empty(record.layer), _LAYER, number):
+        raise ValueError("its slots are outside its own directory")
+    if record.home is not None and check_name(record.home, "branch").startswith("."):
+        raise ValueError("its branch has no possible name")
+    if record.stage is not None and not is_stage(record.stage):
+        raise ValueError("its stage has no possible name")
+    for path, marks in check_type(record.marks, list, "marks"):
+        check_path(path, "path")
+        check_hex_values(marks, is_mark, "marks")
+    for paths in (record.added, record.changed, record.deleted, record.skipped):
+        for path in check_type(paths, list, "paths"):
+            check_text(path, "path")
+    for conflict in record.conflicts:
+        for text in (conflict.path, conflict.kind, conflict.detail):
+            check_text(text, "conflict")
+    return record
+
+
+def is_stage(name: object) -> bool:
+    """Return whether a name is that of a directory in which a commit to another filesystem prepares its files."""
+    return type(name) is str and _STAGE_NAME.match(name) is not None
+
+
+def _or_empty(path: object) -> object:
+    return "" if path is None else path
+
+
+def _is_of_commit(path: object, pattern: re.Pattern[str], newest: int) -> bool:
+    match = pattern.match(path) if type(path) is str else None
+    return match is not None and (match[1] is None or 1 <= int(match[1]) <= newest)
 
 
 _MARK = "taken-back"
+_KEPT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,16}\Z", re.ASCII)
 
 
 class RolledBack:
@@ -171,14 +239,16 @@ class RolledBack:
     def load(cls, state_dir: StateDir) -> RolledBack:
         """Read the rolled-back commits of a state directory; nearly always there are none."""
         try:
-            names = [n for n in os.listdir(f"{state_dir.path}/history") if "-" in n]
+            names = [n for n in os.listdir(f"{state_dir.path}/history") if _KEPT.match(n)]
         except FileNotFoundError:
             return cls()
         known = []
         for name in names:
-            record = Record.load(f"{state_dir.path}/history/{name}")
-            if record is not None:
-                known.append((int(name.partition("-")[2], 16), record.times()))
+            # Without one of them, its paths count as changed by another writer, which is a conflict at most.
+            with suppress(StateError):
+                record = Record.load(f"{state_dir.path}/history/{name}")
+                if record is not None:
+                    known.append((int(name.partition("-")[2], 16), record.times()))
         return cls(known)
 
     def ctime(self, entry: os.stat_result) -> int:

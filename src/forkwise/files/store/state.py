@@ -9,6 +9,7 @@ It is on the workspace's filesystem if possible, and never inside the workspace.
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; it contains head, history and branches too, for branches forked from it
 <state>/rewind          a symlink that names the goal of a rewind over several commits, while one is in progress
+<state>/damaged/        what could not be read, and was set aside
 <state>/trash/          entries that were removed and are being deleted
 """
 
@@ -18,14 +19,15 @@ import errno
 import fcntl
 import json
 import os
-import stat
+import re
+import secrets
 import threading
 import time
 import warnings
 from contextlib import suppress
-from typing import Any
 
 from forkwise.errors import ForkwiseWarning, MountError, NewerStateError, StateError
+from forkwise.files.store.document import read_document
 from forkwise.files.store.state_root import (
     find_problem,
     find_root_problem,
@@ -39,15 +41,16 @@ from forkwise.files.store.state_root import (
 from forkwise.files.store.view import Site
 from forkwise.linux import fds
 from forkwise.linux.syscalls import filesystem_magic
+from forkwise.linux.trees import open_directory, open_root
 
 __all__ = [
+    "DAMAGED",
     "FORMAT",
     "Lock",
     "StateDir",
     "is_ordinary",
     "locate",
     "locked",
-    "read_document",
     "read_workspace",
     "same_mount",
     "tick",
@@ -59,9 +62,12 @@ FORMAT = 1
 _ORDINARY = (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630)  # ext, XFS, btrfs, tmpfs, overlay
 _TICKS = 6000  # of half a millisecond: enough for a clock with a resolution of two seconds
 _IN_PROGRESS = "+"
+_HEAD = re.compile(r"[0-9]{1,15}\+?\Z", re.ASCII)
 _TRIES = 1000
 _WORKSPACE = "workspace.json"
-_LARGEST = 1 << 30  # bytes of a record: one of a commit of millions of paths is smaller
+
+#: The directory, in a state directory, of what was damaged and set aside.
+DAMAGED = "damaged"
 
 
 class Lock:
@@ -169,10 +175,12 @@ class StateDir:
                 names = os.listdir(f"{self.path}/head")
             except FileNotFoundError:
                 return 0, False
-            if names:
-                return max((int(n.removesuffix(_IN_PROGRESS)), n.endswith(_IN_PROGRESS)) for n in names)
+            if heads := [
+                (int(n.removesuffix(_IN_PROGRESS)), n.endswith(_IN_PROGRESS)) for n in names if _HEAD.match(n)
+            ]:
+                return max(heads)
             time.sleep(0)  # a reader without the lock may miss a name that is being renamed
-        raise MountError(f"the state in {self.path} is damaged: its head is empty")
+        raise StateError(f"{self.path}/head", "it does not name the last commit")
 
     def make(self) -> None:
         """Create the directories that a parent of branches needs; another process may do the same."""
@@ -197,6 +205,38 @@ class StateDir:
     def home(self, name: str) -> str:
         """Return the home directory of a branch."""
         return f"{self.path}/branches/{name}"
+
+    def numbers(self) -> list[int]:
+        """List the commits whose directories exist, newest first."""
+        try:
+            names = os.listdir(f"{self.path}/history")
+        except FileNotFoundError:
+            return []
+        return sorted((int(n) for n in names if _HEAD.match(n) and n.isdigit()), reverse=True)
+
+    def beneath(self, path: str) -> str:
+        """Return the path of a directory of this state. Raises StateError if a symlink or a mount is on the way."""
+        root = open_root(self.path)
+        try:
+            os.close(open_directory(root, path, os.O_PATH))
+        except OSError as error:
+            raise StateError(f"{self.path}/{path}", error.strerror or str(error)) from error
+        finally:
+            os.close(root)
+        return f"{self.path}/{path}"
+
+    def set_aside(self, path: str, error: StateError) -> str:
+        """Move a damaged file or directory out of use, keep it, and warn the caller. Return where it is now."""
+        aside = f"{self.state}/{DAMAGED}"
+        os.makedirs(aside, mode=0o700, exist_ok=True)
+        kept = f"{aside}/{os.path.basename(path)}-{secrets.token_hex(4)}"
+        os.rename(path, kept)
+        warnings.warn(
+            f"{path} was damaged and was not used: {error.reason}. It is kept in {kept}, with the files that it held",
+            ForkwiseWarning,
+            stacklevel=3,
+        )
+        return kept
 
     def names(self) -> list[str]:
         """List the branches forked from here, without those that are being created or removed."""
@@ -279,7 +319,7 @@ def _identify(state: str, workspace: str) -> None:
     """Record in a new state directory whose it is. Raise NewerStateError if a newer version has written it."""
     path = f"{state}/{_WORKSPACE}"
     try:
-        document = read_document(path)
+        document, _ = read_document(path, newest=FORMAT)
     except FileNotFoundError:
         document = {}
     except NewerStateError:
@@ -302,40 +342,13 @@ def _identify(state: str, workspace: str) -> None:
 def read_workspace(state: str) -> tuple[str, str] | None:
     """Return the path of the workspace whose state a directory holds, and its mount point; None if it is unknown."""
     try:
-        document = read_document(f"{state}/{_WORKSPACE}")
+        document, _ = read_document(f"{state}/{_WORKSPACE}", newest=FORMAT)
     except (FileNotFoundError, StateError):
         return None
     path, mount = document.get("path"), document.get("mount")
     if isinstance(path, str) and isinstance(mount, str) and os.path.isabs(path) and "\0" not in path + mount:
         return path, mount
     return None
-
-
-def read_document(path: str, *, newest: int = FORMAT) -> dict[str, Any]:
-    """Read a JSON document of the state that only this user can have written.
-
-    Raises StateError if it is damaged or another user's, NewerStateError if its format is above ``newest``, and
-    FileNotFoundError if it does not exist.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb", buffering=0) as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise StateError(path, "it is not a regular file")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise StateError(path, "another user owns it or may write to it")
-        if found.st_size > _LARGEST:
-            raise StateError(path, f"it has {found.st_size} bytes")
-        content = file.readall()
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise StateError(path, "it is empty" if not content.strip(b"\0 \n") else f"it is not JSON ({error})") from None
-    if not isinstance(document, dict) or type(number := document.get("format")) is not int or number < 1:
-        raise StateError(path, "it has no format number")
-    if number > newest:
-        raise NewerStateError(path, number, newest)
-    return document
 
 
 def _make(root: str, state: str) -> str | None:

@@ -25,6 +25,7 @@ __all__ = [
     "find_root_problem",
     "is_own",
     "is_state_name",
+    "is_state_path",
     "key_of",
     "list_known_roots",
     "list_roots",
@@ -49,14 +50,18 @@ def is_state_name(name: str) -> bool:
     return name.casefold().startswith(_HIDDEN)
 
 
+def is_state_path(path: str) -> bool:
+    """Return whether a path is, or is inside, a directory whose name is reserved."""
+    return _HIDDEN in path.casefold() and any(map(is_state_name, path.split("/")))
+
+
 def user_roots() -> list[str]:
     """List the roots in this user's own state directory: the one of the environment, and the one of the account.
 
     They differ for ``sudo`` with the caller's ``HOME``, which belongs to the caller.
     """
     homes = [os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")]
-    with suppress(KeyError):
-        homes.append(f"{pwd.getpwuid(os.geteuid()).pw_dir}/.local/state")
+    homes += _account_homes(os.geteuid())
     return [f"{home}/forkwise" for home in dict.fromkeys(map(os.path.abspath, homes))]
 
 
@@ -184,6 +189,14 @@ def _find_replaceable(directory: str) -> str | None:
         return None  # entries can be renamed and removed by their owners only
     is_open = found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_private_group(found.st_gid))
     return f"other users may write to {directory}" if is_open else None
+
+
+@lru_cache(maxsize=4)
+def _account_homes(user: int) -> list[str]:
+    try:
+        return [f"{pwd.getpwuid(user).pw_dir}/.local/state"]
+    except KeyError:
+        return []
 
 
 @lru_cache(maxsize=64)

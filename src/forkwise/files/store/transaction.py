@@ -7,6 +7,7 @@ state directory.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from forkwise.errors import CommitError, ConflictError, ForkwiseWarning
+from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, NewerStateError, StateError
 from forkwise.files.store.interference import find_interference, find_waiting
 from forkwise.files.store.journal import (
     Meta,
@@ -28,7 +29,14 @@ from forkwise.files.store.journal import (
     sync_steps,
 )
 from forkwise.files.store.overlayfs import write_marks
-from forkwise.files.store.record import Record, forget_times, is_rolled_back, keep_rolled_back, mark_rolled_back
+from forkwise.files.store.record import (
+    Record,
+    forget_times,
+    is_rolled_back,
+    is_stage,
+    keep_rolled_back,
+    mark_rolled_back,
+)
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.lease import Leases
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Transaction", "as_commit_error", "recover"]
 
 _STAGE = ".forkwise-stage-"
+_MTIME = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 
 
 class Transaction:
@@ -251,10 +260,19 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         number = state_dir.head + 1
         history = state_dir.history(number)
         if not os.path.isdir(history):
-            _remove_stage(state_dir, target, Record.load(state_dir.history(number - 1)), "after")
+            _remove_stage(state_dir, target, _load_if_possible(state_dir.history(number - 1)), "after")
             state_dir.settle()
             return []
-        record = Record.load(history)
+        try:
+            record = Record.load(history)
+        except NewerStateError:
+            raise
+        except StateError as error:
+            # Which of its steps were applied is not known, so nothing is moved; its slots are kept.
+            state_dir.set_aside(history, error)
+            _remove_stage(state_dir, target, None, "before")
+            state_dir.settle()
+            return []
         left = []
         if record and not is_rolled_back(history):
             left = _roll_back(state_dir, target, history, record)
@@ -280,12 +298,12 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
     if record.home:
         if os.path.isdir(f"{history}/home"):
             os.rename(f"{history}/home", state_dir.home(record.home))
-        layer: str | None = f"{state_dir.home(record.home)}/layer"
+        layer: str | None = state_dir.beneath(f"branches/{record.home}/layer")
+    elif record.layer is not None and os.path.isdir(f"{state_dir.path}/{record.layer}"):
+        layer = state_dir.beneath(record.layer)
     else:
-        layer = f"{state_dir.path}/{record.layer}"
-        if not os.path.isdir(layer):
-            layer = None  # the commit of a whole view has no layer
-    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else f"{state_dir.path}/{record.side}")
+        layer = None  # the commit of a whole view has no layer
+    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else state_dir.beneath(record.side))
     try:
         left = revert_steps(record.runs, record.metas, slots, record.started)
         if record.durable:
@@ -295,6 +313,13 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
     if layer:
         write_marks(layer, record.marks)
     return left
+
+
+def _load_if_possible(history: str) -> Record | None:
+    try:
+        return Record.load(history)
+    except StateError:
+        return None
 
 
 def _rewrite(side: int, slot: str, content: bytes) -> None:
@@ -312,6 +337,12 @@ def _remove_stage(state_dir: StateDir, target: str, record: Record | None, side:
     try:
         stage, _, mtime = os.readlink(f"{state_dir.path}/stage").rpartition(":")
     except FileNotFoundError:
+        return
+    except OSError as error:
+        state_dir.set_aside(f"{state_dir.path}/stage", StateError(f"{state_dir.path}/stage", str(error.strerror)))
+        return
+    if not is_stage(stage) or not _MTIME.match(mtime):
+        state_dir.set_aside(f"{state_dir.path}/stage", StateError(f"{state_dir.path}/stage", "it names no stage"))
         return
     root = open_root(target)
     try:
