@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkwise.errors import BranchStaleError as BranchStaleError
     from forkwise.errors import BudgetExceededError as BudgetExceededError
     from forkwise.errors import CommitError as CommitError
+    from forkwise.errors import ConfigError as ConfigError
     from forkwise.errors import ConflictError as ConflictError
     from forkwise.errors import ConversationError as ConversationError
     from forkwise.errors import ConversationNotFoundError as ConversationNotFoundError
@@ -183,6 +184,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "BranchingError",
         "BudgetExceededError",
         "CommitError",
+        "ConfigError",
         "ConflictError",
         "ConversationError",
         "ConversationNotFoundError",

@@ -21,6 +21,7 @@ __all__ = [
     "BranchingError",
     "BudgetExceededError",
     "CommitError",
+    "ConfigError",
     "ConflictError",
     "ConversationError",
     "ConversationNotFoundError",
@@ -187,6 +188,14 @@ class NamespaceError(ProcessBranchError):
 
 class MemoryBranchError(BranchingError):
     """The memory of a process could not be branched; exported for compatibility, forkwise never raises it."""
+
+
+class ConfigError(BranchingError):
+    """A configuration file is invalid, or cannot be read, written or accepted; ``path`` is the file."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class LedgerError(BranchingError):

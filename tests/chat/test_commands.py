@@ -15,6 +15,7 @@ from forkwise.chat.events import Copied, Failed, ForkResolved, Judged, Moved, No
 from forkwise.chat.interpreter import Interpreter
 from forkwise.chat.settings import load_settings
 from forkwise.chat.slash_commands import COMMANDS, UsageError, format_help, parse
+from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import EventLog, call, chatting, write_script
 from tests.leftovers import processes_about
 from tests.need import need_recorded_changes
@@ -61,8 +62,7 @@ async def test_commands_allowed_while_a_fork_is_open(project: Path, model: str) 
 
 async def test_settings_are_saved(project: Path, model: str) -> None:
     file = project / ".forkwise" / "config.toml"
-    file.parent.mkdir()
-    file.write_text('# mine\n[other]\nx = 1 # kept\n\n[chat]\nbranches = 3 # three\ntest = "true"\n')
+    write_accepted(file, '# mine\n[other]\nx = 1 # kept\n\n[chat]\nbranches = 3 # three\ntest = "true"\n')
     async with chatting(project, model) as (session, log):
         for line, text in {
             "/fork-branches": "fork_branch_count = 3",

@@ -118,6 +118,26 @@ async def test_a_tool_waits_for_an_answer_by_its_id(project: Path, model: str) -
         assert "name a tool call by its id" in log.last(Failed).text
 
 
+@pytest.mark.parametrize("text", ["[chat]\nask = []\n", None])
+async def test_an_attempt_cannot_end_approvals(project: Path, model: str, text: str | None) -> None:
+    file = project / ".forkwise/config.toml"
+    file.parent.mkdir()
+    file.write_text('[chat]\nask = ["execute"]\n')
+    async with chatting(project, model) as (_, log):
+        assert not log.of(Notice)
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    async with chatting(project, model) as (session, log):
+        assert "forkwise trust" in log.last(Notice).text
+        turn = asyncio.create_task(session.submit("shell"))
+        await log.until(lambda: session.approvals)
+        await session.submit("/deny")
+        await turn
+    assert not (project / "ran.txt").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -34,6 +34,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep the state of forkwise in the test's own directory, and its output free of colours."""
     place = tmp_path / "state"
     monkeypatch.setenv("FORKWISE_STATE", str(place))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("FORCE_COLOR", "COLORTERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return place

@@ -14,6 +14,7 @@ from click.testing import Result
 from forkwise import Workspace
 from forkwise.cli.agents import Agent, load_agents
 from forkwise.fork.fork import open_ledger
+from tests.acceptance import write_accepted
 
 Run = Callable[..., Result]
 
@@ -166,12 +167,15 @@ def test_several_agents_compete(run: Run, project: Path, install: Callable[[str]
 
 @pytest.fixture
 def tables(project: Path, home: Path) -> Callable[[str, str], Path]:
-    """Write a table of the user or of the workspace."""
+    """Write a table of the user, or an accepted one of the workspace."""
 
     def tables(whose: str, text: str) -> Path:
         place = home / ".config/forkwise" if whose == "user" else project / ".forkwise"
         place.mkdir(parents=True, exist_ok=True)
-        (place / "agents.toml").write_text(text)
+        if whose == "user":
+            (place / "agents.toml").write_text(text)
+        else:
+            write_accepted(place / "agents.toml", text)
         return place / "agents.toml"
 
     return tables

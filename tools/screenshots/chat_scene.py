@@ -14,6 +14,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from forkwise.chat import open_session
+from forkwise.chat.settings import Settings, save_settings
 from forkwise.tui.chat.app import ChatApp
 from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import MergePicker
@@ -80,8 +81,8 @@ async def draw_chat(themes: Mapping[str, str]) -> dict[str, str]:
     with temporary_state() as scratch:
         script_directory, project = scratch / "script", scratch / "project"
         script_directory.mkdir()
-        (project / ".forkwise").mkdir(parents=True)
-        (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q rows store.py"\n')
+        project.mkdir()
+        save_settings(project, Settings(test="grep -q rows store.py"), ["test"])
         (project / "store.py").write_text(PARENT)
         (script_directory / "script.json").write_text(json.dumps({"reply": _SCRIPT}))
         with ignore_terminal_colours():

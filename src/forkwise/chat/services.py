@@ -185,7 +185,7 @@ class ChatServices:
         """Change and save settings, and publish ``text``. Raises ValueError if a value is invalid."""
         if changes:
             changed = replace(self.settings, **changes)  # type: ignore[arg-type]
-            save_settings(self.workspace.path, changed)
+            save_settings(self.workspace.path, changed, changes)
             self.settings = changed
         self.feed.publish(SettingsChanged(text))
 
@@ -219,7 +219,7 @@ def open_services(
     workspace = Workspace(directory)
     settings = load_settings(workspace.path)
     if ask:
-        settings = replace(settings, ask=ask)
+        settings = replace(settings, ask=tuple(dict.fromkeys((*settings.ask, *ask))))
     name = model or settings.model
     if name is None:
         raise ChatModelError(

@@ -1,4 +1,8 @@
-"""The settings of a chat, stored in a workspace's TOML file, and the form of the next fork that they fill in.
+"""The settings of a chat, stored in TOML files, and the form of the next fork that they fill in.
+
+The user's file comes first, then the workspace's. What the user has not accepted of the latter counts only where it
+narrows: it adds tools that need approval, and lowers budgets and the number of branches. Approvals and budgets that a
+workspace's file once set stay in force until the user accepts a file without them.
 
 This module stays light: the first frame of a chat loads it.
 """
@@ -7,16 +11,24 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from forkwise.errors import BranchingError
+from forkwise.config.config_file import (
+    SETTINGS,
+    ConfigFile,
+    find_workspace_config,
+    format_ignored,
+    read_user_config,
+    read_workspace_config,
+)
+from forkwise.config.trust import Acceptances
+from forkwise.errors import ConfigError
 
 __all__ = [
     "MOST_BRANCHES",
@@ -25,6 +37,8 @@ __all__ = [
     "Settings",
     "SettingsError",
     "build_form",
+    "list_limits",
+    "list_widened_settings",
     "load_settings",
     "parse_form",
     "save_settings",
@@ -35,16 +49,14 @@ __all__ = [
 #: The maximum number of branches of a fork.
 MOST_BRANCHES = 10
 
-_MAX_BYTES = 1_000_000  # far more than a file written by hand
 _TABLE = "chat"
+_BUDGETS = ("branch_budget", "fork_budget")
+_LIMITS = ("ask", *_BUDGETS)
+_EXECUTE = "execute"
 
 
-class SettingsError(BranchingError):
+class SettingsError(ConfigError):
     """The settings cannot be read or written; ``path`` is their file."""
-
-    def __init__(self, message: str, *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class Settings:
 
     ``models`` are the models of single branches, numbered from 1. ``judge`` is the judge's model, by default the
     chat's. ``test`` is the command that tests a branch, or ``auto``. ``ask`` are the tools that need approval.
+    ``notes`` are messages about settings that have no effect, because the user has not accepted them.
     """
 
     branches: int = 2
@@ -63,6 +76,7 @@ class Settings:
     judge: str | None = None
     test: str | None = None
     ask: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.branches <= MOST_BRANCHES:
@@ -77,43 +91,150 @@ class Settings:
 
 def settings_path(workspace: Path) -> Path:
     """Return the settings file of a workspace."""
-    return workspace / ".forkwise" / "config.toml"
+    return find_workspace_config(workspace, SETTINGS)
 
 
 def load_settings(workspace: Path) -> Settings:
-    """Load the settings of a workspace. Raises SettingsError if the file is invalid."""
-    path = settings_path(workspace)
-    text = _read(path)
-    if text is None:
-        return Settings()
+    """Load the settings for a workspace. Raises SettingsError if a file is invalid."""
     try:
-        table = tomllib.loads(text).get(_TABLE, {})
-        if not isinstance(table, dict):
-            raise ValueError(f"[{_TABLE}] is not a table")
-        return _parse_table(table)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path}: {error}", path=str(path)) from error
+        user = read_user_config(SETTINGS, workspace)
+        own = read_workspace_config(workspace, SETTINGS)
+    except ConfigError as error:
+        raise SettingsError(str(error), path=error.path) from error
+    settings = Settings()
+    for file in (user, own):
+        if file is not None:
+            settings = _add_file(settings, file, workspace)
+    return _apply_limits(settings, own, workspace)
 
 
-def save_settings(workspace: Path, settings: Settings) -> None:
-    """Save settings; the rest of the file, with its comments, stays as it is."""
+def _add_file(settings: Settings, file: ConfigFile, workspace: Path) -> Settings:
+    """Add the settings of a file: all of a trusted one, otherwise those that narrow."""
+    table = _find_table(file)
+    added = _parse_file(file, table)
+    if file.is_trusted:
+        values = {name: getattr(added, name) for name in table}
+        return replace(settings, **values | {"ask": _join(settings.ask, added.ask)})
+    narrowed = _narrow(settings, added, table)
+    if not (ignored := _list_ignored(narrowed, added, table)):
+        return narrowed
+    return replace(narrowed, notes=(*narrowed.notes, format_ignored(file, ignored, workspace)))
+
+
+def _narrow(settings: Settings, added: Settings, names: Collection[str]) -> Settings:
+    """Return settings with more approvals and with lower budgets and numbers, where others have these."""
+    changes: dict[str, Any] = {"ask": _join(settings.ask, added.ask)}
+    for name in _BUDGETS:
+        amounts = [getattr(one, name) for one in (settings, added) if getattr(one, name) is not None]
+        changes[name] = min(amounts, default=None)
+    if "branches" in names:
+        changes["branches"] = min(settings.branches, added.branches)
+    if "ask" in names and not added.ask:  # its only purpose is to end approvals, and those it ends may be unknown
+        changes["ask"] = _join(settings.ask, (_EXECUTE,))
+    return replace(settings, **changes)
+
+
+def _list_ignored(narrowed: Settings, added: Settings, table: Mapping[str, Any]) -> list[str]:
+    """Return the names of settings in a table that have no effect."""
+    return [
+        name for name in table if getattr(narrowed, name) != getattr(added, name) and not (name == "ask" and added.ask)
+    ]
+
+
+def _apply_limits(settings: Settings, file: ConfigFile | None, workspace: Path) -> Settings:
+    """Keep approvals and budgets in force that the workspace's file had when it was last used, and has no more."""
+    acceptances, path = Acceptances(workspace), settings_path(workspace)
+    now = {} if file is None else list_limits(file)
+    if file is not None and file.is_trusted:
+        acceptances.set_limits(path, now)
+        return settings
+    try:
+        before = _parse_table(acceptances.limits(path))
+    except ValueError:  # written by another version
+        before = Settings()
+    limits = _build_table(_narrow(before, _parse_table(now), ()))
+    acceptances.set_limits(path, {name: limits[name] for name in _LIMITS if limits[name] is not None})
+    narrowed = _narrow(settings, before, ())
+    if narrowed == settings:
+        return settings
+    names = [name for name in _LIMITS if getattr(narrowed, name) != getattr(settings, name)]
+    note = (
+        f"{path} no longer sets {', '.join(names)} as it did; its former limits apply until you accept "
+        f"the change with: forkwise trust {workspace}"
+    )
+    return replace(narrowed, notes=(*narrowed.notes, note))
+
+
+def list_limits(file: ConfigFile) -> dict[str, Any]:
+    """Return the approvals and budgets that a file sets. Raises SettingsError if it is invalid."""
+    table = _find_table(file)
+    _parse_file(file, table)
+    return {name: table[name] for name in _LIMITS if name in table}
+
+
+def list_widened_settings(file: ConfigFile) -> list[str]:
+    """Return the settings of a file that count only if it is accepted, one line for each."""
+    table = _find_table(file)
+    added = _parse_file(file, table)
+    names = _list_ignored(_narrow(Settings(), added, table), added, table)
+    return [f"[{_TABLE}] {name} = {table[name]!r}" for name in names]
+
+
+def save_settings(workspace: Path, settings: Settings, names: Collection[str] | None = None) -> None:
+    """Save settings in the workspace's file, and accept its new content; the rest of the file stays as it is.
+
+    ``names`` are the settings to save, by default all. Raises SettingsError if the file is not accepted: its other
+    content would be accepted with it.
+    """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
     path = settings_path(workspace)
-    text = _read(path) or ""
     try:
-        document = tomlkit.parse(text)
+        file = read_workspace_config(workspace, SETTINGS)
+    except ConfigError as error:
+        raise SettingsError(str(error), path=str(path)) from error
+    if file is not None and not file.is_trusted and (list_widened_settings(file) or set(file.tables) - {_TABLE}):
+        message = f"cannot save settings: {path} is not accepted; review and accept it with: forkwise trust {workspace}"
+        raise SettingsError(message, path=str(path))
+    try:
+        document = tomlkit.parse("" if file is None else file.data)
         table = document.setdefault(_TABLE, tomlkit.table())
         for name, value in _build_table(settings).items():
+            if names is not None and name not in names:
+                continue
             if value is None:
                 table.pop(name, None)
             elif table.get(name) != value:
                 table[name] = value
-        written = tomlkit.dumps(document)
+        written = tomlkit.dumps(document).encode()
     except (TOMLKitError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path}: {error}", path=str(path)) from error
     _write(path, written)
+    # Not what is in the file by now, but what was written.
+    saved = ConfigFile(path, written, tomllib.loads(written.decode()), is_trusted=True)
+    try:
+        Acceptances(workspace).accept(path, saved.sha256, list_limits(saved))
+    except ConfigError as error:
+        raise SettingsError(str(error), path=str(path)) from error
+
+
+def _find_table(file: ConfigFile) -> dict[str, Any]:
+    table = file.tables.get(_TABLE, {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{file.path}: [{_TABLE}] is not a table", path=str(file.path))
+    return table
+
+
+def _parse_file(file: ConfigFile, table: Mapping[str, Any]) -> Settings:
+    try:
+        return _parse_table(table)
+    except ValueError as error:
+        raise SettingsError(f"{file.path}: {error}", path=str(file.path)) from error
+
+
+def _join(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
 
 
 def _parse_table(table: Mapping[str, Any]) -> Settings:
@@ -182,32 +303,13 @@ def _build_table(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> str | None:
-    """Read a file; None if there is none. O_NONBLOCK: opening a FIFO must not block."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-        os.close(fd)
-        raise SettingsError(f"{path} is not a regular file of at most {_MAX_BYTES} bytes", path=str(path))
-    try:
-        with open(fd, "rb") as file:
-            return file.read(_MAX_BYTES).decode()
-    except (UnicodeDecodeError, OSError) as error:
-        raise SettingsError(f"{path}: {error}", path=str(path)) from error
-
-
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         fd, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")
         try:
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(fd, "wb") as file:
+                file.write(data)
                 os.fchmod(file.fileno(), 0o644)
             os.replace(name, path)
         except BaseException:

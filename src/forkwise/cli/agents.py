@@ -1,7 +1,8 @@
 """The coding agents that ``--agent`` knows by name, read from TOML tables that users can extend.
 
 A table holds the command that runs an agent without questions, and what only this agent may use: views of its caches
-and its configuration, its API keys. All agents get network access.
+and its configuration, its API keys. All agents get network access. A workspace's tables that the user has not accepted
+can only take permissions away.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ import os
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import click
 
+from forkwise.config.config_file import AGENTS, ConfigFile, format_ignored, read_user_config, read_workspace_config
 from forkwise.fork.agent_paths import AgentPaths
 
-__all__ = ["Agent", "find_agent", "load_agents", "workspace_agents_file"]
+__all__ = ["Agent", "find_agent", "list_widened", "load_agents"]
 
 PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
 
 _PROMPT = "{prompt}"
+_PATHS = ("writable", "credentials", "branched", "sessions", "logins")
+"""Keys that list paths, or files by path: each entry is a permission."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
 _WITH_FEEDBACK = """\
@@ -38,7 +43,10 @@ exec """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """The command and the permissions of an agent. ``source`` is the last file that defined it."""
+    """The command and the permissions of an agent.
+
+    ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -50,6 +58,7 @@ class Agent:
     environment_when_confined: dict[str, str] = field(default_factory=dict)
     install: str = ""
     source: Path = PACKAGED
+    notes: tuple[str, ...] = ()
 
     def argv(self, prompt: str) -> tuple[str, ...]:
         """Return the command that runs the agent with ``prompt``, and with the feedback on earlier attempts if any.
@@ -67,41 +76,113 @@ def _quote(part: str) -> str:
 
 def find_agent(name: str, workspace: Path) -> Agent:
     """Return the agent ``name``; UsageError if it is unknown, or if its program is not installed."""
-    agents = load_agents(workspace)
-    if name not in agents:
-        raise click.UsageError(f"unknown agent {name!r}; known agents: {', '.join(sorted(agents))}")
-    agent = agents[name]
-    if shutil.which(agent.command[0]) is None:
+    sources = _Sources(workspace)
+    if name not in sources.tables:
+        notes = sources.notes.get(name, ["known agents: " + ", ".join(sorted(sources.tables))])
+        raise click.UsageError(f"unknown agent {name!r}; {'; '.join(notes)}")
+    agent = sources.build(name)
+    program = shutil.which(agent.command[0])
+    if program is None:
         remedy = f"; install it with: {agent.install}" if agent.install else ""
         raise click.UsageError(
             f"agent {name!r} needs the program {agent.command[0]!r}, which is not on the PATH{remedy}"
         )
+    if os.path.realpath(program).startswith(f"{os.path.realpath(workspace).rstrip('/')}/"):
+        note = f"agent {name!r} runs {program}, which is inside the workspace: an attempt may have changed it"
+        return replace(agent, notes=(*agent.notes, note))
     return agent
-
-
-def workspace_agents_file(workspace: Path) -> Path:
-    """Return the path of the workspace's own tables, whether or not the file exists."""
-    return workspace / ".forkwise" / "agents.toml"
 
 
 def load_agents(workspace: Path) -> dict[str, Agent]:
     """Return all agents by name: those of forkwise, overridden by the user's, overridden by the workspace's."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    tables: dict[str, dict[str, Any]] = {}
-    for source in (PACKAGED, config / "forkwise" / "agents.toml", workspace_agents_file(workspace)):
-        for name, table in _read_tables(source).items():
-            tables[name] = {**tables.get(name, {}), **table, "source": source}
-    return {name: _build_agent(name, table) for name, table in tables.items()}
+    sources = _Sources(workspace)
+    return {name: sources.build(name) for name in sources.tables}
 
 
-def _read_tables(source: Path) -> dict[str, dict[str, Any]]:
-    """Read and check the tables of a file; return none if the file does not exist."""
-    try:
-        tables = tomllib.loads(source.read_text())
-    except FileNotFoundError:
-        return {}
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.ClickException(f"{source} is not valid TOML: {error}") from error
+def list_widened(file: ConfigFile, workspace: Path) -> list[str]:
+    """Return what a file of tables allows beyond the files before it, one line for each agent and key."""
+    sources = _Sources(workspace, until=file.path)
+    lines = []
+    for name, table in _check_tables(file.path, file.tables).items():
+        ignored = _narrow(sources.tables.get(name), table)[1]
+        lines += [f"[{name}] {key} = {table[key]!r}" for key in ignored]
+    return lines
+
+
+class _Sources:
+    """The tables of all files that apply to a workspace, put together; with ``until``, of those before that file."""
+
+    def __init__(self, workspace: Path, until: Path | None = None) -> None:
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.notes: dict[str, list[str]] = {}
+        packaged = ConfigFile(PACKAGED, b"", tomllib.loads(PACKAGED.read_text()), is_trusted=True)
+        for file in (packaged, read_user_config(AGENTS, workspace), read_workspace_config(workspace, AGENTS)):
+            if file is None:
+                continue
+            if file.path == until:
+                break
+            for name, table in _check_tables(file.path, file.tables).items():
+                self._add(name, table, file, workspace)
+
+    def _add(self, name: str, table: dict[str, Any], file: ConfigFile, workspace: Path) -> None:
+        before = self.tables.get(name)
+        if file.is_trusted:
+            self.tables[name] = {**(before or {}), **table, "source": file.path}
+            return
+        narrowed, ignored = _narrow(before, table)
+        if narrowed is not None and narrowed != before:
+            self.tables[name] = {**narrowed, "source": file.path}
+        if ignored:
+            keys = [f"{key} of [{name}]" for key in ignored]
+            self.notes.setdefault(name, []).append(format_ignored(file, keys, workspace))
+
+    def build(self, name: str) -> Agent:
+        """Build an agent of the tables. Raises ClickException if it has no command."""
+        table = self.tables[name]
+        if "command" not in table:
+            raise click.ClickException(
+                f"{table['source']}: [{name}] needs a command: a list of words, one of which contains {_PROMPT}"
+            )
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+        moved = values.pop("moved_by", {})
+        paths = AgentPaths.from_json({key: values.pop(key, ()) for key in ("branched", "sessions", "logins")})
+        for path in (*paths.sessions, *(login.file for login in paths.logins)):
+            if paths.branched and not any(path == parent or path.startswith(f"{parent}/") for parent in paths.branched):
+                raise click.ClickException(
+                    f"{table['source']}: {path} in [{name}] is not below one of its branched paths: add the directory "
+                    "to branched"
+                )
+        return Agent(name=name, paths=_move(paths, moved), notes=tuple(self.notes.get(name, ())), **values)
+
+
+def _narrow(before: dict[str, Any] | None, table: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return a table without the permissions that another one leaves out, and the keys that would add something."""
+    if before is None:
+        return None, list(table)
+    narrowed, ignored = dict(before), []
+    for key, value in table.items():
+        own = before.get(key, [])
+        if key in _PATHS:
+            # Only by name: a path inside an allowed one may be a link that an agent has made there.
+            narrowed[key] = [path for path in own if path in value]
+            is_more = any(path not in own for path in value)
+        elif key == "passes":
+            narrowed[key] = [name for name in value if _is_passed(name, own)]
+            is_more = narrowed[key] != value
+        else:
+            is_more = value != own
+        if is_more:
+            ignored.append(key)
+    return narrowed, ignored
+
+
+def _is_passed(name: str, patterns: list[str]) -> bool:
+    """Return whether patterns allow a name. A pattern must be one of them."""
+    return name in patterns or (not set("*?[") & set(name) and any(fnmatchcase(name, known) for known in patterns))
+
+
+def _check_tables(source: Path, tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of a file. Raises ClickException if one is invalid."""
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise click.ClickException(f"{source}: {name} is not a table; define the agent as [{name}]")
@@ -110,7 +191,7 @@ def _read_tables(source: Path) -> dict[str, dict[str, Any]]:
                 raise click.ClickException(f"{source}: unknown key {key!r} in [{name}]; known keys: {', '.join(_KEYS)}")
             if not _KEYS[key](value):
                 raise click.ClickException(f"{source}: invalid {key} in [{name}]: {value!r}")
-    return tables
+    return dict(tables)
 
 
 def _is_words(value: Any) -> bool:
@@ -148,23 +229,6 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "environment_when_confined": _is_variables,
     "install": lambda value: isinstance(value, str),
 }
-
-
-def _build_agent(name: str, table: dict[str, Any]) -> Agent:
-    if "command" not in table:
-        raise click.ClickException(
-            f"{table['source']}: [{name}] needs a command: a list of words, one of which contains {_PROMPT}"
-        )
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    moved = values.pop("moved_by", {})
-    paths = AgentPaths.from_json({key: values.pop(key, ()) for key in ("branched", "sessions", "logins")})
-    for path in (*paths.sessions, *(login.file for login in paths.logins)):
-        if paths.branched and not any(path == parent or path.startswith(f"{parent}/") for parent in paths.branched):
-            raise click.ClickException(
-                f"{table['source']}: {path} in [{name}] is not below one of its branched paths: add the directory to "
-                "branched"
-            )
-    return Agent(name=name, paths=_move(paths, moved), **values)
 
 
 def _move(paths: AgentPaths, moved: dict[str, str]) -> AgentPaths:

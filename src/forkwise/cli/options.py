@@ -148,12 +148,15 @@ class ExploreOptions:
                     raise click.UsageError(f"{option} {path}: no such file or directory")
 
     def _find_agents(self) -> list[Agent]:
-        from forkwise.cli.agents import find_agent, workspace_agents_file
+        from forkwise.cli.agents import find_agent
+        from forkwise.config.config_file import AGENTS, find_workspace_config
 
         agents = [find_agent(name, self.directory) for name in self.agents]
         for agent in agents:
-            if agent.source == workspace_agents_file(self.directory):  # its author may run anything under a known name
-                message = f"agent {agent.name!r} is defined by {agent.source}"
+            notes = list(agent.notes)
+            if agent.source == find_workspace_config(self.directory, AGENTS) and not notes:
+                notes.append(f"agent {agent.name!r} is defined by {agent.source}")
+            for message in dict.fromkeys(notes):
                 warnings.warn(message, ForkwiseWarning, stacklevel=1)
         return agents
 

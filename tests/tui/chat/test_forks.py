@@ -13,6 +13,7 @@ from forkwise.tui.chat.pickers import DiffPicker, ForkPicker, MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.widgets import QuestionScreen
+from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import SCRIPT, call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -168,8 +169,7 @@ def test_terminate_and_abort(project: Path) -> None:
 
 
 def test_accept_a_verdict(project: Path) -> None:
-    (project / ".forkwise").mkdir()
-    (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
+    write_accepted(project / ".forkwise/config.toml", '[chat]\ntest = "true"\n')
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/fork task")

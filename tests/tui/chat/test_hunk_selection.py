@@ -10,6 +10,7 @@ from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import NwayScreen
+from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -36,8 +37,7 @@ RULES: list[dict[str, Any]] = [
 
 def test_hunks_of_several_branches_are_merged(project: Path) -> None:
     (project / "list.txt").write_text(PARENT)
-    (project / ".forkwise").mkdir()
-    (project / ".forkwise/config.toml").write_text('[chat]\ntest = "grep -q 5 list.txt"\n')
+    write_accepted(project / ".forkwise/config.toml", '[chat]\ntest = "grep -q 5 list.txt"\n')
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/nway")

@@ -11,6 +11,7 @@ from textual import events
 from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.tree_screen import TreeScreen
 from forkwise.tui.diff_view import NwayScreen
+from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -33,8 +34,7 @@ RULES: list[dict[str, Any]] = [
 
 
 def test_labels_with_markup_and_tiny_terminals(project: Path) -> None:
-    (project / ".forkwise").mkdir()
-    (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
+    write_accepted(project / ".forkwise/config.toml", '[chat]\ntest = "true"\n')
 
     async def squeezed(scene: ChatScene, *keys: str) -> None:
         for size in ((40, 10), (8, 2), (80, 24)):

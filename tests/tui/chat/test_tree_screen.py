@@ -10,6 +10,7 @@ from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.chat.tree_screen import TreeScreen
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.widgets import ChoiceScreen, InputScreen, QuestionScreen
+from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import SCRIPT
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
 
@@ -166,8 +167,7 @@ def test_the_tree_grows_while_it_is_shown(project: Path) -> None:
 
 
 def test_a_verdict_is_overridden(project: Path) -> None:
-    (project / ".forkwise").mkdir()
-    (project / ".forkwise/config.toml").write_text('[chat]\ntest = "true"\n')
+    write_accepted(project / ".forkwise/config.toml", '[chat]\ntest = "true"\n')
 
     async def script(scene: ChatScene) -> None:
         await scene.write("/override")
