@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from forkwise.errors import ConfigError, MountError, StateError
-from forkwise.files.store.state import FORMAT, locate, read_document
+from forkwise.files.store.document import read_document
+from forkwise.files.store.state import FORMAT, locate
 
 __all__ = ["Acceptances"]
 
@@ -70,7 +71,7 @@ class Acceptances:
     def _load(self, path: Path) -> dict[str, Any]:
         """Load a record; an empty one if there is none, or one that another user could have written."""
         try:
-            record = read_document(self._record_path(path))
+            record, _ = read_document(self._record_path(path), newest=FORMAT)
         except (OSError, MountError, StateError):
             return {}
         is_valid = isinstance(record.get("sha256"), str) and isinstance(record.get("limits"), dict)
