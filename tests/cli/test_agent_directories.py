@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -33,11 +34,16 @@ __all__ = ["place", "readable", "run_unprivileged"]
 Run = Callable[..., Result]
 HOUR_MS = 3600_000
 SESSIONS = {
-    "claude": "~/.claude/projects/-p/{0}.jsonl",
+    "claude": "~/.claude/projects/{project}/{0}.jsonl",
     "codex": "~/.codex/sessions/2030/01/02/rollout-{0}.jsonl",
     "gemini": "~/.gemini/tmp/abc/chats/session-{0}.json",
     "opencode": "~/.local/share/opencode/storage/session/p/{0}.json",
 }
+
+
+def slug(project: Path) -> str:
+    """Return the name of claude's directory for the sessions of a project."""
+    return re.sub("[^A-Za-z0-9]", "-", str(project))
 
 
 def install(home: Path, *names: str) -> None:
@@ -102,7 +108,7 @@ def test_a_failed_attempt_leaves_nothing_in_them(
         )
         script.append(f"cat {at} 2>/dev/null || cat {at}/settings.json")
     if name in SESSIONS:
-        session = SESSIONS[name].format(1).replace("~", str(home))
+        session = SESSIONS[name].format(1, project=slug(project)).replace("~", str(home))
         script.append(f"mkdir -p $(dirname {session}); echo lost > {session}")
     monkeypatch.setenv("SCRIPT", "\n".join([*script, "exit 1"]))
     said = run("best-of", "1", "--json", "--agent", name, "fix it", code=Exit.NO_WINNER).stdout
@@ -115,7 +121,7 @@ def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
     run: Run, project: Path, home: Path, state: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     install(home, name)
-    session = Path(SESSIONS[name].format("$FORKWISE_ATTEMPT").replace("~", str(home)))
+    session = Path(SESSIONS[name].format("$FORKWISE_ATTEMPT", project=slug(project)).replace("~", str(home)))
     branched = next(p for p in load_agents(project)[name].paths.branched if SESSIONS[name].startswith(f"{p}/"))
     directory = Path(branched.replace("~", str(home)))
     directory.mkdir(parents=True)
@@ -134,9 +140,11 @@ def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
     assert list_views(state) == []
 
 
-def test_a_session_is_continued_but_not_rewritten(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_continued_but_not_rewritten(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(home, "claude")
-    sessions = home / ".claude/projects/-p"
+    sessions = home / ".claude/projects" / slug(project)
     sessions.mkdir(parents=True)
     for name in ("longer", "shorter", "other", "same"):
         (sessions / f"{name}.jsonl").write_text("one\ntwo\n")
@@ -149,8 +157,8 @@ def test_a_session_is_continued_but_not_rewritten(run: Run, home: Path, monkeypa
     content = {path.stem: path.read_text() for path in sessions.iterdir()}
     old = "one\ntwo\n"
     assert content == {"longer": f"{old}three\n", "shorter": old, "other": old, "same": old}
-    assert "projects/-p/shorter.jsonl: it is shorter than the session was" in said
-    assert "projects/-p/other.jsonl: it does not begin with what the session was" in said
+    assert "shorter.jsonl': it is shorter than the session was" in said
+    assert "other.jsonl': it does not begin with what the session was" in said
 
 
 def test_the_newest_login_is_taken_over_also_from_a_loser(
@@ -274,15 +282,17 @@ def test_the_logins_of_each_agent(
     assert text.endswith("}\n")
 
 
-def test_hostile_session_files_change_nothing(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_session_files_change_nothing(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(home, "claude")
-    own = home / ".claude/projects/-p"
+    own = home / ".claude/projects" / slug(project)
     own.mkdir(parents=True)
     (home / ".ssh").mkdir()
     (home / ".ssh/id").write_text("secret\n")
     (home / "other").mkdir()
     (own / "link.jsonl").symlink_to(home / "other/target")
-    (home / ".claude/projects/outside").symlink_to(home / "other")
+    (own / "outside").symlink_to(home / "other")
     before = read_tree(home)
     monkeypatch.setenv(
         "SCRIPT",
@@ -290,16 +300,50 @@ def test_hostile_session_files_change_nothing(run: Run, home: Path, monkeypatch:
         f"ln -s {home}/.ssh/id a.jsonl; mkfifo b.jsonl; truncate -s 1T c.jsonl; mkdir d.jsonl\n"
         f"ln -s {home}/.ssh e; ln -s ../../.. f\n"
         "rm link.jsonl; echo planted > link.jsonl\n"
-        "rm ../outside; mkdir ../outside; echo planted > ../outside/x.jsonl\n"
+        "rm outside; mkdir outside; echo planted > outside/x.jsonl\n"
+        "mkdir ../-other-project; echo planted > ../-other-project/x.jsonl\n"
+        "echo x > \"$(printf 'g\\033[2J.jsonl')\"\n"
         "echo '#!/bin/sh' > run.sh; echo x > note.md; mkdir memory; echo x > memory/MEMORY.md\n"
-        "echo x > g; ln g h.jsonl; mkdir -m 0 shut\n"
+        "echo x > h; ln h h.jsonl; mkdir -m 0 shut\n"
         "n=0; while [ $n -lt 40 ]; do mkdir -p deep && cd deep; n=$((n+1)); done; echo x > y.jsonl",
     )
     said = run("run", "--agent", "claude", "fix it").stderr
     assert read_tree(home) == before
-    for name in ("a", "b", "c", "h", "link"):
-        assert f"projects/-p/{name}.jsonl: " in said
-    assert "projects/outside/x.jsonl: " in said
+    for part in (
+        "a.jsonl': it is a symbolic link",
+        "b.jsonl': it is not",
+        "c.jsonl': it is larger than",
+        "; and 3 more",
+    ):
+        assert part in said
+    assert "\033" not in said
+
+
+def test_sessions_that_would_fill_the_disk_are_not_kept(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    own = home / ".claude/projects" / slug(project)
+    own.mkdir(parents=True)
+    script = f"cd {own}; n=0; while [ $n -lt 1100 ]; do : > $n.jsonl; n=$((n+1)); done"
+    monkeypatch.setenv("SCRIPT", script)
+    said = run("run", "--agent", "claude", "fix it").stderr
+    assert "they are more than 1000 files" in said
+    assert len(list(own.iterdir())) == 1000
+
+
+def test_an_agents_directory_inside_the_workspace_is_its_own(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    (project / "claude").mkdir()
+    (project / "claude/settings.json").write_text("{}")
+    (home / ".claude").symlink_to(project / "claude")
+    monkeypatch.setenv("SCRIPT", f"echo hook > {home}/.claude/settings.json; echo x > a.txt")
+    said = run("run", "--agent", "claude", "fix it").stderr
+    assert f"{home}/.claude is inside the workspace and the agent's own" in said
+    assert (project / "claude/settings.json").read_text() == "{}"
+    assert (project / "a.txt").read_text() == "x\n"
 
 
 def test_a_user_defines_what_is_branched_and_kept(
@@ -348,10 +392,10 @@ def test_a_path_that_the_user_makes_writable_is_not_branched(
 
 
 def test_a_pick_keeps_the_sessions_of_the_attempt_that_was_picked(
-    run: Run, ask: Callable[..., Any], home: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, ask: Callable[..., Any], project: Path, home: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(home, "claude")
-    sessions = home / ".claude/projects"
+    sessions = home / ".claude/projects" / slug(project)
     sessions.mkdir(parents=True)
     monkeypatch.setenv("SCRIPT", f"echo x > {sessions}/$FORKWISE_ATTEMPT.jsonl; echo x > $FORKWISE_ATTEMPT.txt")
     run("best-of", "2", "--no-commit", "--agent", "claude", "fix it")
@@ -366,7 +410,7 @@ def test_a_winner_that_cannot_be_committed_keeps_its_sessions_until_it_is(
     run: Run, project: Path, home: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(home, "claude")
-    sessions = home / ".claude/projects"
+    sessions = home / ".claude/projects" / slug(project)
     sessions.mkdir(parents=True)
     monkeypatch.setenv("SCRIPT", f"echo x > {sessions}/1.jsonl; echo mine > a.txt")
     run("run", "--no-commit", "--agent", "claude", "fix it")
@@ -389,10 +433,10 @@ def test_views_that_a_killed_commit_set_aside_are_removed(run: Run, project: Pat
 
 
 def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(home, "claude", "codex")
-    sessions = home / ".claude/projects"
+    sessions = home / ".claude/projects" / slug(project)
     sessions.mkdir(parents=True)
     monkeypatch.setenv(
         "SCRIPT",
@@ -438,7 +482,7 @@ def test_a_killed_run_leaves_nothing_after_a_clean_up_but_the_refreshed_login(
     assert list_views(state) == []
 
 
-def test_an_interrupted_run_takes_over_the_login_and_nothing_else(
+def test_an_attempt_that_timed_out_leaves_its_login_and_nothing_else(
     command: Callable[..., subprocess.CompletedProcess[str]],
     project: Path,
     home: Path,
@@ -462,8 +506,8 @@ def test_without_privileges(place: Path, run_unprivileged: Callable[..., tuple[i
     need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
     now = int(time.time() * 1000)
     login = write_login(place, now)
-    sessions = place / ".claude/projects"
-    sessions.mkdir()
+    sessions = place / ".claude/projects" / slug(place / "project")
+    sessions.mkdir(parents=True)
     (place / ".claude.json").write_text("{}")
     (place / ".claude/settings.json").write_text("{}")
     new = format_login(now + HOUR_MS, "new")

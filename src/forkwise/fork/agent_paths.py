@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,10 +40,13 @@ from forkwise.linux.trees import closing_fd, join, open_beneath, open_directory,
 __all__ = ["AgentPaths", "Login", "conclude_agent_paths", "take_logins"]
 
 _FILE = "agent.json"
+_PROJECT = "{project}"
 _LARGEST_SESSION = 256 << 20
+_MOST_SESSION_BYTES = 1 << 30
 _MOST_SESSIONS = 1000
 _MOST_ENTRIES = 50_000
 _DEEPEST = 32
+_MOST_REASONS = 5
 _LARGEST_LOGIN = 1 << 20
 _LONGEST_VALUE = 1 << 16
 _LATEST_S = 2 * 366 * 86400.0  # a login that claims to be valid for longer is not believed
@@ -69,7 +72,10 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class AgentPaths:
-    """The paths of an agent that are ``branched``, and the patterns of its ``sessions`` and its ``logins`` in them."""
+    """The paths of an agent that are ``branched``, and the patterns of its ``sessions`` and its ``logins`` in them.
+
+    ``{project}`` in the pattern of a session is the workspace's path with hyphens for all but letters and digits.
+    """
 
     branched: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
@@ -90,19 +96,38 @@ class AgentPaths:
 
     def prepare(self, branch: Branch, paths: Sequence[str]) -> None:
         """Create the views of ``paths`` in the branch of an attempt, and record what may be taken from them later."""
-        paths = [path for path in paths if os.path.realpath(path) != os.fspath(branch.workspace.path)]
+        workspace = os.fspath(branch.workspace.path)
+        paths = [path for path in paths if os.path.realpath(path) != workspace]
         for path in paths:
-            make_path_view(branch, path, [p for pattern in self.sessions if (p := _relative_to(pattern, path))])
+            make_path_view(
+                branch, path, [p for s in self.sessions if (p := _relative_to(s.replace(_PROJECT, "*"), path))]
+            )
+            if os.path.realpath(path).startswith(f"{workspace}/"):
+                warnings.warn(
+                    f"{path} is inside the workspace and the agent's own: what attempts change there is not committed",
+                    ForkwiseWarning,
+                    stacklevel=2,
+                )
         if paths:
+            project = glob.escape(re.sub("[^A-Za-z0-9]", "-", workspace))
+            recorded = AgentPaths(
+                tuple(map(_expand, self.branched)),
+                tuple(_expand(pattern).replace(_PROJECT, project) for pattern in self.sessions),
+                tuple(replace(login, file=_expand(login.file)) for login in self.logins),
+            )
             temporary = f"{paths_directory(branch.home)}/{_FILE}.new"
             with open(temporary, "w") as file:
-                json.dump(asdict(self), file)
+                json.dump(asdict(recorded), file)
             os.rename(temporary, temporary.removesuffix(".new"))
+
+
+def _expand(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _relative_to(pattern: str, directory: str) -> str | None:
     """Return a pattern relative to a directory; None if it is not below it."""
-    expanded = os.path.abspath(os.path.expanduser(pattern))
+    expanded = _expand(pattern)
     return expanded[len(directory) + 1 :] if expanded.startswith(f"{directory}/") else None
 
 
@@ -157,7 +182,9 @@ class _SessionCopy:
         self.view = view
         self.patterns = [p for pattern in patterns if (p := _relative_to(pattern, view.given))]
         self.copied = 0
+        self.bytes_left = _MOST_SESSION_BYTES
         self.entries = 0
+        self.reasons: list[str] = []
 
     def run(self) -> None:
         if self.view.kind == "file" or not self.patterns:
@@ -167,12 +194,14 @@ class _SessionCopy:
                 for start in sorted({_fixed_part(pattern) for pattern in self.patterns}):
                     self._copy_below(source, target, start)
         except _SkippedError as error:
-            self._warn(str(error))
+            self.reasons.append(str(error))
         except OSError as error:
-            self._warn(f"{error.filename or self.view.given}: {error.strerror}")
-
-    def _warn(self, reason: str) -> None:
-        warnings.warn(f"sessions of the winner in {self.view.given} were not kept: {reason}", ForkwiseWarning, 2)
+            self.reasons.append(f"{error.filename or self.view.given}: {error.strerror}")
+        if self.reasons:
+            more = len(self.reasons) - _MOST_REASONS
+            reasons = [*self.reasons[:_MOST_REASONS], *([f"and {more} more"] if more > 0 else [])]
+            message = f"sessions of the winner in {self.view.given} were not kept: {'; '.join(reasons)}"
+            warnings.warn(message, ForkwiseWarning, stacklevel=3)
 
     def _copy_below(self, source: int, target: int, start: str) -> None:
         pending = [start]
@@ -183,7 +212,7 @@ class _SessionCopy:
                     found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in self._count(entries)]
             except OSError as error:
                 if error.errno != errno.ENOENT:
-                    self._warn(f"{directory}: {error.strerror}")
+                    self.reasons.append(f"{directory!a}: {error.strerror}")
                 continue
             for name, status in sorted(found, key=lambda pair: pair[0]):
                 path = join(directory, name)
@@ -204,12 +233,14 @@ class _SessionCopy:
         if self.copied >= _MOST_SESSIONS:
             raise _SkippedError(f"they are more than {_MOST_SESSIONS} files")
         try:
-            if _copy_session(source, target, path):
-                self.copied += 1
+            if not path.isprintable():
+                raise _SkippedError("its name has control characters")
+            self.bytes_left -= _copy_session(source, target, path, min(_LARGEST_SESSION, self.bytes_left))
+            self.copied += 1
         except _SkippedError as error:
-            self._warn(f"{path}: {error}")
+            self.reasons.append(f"{path!a}: {error}")
         except OSError as error:
-            self._warn(f"{path}: {error.strerror}")
+            self.reasons.append(f"{path!a}: {error.strerror}")
 
 
 def _fixed_part(pattern: str) -> str:
@@ -251,20 +282,21 @@ def _open_regular(root: int, path: str, largest: int) -> int:
     return fd
 
 
-def _copy_session(source: int, target: int, path: str) -> bool:
-    """Copy a session file that is new, or that continues the user's. Return False if it is the same."""
+def _copy_session(source: int, target: int, path: str, largest: int) -> int:
+    """Copy a session file that is new, or that continues the user's. Return its size; 0 if it is the same."""
     directory, _, name = path.rpartition("/")
     with (
-        closing_fd(_open_regular(source, path, _LARGEST_SESSION)) as fd,
+        closing_fd(_open_regular(source, path, largest)) as fd,
         closing_fd(_make_directories(target, directory)) as parent,
     ):
         before = _stat_entry(parent, name)
         if before is not None and not _is_continued(parent, name, before, fd):
-            return False
+            return 0
+        size = os.fstat(fd).st_size
         with _Replacement(parent, name, before) as new:
-            new.copy(fd, os.fstat(fd).st_size)
+            new.copy(fd, size)
             new.publish()
-    return True
+    return size
 
 
 def _make_directories(root: int, path: str) -> int:
@@ -431,7 +463,7 @@ def _warn_of_login(login: Login, reason: str) -> None:
 
 
 def _take_login(view: PathView, login: Login) -> None:
-    pattern = os.path.abspath(os.path.expanduser(login.file))
+    pattern = _expand(login.file)
     if view.kind == "file":
         if pattern == view.given:
             _take_login_file(view, login, os.path.dirname(view.path), os.path.basename(view.path), "file")

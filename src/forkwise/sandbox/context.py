@@ -31,7 +31,7 @@ from forkwise.sandbox.child import (
     read_answer,
 )
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.jail_plan import PrivateMount, plan_jail, plan_landlock, reserved
+from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
@@ -152,7 +152,7 @@ class BranchContext:
     @contextmanager
     def _supervise(self) -> Iterator[Supervision]:
         """Yield the supervision of a child that is started in the block. Close it if no process came to own it."""
-        supervision = Supervision(self._confinement.limits, None if self._branch is None else self._branch.target)
+        supervision = Supervision(self._confinement.limits, [] if self._branch is None else list_layers(self._branch))
         try:
             yield supervision
         except BaseException:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, NamespaceError
 from forkwise.files.branch import Branch, Parent
-from forkwise.files.path_view import PathView, make_path_view
+from forkwise.files.path_view import PathView, make_path_view, paths_directory
 from forkwise.files.store.state import is_ordinary
 from forkwise.files.views.branchfs import CONTROL_FILE, find_mount
 from forkwise.files.views.overlay import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PrivateMount",
     "is_private",
+    "list_layers",
     "plan_jail",
     "plan_landlock",
     "reserved",
@@ -217,6 +218,11 @@ def _mount_branched(workspace_path: str, branch: Parent | None, confinement: Con
                 release_private_mount(reserved_mount.source)
         raise
     return mounts
+
+
+def list_layers(branch: Branch | Workspace) -> list[str]:
+    """List the directories that a command in a branch writes to: its layer, and its views of other paths."""
+    return [branch.target, paths_directory(branch.home)] if isinstance(branch, Branch) else [branch.target]
 
 
 def _reserve_view(branch: Branch, view: PathView) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -117,9 +118,9 @@ def _kernel_version() -> tuple[int, ...]:
 class Supervision:
     """The supervisor of one sandbox. ``exceeded`` names the limit that the sandbox exceeded."""
 
-    def __init__(self, limits: Limits, layer: str | None) -> None:
+    def __init__(self, limits: Limits, layers: Sequence[str]) -> None:
         self.limits = limits
-        self.layer = layer
+        self.layers = layers
         self.enforcement: Enforcement = choose_enforcement(limits) if limits.asked() else {}
         self.group = Cgroup.make(self.enforcement, memory=limits.memory, processes=limits.processes)
         self.exceeded: str | None = None
@@ -136,7 +137,7 @@ class Supervision:
         """Check whether a watched limit was exceeded."""
         if self.limits.cpu is not None and (self.group.cpu_seconds() or 0) > self.limits.cpu:
             self.exceeded = "cpu"
-        elif self.limits.disk is not None and self.layer and _disk_use(self.layer) > self.limits.disk:
+        elif self.limits.disk is not None and sum(map(_disk_use, self.layers)) > self.limits.disk:
             self.exceeded = "disk"
         return self.exceeded is not None
 

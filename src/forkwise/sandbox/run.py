@@ -17,7 +17,7 @@ from forkwise.errors import NamespaceError
 from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
-from forkwise.sandbox.jail_plan import PrivateMount, plan_jail, plan_landlock, reserved
+from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
 from forkwise.sandbox.network import Uplink
@@ -144,7 +144,7 @@ def _start(
     mount: PrivateMount | None = None,
 ) -> SandboxProcess:
     """Start the sandbox and the command in it."""
-    supervision = Supervision(wanted.confinement.limits, wanted.branch.target)
+    supervision = Supervision(wanted.confinement.limits, list_layers(wanted.branch))
     try:
         process, start_writer_fd = _start_sandbox(jail, argv, environment, stdio, supervision, wanted)
     except BaseException:
