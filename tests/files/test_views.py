@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from forkwise import Branch, BranchError, ForkwiseWarning, Workspace
+from forkwise import Branch, BranchError, ConflictError, ForkwiseWarning, Workspace
 from forkwise.linux.trees import open_directory, open_root
 from tests.files.filesystems import VIEWS, new_project, view_directories
 from tests.files.snapshot import snapshot
@@ -664,3 +664,87 @@ def test_everything_at_once(project: Path, workspace: Callable[[], Workspace]) -
     for number in range(20):
         write(root / f"new{number % 4}/x/f{number}", "new")
     commit_and_undo(ws, branch)
+
+
+# What counts as a conflict is the same in every view
+
+
+def to_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_text("new\n")
+
+
+def to_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("new\n")
+
+
+def edit(path: Path) -> None:
+    path.write_text("edited\n")
+
+
+def replace(path: Path) -> None:
+    (path.parent / "beside").write_text("replaced\n")
+    (path.parent / "beside").rename(path)
+
+
+#: What the branch does, what another program does to the workspace afterwards, and the path of the conflict.
+CLASHES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]] = {
+    "directory deleted, file in it edited": (
+        lambda b: shutil.rmtree(b / "d"),
+        lambda w: edit(w / "d/deep/c"),
+        "d/deep/c",
+    ),
+    "file edited, its directory deleted": (lambda b: edit(b / "d/deep/c"), lambda w: shutil.rmtree(w / "d"), "d"),
+    "file edited, its directory replaced": (lambda b: edit(b / "d/deep/c"), lambda w: to_file(w / "d"), "d"),
+    "file deleted, replaced by a directory": (lambda b: (b / "f").unlink(), lambda w: to_directory(w / "f"), "f"),
+    "file replaced by a directory, deleted": (lambda b: to_directory(b / "f"), lambda w: (w / "f").unlink(), "f"),
+    "file replaced by a directory, edited": (lambda b: to_directory(b / "f"), lambda w: edit(w / "f"), "f"),
+    "file edited, replaced by a directory": (lambda b: edit(b / "f"), lambda w: to_directory(w / "f"), "f"),
+    "file replaced, deleted": (lambda b: replace(b / "f"), lambda w: (w / "f").unlink(), "f"),
+    "directory replaced by a file, deleted": (lambda b: to_file(b / "d"), lambda w: shutil.rmtree(w / "d"), "d"),
+    "directory replaced by a file, edited inside": (
+        lambda b: to_file(b / "d"),
+        lambda w: edit(w / "d/deep/c"),
+        "d/deep/c",
+    ),
+    "directory deleted, replaced by a file": (lambda b: shutil.rmtree(b / "d"), lambda w: to_file(w / "d"), "d"),
+}
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_a_clash_with_another_program_is_a_conflict_in_every_view(
+    project: Path, workspace: Callable[[], Workspace], clash: str
+) -> None:
+    (project / "d/deep").mkdir(parents=True)
+    (project / "d/deep/c").write_text("old\n")
+    (project / "f").write_text("old\n")
+    mine, theirs, path = CLASHES[clash]
+    branch = workspace().branch("b")
+    mine(branch.path)
+    branch.record_bases()  # as at the end of every attempt: a layer does not show what a new entry replaced
+    theirs(project)
+    before = snapshot(project)
+    with pytest.raises(ConflictError) as caught:
+        branch.commit()
+    assert path in caught.value.paths
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("mark", ["user.overlay.", "user.fuseoverlayfs.", "trusted.overlay."])
+def test_marks_that_a_program_sets_itself_delete_nothing(
+    project: Path, workspace: Callable[[], Workspace], mark: str
+) -> None:
+    """A mark of one view is an ordinary attribute in another: what the branch shows is what is committed."""
+    (project / "d").mkdir()
+    (project / "d/kept").write_text("old\n")
+    branch = workspace().branch("b")
+    (branch.path / "d/new").write_text("new\n")
+    for name in ("opaque", "redirect", "origin"):
+        with suppress(OSError):  # refused by a view whose own mark it is, and by filesystems
+            os.setxattr(branch.path / "d", mark + name, b"y")
+    shown = sorted(os.listdir(branch.path / "d"))
+    assert [change.path for change in branch.delta() if change.kind == "deleted"] == []
+    branch.commit()
+    assert sorted(os.listdir(project / "d")) == shown == ["kept", "new"]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError, StateError
-from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.branch_info import BASES, BranchInfo
 from forkwise.files.store.journal import sync_filesystem
 from forkwise.files.store.record import RolledBack
 from forkwise.files.store.scan import Scan, scan_layer
@@ -443,7 +443,7 @@ class Branch(Parent):
         from forkwise.files.versions import Versions, file_diffs  # noqa: PLC0415
         from forkwise.text.diff import unified  # noqa: PLC0415 - loaded on use
 
-        with self._lock(), Versions(self.target, self.parent.lowers) as versions:
+        with self._lock(), Versions(self.target, self.parent.lowers, self.view_kind.mark_prefixes) as versions:
             return unified(file_diffs(versions, self._scan()))
 
     def _scan(self) -> Scan:
@@ -452,7 +452,13 @@ class Branch(Parent):
         base = self.view_kind.base(self.home)
         rolled_back = RolledBack.load(self.parent.state_dir)
         if base is None:
-            return scan_layer(self.target, self.parent.lowers, self.view_kind.mark_files, rolled_back)
+            kind = self.view_kind
+            scan = scan_layer(self.target, self.parent.lowers, kind.mark_files, kind.mark_prefixes, rolled_back)
+            if os.path.isdir(f"{self.home}/{BASES}"):
+                from forkwise.files.old_versions import note_deleted  # noqa: PLC0415 - loaded on use
+
+                note_deleted(scan, self.home)
+            return scan
         from forkwise.files.store.scan import scan_tree  # noqa: PLC0415
 
         made = BranchInfo.load(self.home).made

@@ -74,7 +74,7 @@ def scan_sibling(branch: Branch) -> Scan:
         found += find_conflicts(scan, info.forked)
     if found:
         entries = {e.path: e for e in scan.entries}
-        with Versions(branch.target, branch.parent.lowers) as versions:
+        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
             found = [c for c in found if c.path not in entries or not versions.is_same(entries[c.path])]
     if found:
         shown = "; ".join(str(c) for c in found[:5]) + ("; …" if len(found) > 5 else "")
@@ -423,7 +423,7 @@ def _mark_complete(branch: Branch, combiner: _Combiner, lock: Lock) -> None:
     if combiner.replaced and not branch.view_kind.whole:
         # Without the overlayfs origin mark, a commit would not notice a deletion of the file in the parent.
         branch.view_kind.hide(branch.home)
-        mark_origins(branch.target, combiner.replaced)
+        mark_origins(branch.target, combiner.replaced, branch.view_kind.mark_prefixes)
     info = BranchInfo.load(branch.home)
     info.unmerged = [Conflict(p, "unmerged", c.detail) for c in combiner.clashes for p in combiner.paths_of(c)]
     info.rebased = lock.now()

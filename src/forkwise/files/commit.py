@@ -257,7 +257,7 @@ class _Resolution:
         from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - rarely needed
         from forkwise.files.versions import Versions  # noqa: PLC0415
 
-        with Versions(branch.target, branch.parent.lowers) as versions:
+        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
             same = [c for c in found if c.path in entries and versions.is_same(entries[c.path])]
             self.dropped |= {c.path for c in same}
             left = [c for c in found if c not in same]
@@ -281,7 +281,7 @@ def _run_commit(
 
     ``moves`` allows moving files out of the layer. ``checks`` makes a change by another process meanwhile a conflict.
     """
-    parent, scan = branch.parent, resolution.scan
+    parent, scan, prefixes = branch.parent, resolution.scan, branch.view_kind.mark_prefixes
     prepared = f"{branch.home}/{RECORD_DIRECTORY}"
     with Transaction(parent.state_dir, parent.target, branch.branch_path, prepared_directory=prepared) as transaction:
         if branch._commits_into_layer:
@@ -290,6 +290,7 @@ def _run_commit(
                 parent.target,
                 resolution.dropped,
                 marks_origins=not branch.view_kind.mark_files,
+                mark_prefixes=prefixes,
             )
             plan.left = resolution.dropped
             foreign = [*plan.foreign, *scan.moved]
@@ -312,9 +313,9 @@ def _run_commit(
 
         def strip() -> None:
             if branch._commits_into_layer:
-                mark_opaque(branch.target, plan.opaque)
-                unmark_origins(branch.target, foreign)
-                inherit_origins(branch.target, parent.target, plan.heirs)
+                mark_opaque(branch.target, plan.opaque, prefixes)
+                unmark_origins(branch.target, foreign, prefixes)
+                inherit_origins(branch.target, parent.target, plan.heirs, prefixes)
             else:
                 unmark(branch.target, marked)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forkwise.errors import CommitError, StateError
 from forkwise.files.file_tree import FileTree
-from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.branch_info import BASES, BranchInfo
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import StateDir, locked
@@ -26,25 +28,23 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
     from forkwise.files.store.changes import Delta
     from forkwise.files.store.journal import JournalStep, Run
-    from forkwise.files.store.scan import Entry
+    from forkwise.files.store.scan import Entry, Scan
     from forkwise.files.workspace import Workspace
 
 __all__ = [
-    "BASES",
     "active_commits",
     "chains_since",
     "commit_diff",
     "find_merge_base",
     "mode_at_fork",
+    "note_deleted",
     "record_bases",
     "slot_of",
     "step_on",
 ]
 
-#: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
-BASES = "bases"
-
 _LARGEST_BASE = 1 << 20
+_EXISTED = ".existed"  # next to the base of a path, or without one: the parent had an entry there
 
 
 def record_bases(branch: Branch) -> Delta:
@@ -56,13 +56,29 @@ def record_bases(branch: Branch) -> Delta:
         scan = branch._scan()
         if not branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
             forked = BranchInfo.load(branch.home).forked
-            entries = [e for e in scan.entries if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
-            if entries:
+            both = [e for e in scan.entries if e.new and e.old]
+            entries = [e for e in both if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
+            if both:
                 os.makedirs(f"{branch.home}/{BASES}", mode=0o700, exist_ok=True)
-                with Lower(branch.parent.lowers) as lower:
+                for path in [e.path for e in both if e.unit and not e.copied]:
+                    Path(_base_path(branch.home, path) + _EXISTED).touch()
+            if entries:
+                with Lower(branch.parent.lowers, branch.view_kind.mark_prefixes) as lower:
                     for entry in entries:
                         _record_base(branch, lower, entry, forked)
         return scan.delta()
+
+
+def note_deleted(scan: Scan, home: str) -> None:
+    """Mark entries that replaced one of the parent's which the parent has deleted since, as far as was recorded.
+
+    A layer does not show what a new file or directory replaced: only files that were copied up have an origin.
+    """
+    new = [e for e in scan.entries if e.unit and e.old is None and not e.copied]
+    recorded = {name for name in os.listdir(f"{home}/{BASES}") if name.endswith(_EXISTED)} if new else ()
+    for entry in new if recorded else ():
+        if os.path.basename(_base_path(home, entry.path)) + _EXISTED in recorded:
+            entry.copied, entry.above = True, sys.maxsize
 
 
 def _is_mergeable(found: os.stat_result) -> bool:
@@ -70,7 +86,7 @@ def _is_mergeable(found: os.stat_result) -> bool:
 
 
 def _record_base(branch: Branch, lower: Lower, entry: Entry, forked: int) -> None:
-    path = _base_path(branch, entry.path)
+    path = _base_path(branch.home, entry.path)
     if os.path.exists(path):
         return
     with lower.directory(entry.directory) as held:
@@ -83,14 +99,14 @@ def _record_base(branch: Branch, lower: Lower, entry: Entry, forked: int) -> Non
     os.rename(f"{path}.new", path)
 
 
-def _base_path(branch: Branch, path: str) -> str:
-    return f"{branch.home}/{BASES}/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
+def _base_path(home: str, path: str) -> str:
+    return f"{home}/{BASES}/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 
 def _read_base(branch: Branch, path: str, info: BranchInfo) -> bytes | None:
     """Read a recorded base, unless the machine was restarted since and the base may be incomplete."""
     try:
-        with open(_base_path(branch, path), "rb") as file:
+        with open(_base_path(branch.home, path), "rb") as file:
             is_complete = info.boot == boot_id() or os.fstat(file.fileno()).st_ctime_ns < info.synced
             return file.read() if is_complete else None
     except FileNotFoundError:
@@ -195,7 +211,7 @@ def _read_replaced(parent: Parent, record: Record, run: Run, step: JournalStep, 
 def _read_below_layer(parent: Parent, path: str, forked: int) -> bytes | None:
     """Read what a layer without an entry at ``path`` showed: the entry below it, unless an opaque directory hid it."""
     directory, _, name = path.rpartition("/")
-    with Lower(parent.lowers) as lower, lower.directory(directory) as held:
+    with Lower(parent.lowers, parent.child_view().mark_prefixes) as lower, lower.directory(directory) as held:
         below = LowerDirectory(held.fds[1:])
         holder = below.holder(name)
         return None if holder is None else _read_older(holder, name, forked)

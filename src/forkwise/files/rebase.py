@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
-from forkwise.files.old_versions import BASES, active_commits, chains_since, find_merge_base, mode_at_fork
-from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
+from forkwise.files.store.branch_info import BASES, BranchInfo
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas
@@ -118,7 +118,7 @@ def compare_with_parent(branch: Branch, *, scan: bool = True) -> Standing:
         found = branch._scan()
         edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked)
         entries = {e.path: e for e in found.entries}
-        with Versions(branch.target, parent.lowers) as versions:
+        with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
             edited = [c for c in edited if c.path not in entries or not versions.is_same(entries[c.path])]
         return Standing({}, tuple(edited), tuple(unresolved(info, found)), info.rebased)
 
@@ -138,7 +138,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
         now = lock.now()
         scan = branch._scan()
         entries = {e.path: e for e in scan.entries}
-        with Versions(branch.target, parent.lowers) as versions:
+        with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
             old = unresolved(info, scan)
             found = [c for c in find_conflicts(scan, info.forked) if c.path not in {o.path for o in old}]
             found, old = (
@@ -276,11 +276,11 @@ def _rebase_layer(
         discard(branch.parent.state_dir, f"{branch.home}/{BASES}")  # first: they belong to the fork before
     info.rebased = sys.maxsize  # until the marks are set, because that changes the files' ctime
     info.save(branch.home)
-    mark_origins(layer, [*merged, *scan.appeared])
+    prefixes = branch.view_kind.mark_prefixes
+    mark_origins(layer, [*merged, *scan.appeared], prefixes)
     # A directory keeps its origin mark: without it overlayfs would show the whiteouts inside.
-    unmark_origins(
-        layer, [e.path for e in scan.entries if e.copied and e.old is None and e.new and stat.S_ISREG(e.new.st_mode)]
-    )
+    lost = [e.path for e in scan.entries if e.copied and e.old is None and e.new and stat.S_ISREG(e.new.st_mode)]
+    unmark_origins(layer, lost, prefixes)
     info.rebased = lock.now()
     info.save(branch.home)
 

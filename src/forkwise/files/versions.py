@@ -37,8 +37,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Versions:
     """A layer and the directories below it, open for reading."""
 
-    def __init__(self, layer: str, lowers: Sequence[str]) -> None:
-        self._lower = Lower(lowers)
+    def __init__(self, layer: str, lowers: Sequence[str], mark_prefixes: Sequence[str]) -> None:
+        self._lower = Lower(lowers, mark_prefixes)
         self._layer = open_root(layer)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ def compare(first: Branch, second: Branch) -> str:
 
 def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
     branch._recover()
-    versions = stack.enter_context(Versions(branch.target, branch.parent.lowers))
+    versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
     return file_diffs(versions, branch._scan())
 
 

@@ -22,7 +22,10 @@ from forkwise.files.store.document import (
 )
 from forkwise.linux.process_id import ProcessId, boot_id
 
-__all__ = ["BranchInfo"]
+__all__ = ["BASES", "BranchInfo"]
+
+#: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
+BASES = "bases"
 
 _FORMAT = 1
 _FILE = "branch.json"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.interference import OldEntry
 from forkwise.files.store.journal import Held, JournalStep, Meta, Run, directory_facts
-from forkwise.files.store.overlayfs import is_mark, is_opaque, is_origin, is_whiteout
+from forkwise.files.store.overlayfs import OVERLAY_MARKS, is_mark, is_opaque, is_origin, is_whiteout
 from forkwise.files.store.scan import Entry, Scan, Touched, user_attributes
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
 
@@ -225,7 +225,13 @@ def _list_inside(scan: Scan) -> dict[str, dict[str, os.stat_result]]:
 
 
 def plan_layer(
-    child: str, parent: str, dropped: Collection[str] = (), moved: Collection[str] = (), *, marks_origins: bool = True
+    child: str,
+    parent: str,
+    dropped: Collection[str] = (),
+    moved: Collection[str] = (),
+    *,
+    marks_origins: bool = True,
+    mark_prefixes: Sequence[str] = OVERLAY_MARKS,
 ) -> Plan:
     """Plan the steps that fold one layer into the layer below it; entries move unchanged, including whiteouts.
 
@@ -240,7 +246,7 @@ def plan_layer(
             path = pending.pop()
             fds = [open_directory(root, path) for root in roots]
             try:
-                _fold(plan, path, fds[0], fds[1], pending, dropped, marks_origins)
+                _fold(plan, path, fds[0], fds[1], pending, dropped, marks_origins, mark_prefixes)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -251,14 +257,21 @@ def plan_layer(
 
 
 def _fold(
-    plan: Plan, path: str, ours: int, theirs: int, pending: list[str], dropped: Collection[str], marks_origins: bool
+    plan: Plan,
+    path: str,
+    ours: int,
+    theirs: int,
+    pending: list[str],
+    dropped: Collection[str],
+    marks_origins: bool,
+    prefixes: Sequence[str],
 ) -> None:
     if (path or ".") not in dropped:
         plan.metas.append(
             Meta.change(path, os.fstat(theirs), os.fstat(ours), user_attributes(theirs), user_attributes(ours))
         )
     # In a directory without a lower directory, overlayfs would show a whiteout as a character device.
-    has_nothing_below = marks_origins and path != "" and not any(map(is_origin, _marks(theirs, ".")))
+    has_nothing_below = marks_origins and path != "" and not any(is_origin(m, prefixes) for m in _marks(theirs, "."))
     with os.scandir(ours) as found:
         for item in found:
             name = item.name
@@ -271,7 +284,7 @@ def _fold(
                     continue
                 plan.add(path, JournalStep("put", name, "", new.st_ino, held=_held(new, None)))
                 continue
-            if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name):
+            if is_directory and stat.S_ISDIR(old.st_mode) and not _hides(ours, name, prefixes):
                 pending.append(join(path, name))
                 continue
             if join(path, name) in dropped or (is_whiteout(new) and is_whiteout(old)):
@@ -294,8 +307,8 @@ def _marks(fd: int, name: str) -> list[str]:
     return [a for a in os.listxattr(proc_path(fd, name), follow_symlinks=False) if is_mark(a)]
 
 
-def _hides(fd: int, name: str) -> bool:
-    return is_opaque(proc_path(fd, name), _marks(fd, name))
+def _hides(fd: int, name: str, prefixes: Sequence[str]) -> bool:
+    return is_opaque(proc_path(fd, name), _marks(fd, name), prefixes)
 
 
 def _held(new: os.stat_result | None, old: os.stat_result | None) -> Held | None:

@@ -18,6 +18,8 @@ from typing import TypeAlias
 from forkwise.linux.trees import join, open_directory, open_root, proc_path, writable
 
 __all__ = [
+    "FUSE_MARKS",
+    "OVERLAY_MARKS",
     "Lower",
     "LowerDirectory",
     "Marks",
@@ -42,10 +44,13 @@ __all__ = [
 #: Paths in a layer, each with its marks and their values in hexadecimal.
 Marks: TypeAlias = list[tuple[str, dict[str, str]]]
 
-_MARKS = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
+#: The prefixes of the marks that a view sets, and that no program can set through it. Those of the other view are
+#: ordinary attributes there, without a meaning.
+OVERLAY_MARKS = ("user.overlay.",)
+FUSE_MARKS = ("user.fuseoverlayfs.", "trusted.overlay.")
+
+_MARKS = (*OVERLAY_MARKS, *FUSE_MARKS)
 _OF_USER = ("user.", "system.posix_acl_")
-_OPAQUE = tuple(m + "opaque" for m in _MARKS)
-_ORIGIN = tuple(m + "origin" for m in _MARKS)
 
 
 def is_mark(attribute: str) -> bool:
@@ -58,9 +63,9 @@ def is_of_user(attribute: str) -> bool:
     return attribute.startswith(_OF_USER) and not attribute.startswith(_MARKS)
 
 
-def is_origin(attribute: str) -> bool:
+def is_origin(attribute: str, prefixes: Sequence[str] = OVERLAY_MARKS) -> bool:
     """Return whether an attribute is an origin, which marks a file that was copied up from the parent."""
-    return attribute in _ORIGIN
+    return attribute.endswith(".origin") and attribute.removesuffix("origin") in prefixes
 
 
 def is_whiteout(entry: os.stat_result) -> bool:
@@ -68,9 +73,13 @@ def is_whiteout(entry: os.stat_result) -> bool:
     return stat.S_ISCHR(entry.st_mode) and entry.st_rdev == 0
 
 
-def is_opaque(path: str, attributes: Sequence[str]) -> bool:
+def is_opaque(path: str, attributes: Sequence[str], prefixes: Sequence[str] = OVERLAY_MARKS) -> bool:
     """Return whether a layer's directory is opaque: it hides the directories below it."""
-    return any(a in _OPAQUE and os.getxattr(path, a, follow_symlinks=False) == b"y" for a in attributes)
+    return any(p + "opaque" in attributes and _is_yes(path, p + "opaque") for p in prefixes)
+
+
+def _is_yes(path: str, attribute: str) -> bool:
+    return os.getxattr(path, attribute, follow_symlinks=False) == b"y"
 
 
 def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
@@ -130,33 +139,34 @@ def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
             os.utime(".", ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=fd)
 
 
-def mark_origins(layer: str, paths: Iterable[str]) -> None:
+def mark_origins(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Mark files as copied up from the parent, to revert ``unmark``."""
-    _mark(layer, paths, _ORIGIN[0], b"")
+    for path in paths:  # fuse-overlayfs's origin is a path, an empty one of overlayfs means an unknown file
+        _mark(layer, [path], prefixes[0] + "origin", os.fsencode(path) if prefixes == FUSE_MARKS else b"")
 
 
-def mark_opaque(layer: str, paths: Iterable[str]) -> None:
+def mark_opaque(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Make directories opaque, so that they hide the layers below."""
-    _mark(layer, paths, _OPAQUE[0], b"y")
+    _mark(layer, paths, prefixes[0] + "opaque", b"y")
 
 
-def unmark_origins(layer: str, paths: Iterable[str]) -> None:
+def unmark_origins(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Remove the origins of files."""
     with _Directories(layer) as directories:
         for path in paths:
             beneath = directories.beneath(path)
             for attribute in os.listxattr(beneath, follow_symlinks=False):
-                if is_origin(attribute):
+                if is_origin(attribute, prefixes):
                     _remove(beneath, attribute)
 
 
-def inherit_origins(layer: str, below: str, paths: Iterable[str]) -> None:
+def inherit_origins(layer: str, below: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Copy origins to files from the files that they are about to replace in the layer below."""
     with _Directories(layer) as ours, _Directories(below) as theirs:
         for path in paths:
             mine, replaced = ours.beneath(path), theirs.beneath(path)
             for attribute in os.listxattr(replaced, follow_symlinks=False):
-                if is_origin(attribute):
+                if is_origin(attribute, prefixes):
                     _set(mine, attribute, read_mark(replaced, attribute))
 
 
@@ -301,9 +311,13 @@ class LowerDirectory:
 
 
 class Lower:
-    """The parent of a branch; ``lowers`` are directories, nearest first, the last of them a plain directory."""
+    """The parent of a branch; ``lowers`` are directories, nearest first, the last of them a plain directory.
 
-    def __init__(self, lowers: Sequence[str]) -> None:
+    ``prefixes`` are those of the marks in all but the last.
+    """
+
+    def __init__(self, lowers: Sequence[str], prefixes: Sequence[str] = OVERLAY_MARKS) -> None:
+        self._prefixes = prefixes
         self._roots: list[int] = []
         try:
             for path in lowers:
@@ -327,7 +341,7 @@ class Lower:
             return [] if fd is None else [fd]
         fds: list[int] = []
         for root, is_last in zip(self._roots, [False] * (len(self._roots) - 1) + [True], strict=True):
-            reach = _reach(root, path) if not is_last else "present"
+            reach = _reach(root, path, self._prefixes) if not is_last else "present"
             if reach in ("present", "opaque"):
                 fd = _open(root, path)
                 if fd is not None:
@@ -371,7 +385,7 @@ def _open(root: int, path: str) -> int | None:
         raise
 
 
-def _reach(root: int, path: str) -> str:
+def _reach(root: int, path: str, prefixes: Sequence[str]) -> str:
     """Return how a layer affects a directory.
 
     It is ``absent`` from the layer, ``present``, ``opaque``, or ``hidden`` by a whiteout or a file on the way.
@@ -385,7 +399,7 @@ def _reach(root: int, path: str) -> str:
             if not stat.S_ISDIR(entry.st_mode):
                 return "hidden"
             beneath = proc_path(fd, name)
-            if is_opaque(beneath, os.listxattr(beneath, follow_symlinks=False)):
+            if is_opaque(beneath, os.listxattr(beneath, follow_symlinks=False), prefixes):
                 outcome = "opaque"
         except FileNotFoundError:
             # An opaque directory above the missing one hides the layers below.

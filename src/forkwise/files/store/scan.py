@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from forkwise.files.store.changes import Change, ChangeKind, Delta, entry_type
 from forkwise.files.store.journal import has_same_owner
 from forkwise.files.store.overlayfs import (
+    OVERLAY_MARKS,
     Lower,
     LowerDirectory,
     is_mark,
@@ -157,16 +158,20 @@ class Scan:
 
 
 def scan_layer(
-    layer: str, lowers: Sequence[str], mark_files: Collection[str] = (), rolled_back: RolledBack | None = None
+    layer: str,
+    lowers: Sequence[str],
+    mark_files: Collection[str] = (),
+    mark_prefixes: Sequence[str] = OVERLAY_MARKS,
+    rolled_back: RolledBack | None = None,
 ) -> Scan:
     """Scan a layer in overlayfs's format against its parent; the cost depends on the layer, not on the tree.
 
-    ``mark_files`` are names of files that the view uses as marks.
+    ``mark_files`` are names of files that the view uses as marks, ``mark_prefixes`` those of its attributes.
     """
-    with Lower(lowers) as lower:
+    with Lower(lowers, mark_prefixes) as lower:
         root = open_root(layer)
         try:
-            reader = _LayerReader(root, lower, mark_files)
+            reader = _LayerReader(root, lower, mark_files, mark_prefixes)
             reader.scan.rolled_back = rolled_back or RolledBack()
             reader.read()
             reader.find_moved()
@@ -178,10 +183,17 @@ def scan_layer(
 class Reader:
     """The common part of the readers of layers and of whole trees: lists entries moved or deleted as a whole."""
 
-    def __init__(self, root: int, lower: Lower, mark_files: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        root: int,
+        lower: Lower,
+        mark_files: Collection[str] = (),
+        mark_prefixes: Sequence[str] = OVERLAY_MARKS,
+    ) -> None:
         self.root = root
         self.lower = lower
         self.mark_files = mark_files
+        self.mark_prefixes = mark_prefixes
         self.scan = Scan()
         self.marked: set[int] = set()
         self.pending: list[str] = [""]
@@ -237,13 +249,17 @@ class Reader:
             fd = open_directory(self.root, path)
             try:
                 with self.lower.directory(path) as parent:
-                    present = self._list_inside(unit, path, fd, parent, pending)
+                    present = self._list_inside(entry, path, fd, parent, pending)
                     for name in sorted(parent.names() - present):
                         self.add(Entry(path, name, None, parent.lookup(name), True, False))
             finally:
                 os.close(fd)
 
-    def _list_inside(self, unit: str, path: str, fd: int, parent: LowerDirectory, pending: list[str]) -> set[str]:
+    def _is_copied(self, beneath: str, marks: Sequence[str], directory: str, name: str) -> bool:
+        """Return whether an origin says that a file was copied up from this very path of the parent."""
+        return any(is_origin(a, self.mark_prefixes) and _is_own(beneath, a, directory, name) for a in marks)
+
+    def _list_inside(self, unit: Entry, path: str, fd: int, parent: LowerDirectory, pending: list[str]) -> set[str]:
         present = set()
         prefix = proc_path(fd, "")
         with os.scandir(fd) as found:
@@ -254,7 +270,7 @@ class Reader:
                     continue
                 new = item.stat(follow_symlinks=False)
                 if entry_type(new.st_mode) == "special":
-                    self.scan.mixed.add(unit)
+                    self.scan.mixed.add(unit.path)
                     if not is_whiteout(new):
                         self.scan.specials.append(join(path, name))
                     continue
@@ -262,6 +278,8 @@ class Reader:
                 if not stat.S_ISLNK(new.st_mode):
                     marks = [a for a in os.listxattr(prefix + name, follow_symlinks=False) if is_mark(a)]
                     self.mark(path, name, new, marks)
+                    if self.mark_files and self._is_copied(prefix + name, marks, path, name):
+                        unit.copied = True  # fuse-overlayfs marks no directories, so their files tell
                 self.add(Entry(path, name, new, parent.lookup(name), False, False))
                 if stat.S_ISDIR(new.st_mode):
                     pending.append(join(path, name))
@@ -269,8 +287,8 @@ class Reader:
 
 
 class _LayerReader(Reader):
-    def __init__(self, root: int, lower: Lower, mark_files: Collection[str]) -> None:
-        super().__init__(root, lower, mark_files)
+    def __init__(self, root: int, lower: Lower, mark_files: Collection[str], mark_prefixes: Sequence[str]) -> None:
+        super().__init__(root, lower, mark_files, mark_prefixes)
         self.linked: list[tuple[str, str]] = []
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
@@ -308,7 +326,7 @@ class _LayerReader(Reader):
 
     def _is_same_directory(self, fd: int, parent: LowerDirectory) -> bool:
         """Return whether the parent's directory is the same as when the branch first wrote into it."""
-        marks = [a for a in os.listxattr(fd) if is_origin(a)]
+        marks = [a for a in os.listxattr(fd) if is_origin(a, self.mark_prefixes)]
         if self.mark_files:
             return True  # fuse-overlayfs does not mark directories
         origins = [os.getxattr(fd, a)[_HANDLE:] for a in marks]
@@ -333,7 +351,7 @@ class _LayerReader(Reader):
         for entry in files:
             fd = open_directory(self.root, entry.directory, os.O_PATH)
             try:
-                entry.copied = _origin_of(proc_path(fd, entry.name)) not in handles
+                entry.copied = self._origin_of(proc_path(fd, entry.name)) not in handles
                 if not entry.copied:
                     self.scan.moved.append(entry.path)
             finally:
@@ -346,19 +364,25 @@ class _LayerReader(Reader):
             return False
         marks = [a for a in attributes if is_mark(a)]
         self.mark(path, name, new, marks)
-        return any(is_origin(a) and _is_own(beneath, a, path, name) for a in marks)
+        return self._is_copied(beneath, marks, path, name)
 
     def _read_subdirectory(
         self, path: str, name: str, beneath: str, new: os.stat_result, old: os.stat_result | None, above: int
     ) -> None:
         marks = [a for a in os.listxattr(beneath, follow_symlinks=False) if is_mark(a)]
-        is_replaced = is_opaque(beneath, marks)
+        is_replaced = is_opaque(beneath, marks, self.mark_prefixes)
         if old is not None and stat.S_ISDIR(old.st_mode) and not is_replaced:
             self.pending.append(join(path, name))
             return
         self.mark(path, name, new, marks)
-        came_from_parent = not is_replaced and any(is_origin(a) for a in marks)
+        came_from_parent = not is_replaced and any(is_origin(a, self.mark_prefixes) for a in marks)
         self.add_unit(Entry(path, name, new, old, came_from_parent, True, above))
+
+    def _origin_of(self, path: str) -> bytes:
+        """Return the handle of the file that a file was copied up from; empty if it is unknown."""
+        attributes = os.listxattr(path, follow_symlinks=False)
+        found = [read_mark(path, a) for a in attributes if is_origin(a, self.mark_prefixes)]
+        return found[0][_HANDLE:] if found else b""
 
 
 def user_attributes(fd: int | str) -> dict[str, bytes]:
@@ -370,12 +394,6 @@ def user_attributes(fd: int | str) -> dict[str, bytes]:
             raise
         return {}  # this filesystem has none
     return {name: os.getxattr(fd, name) for name in names if is_of_user(name)}
-
-
-def _origin_of(path: str) -> bytes:
-    """Return the handle of the file that a file was copied up from; empty if it is unknown."""
-    found = [read_mark(path, a) for a in os.listxattr(path, follow_symlinks=False) if is_origin(a)]
-    return found[0][_HANDLE:] if found else b""
 
 
 def _is_own(beneath: str, mark: str, directory: str, name: str) -> bool:

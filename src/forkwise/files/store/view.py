@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
+from forkwise.files.store.overlayfs import OVERLAY_MARKS
 from forkwise.linux.syscalls import fsmount, fsopen, move_mount
 
 __all__ = [
@@ -68,6 +69,7 @@ class View(ABC):
     whole: ClassVar[bool]
     #: Names of the files with which a layered view marks its layer, in addition to whiteouts and attributes.
     mark_files: ClassVar[frozenset[str]] = frozenset()
+    mark_prefixes: ClassVar[tuple[str, ...]] = OVERLAY_MARKS
     #: Whether the workspace's own filesystem stores, commits and drops the branch (BranchFS, DaxFS).
     native: ClassVar[bool] = False
     #: Whether the end of a branch is also the end of the branches around it (DaxFS).

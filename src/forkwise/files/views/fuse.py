@@ -25,6 +25,7 @@ from functools import cache, partial
 from typing import Any, ClassVar
 
 from forkwise.errors import BranchError, MountError
+from forkwise.files.store.overlayfs import FUSE_MARKS
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
 from forkwise.files.views.overlay import copy_directory_metadata
 from forkwise.files.views.whole import state_refusal
@@ -52,6 +53,7 @@ class FuseView(View):
     name: ClassVar[str] = "fuse"
     whole: ClassVar[bool] = False
     mark_files: ClassVar[frozenset[str]] = frozenset({".wh..opq", ".wh..wh..opq"})
+    mark_prefixes: ClassVar[tuple[str, ...]] = FUSE_MARKS
 
     def refusal(self, site: Site) -> Refusal | None:
         return state_refusal(site) or _find_missing_part(site) or _try_mount(site.state)
