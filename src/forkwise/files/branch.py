@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.pool import BranchPool, PooledHome
     from forkwise.files.store.view import View
     from forkwise.files.workspace import Workspace
+    from forkwise.linux.root_identity import RootIdentity
     from forkwise.sandbox.process import Finished
 
 __all__ = [
@@ -230,7 +231,8 @@ class Parent(ABC):
             forked = lock.now()
             view.make(home, self.lowers)
             made = lock.now() if view.whole else forked
-            BranchInfo(view.name, head, forked, made, time.time(), boot_id(), ProcessId.current()).create(home)
+            owner, root = ProcessId.current(), self._root_identity()
+            BranchInfo(view.name, head, forked, made, time.time(), boot_id(), owner, root=root).create(home)
         except BaseException:
             self._drop(home, view)
             raise
@@ -254,6 +256,10 @@ class Parent(ABC):
             with suppress(FileNotFoundError):  # the home is incomplete, and its view holds nothing to release
                 view.release(home)
             discard(self.state_dir, home)
+
+    def _root_identity(self) -> RootIdentity | None:
+        """Return the identity of the directory that commits change, if another could take its place."""
+        return None
 
     def _pool_for(self, view: View) -> BranchPool | None:
         """Return the pool of prepared homes for a view; None if this parent has no pool."""

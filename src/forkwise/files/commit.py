@@ -94,6 +94,7 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
     check_committable(
         branch, info, branch.state_dir.names(), "rebase() rebases it onto the current state, abort() drops it"
     )
+    _check_root(branch, info)
     is_still = _stop_writes(branch)
     try:
         scan = branch._scan()
@@ -151,6 +152,17 @@ def check_committable(branch: Branch, info: BranchInfo, open_branches: Sequence[
         raise BranchStaleError(
             f"{branch.branch_path} is stale: another branch was committed to {branch.parent.branch_path} since the "
             f"fork; {remedy}",
+            branch=branch.name,
+        )
+
+
+def _check_root(branch: Branch, info: BranchInfo) -> None:
+    """Raise CommitError if the workspace's path leads to another directory than at the fork."""
+    if info.root is not None and not info.root.is_at(branch.parent.target):
+        raise CommitError(
+            f"{branch.branch_path} was not committed, nothing was changed: {branch.parent.target} is not the directory "
+            "that the branch was forked from; another one was moved or created there since. Move the original back, or "
+            "apply what branch diff prints and abort the branch",
             branch=branch.name,
         )
 
@@ -309,6 +321,7 @@ def _run_commit(
             transaction.fill(plan, branch.target, resolution.merged)
             marked = scan.marked if moves else []
         record = _record(branch, resolution, plan, transaction, durable)
+        record.root = info.root
         record.marks = read_marks(branch.target, marked)
 
         def strip() -> None:

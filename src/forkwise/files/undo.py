@@ -25,7 +25,7 @@ from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.record import Record, RolledBack
 from forkwise.files.store.scan import user_attributes
 from forkwise.files.store.state import StateDir, locked
-from forkwise.files.store.transaction import Transaction, as_commit_error, recover
+from forkwise.files.store.transaction import Transaction, as_commit_error, check_root, recover
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 
@@ -62,6 +62,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         recover(state_dir, workspace.target)
         records = records_of(state_dir)
         record = _find_record(state_dir, records, number)
+        check_root(record, workspace.target, f"commit {record.number} was not undone, nothing was changed")
         runs, metas = invert(record.runs, record.metas)
         restored = Restored(state_dir, records, record.number)
         finished = _finish_time(state_dir, record)
@@ -103,6 +104,7 @@ def _run_undo(
             side=side,
             stage=transaction.stage,
             undoes=undone.number,
+            root=undone.root,
             runs=runs,
             metas=metas,
             added=undone.deleted,

@@ -17,6 +17,7 @@ from forkwise.files.store.pool import BranchPool
 from forkwise.files.store.state import StateDir, is_ordinary, locate, locked
 from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
+from forkwise.linux.root_identity import RootIdentity
 
 if TYPE_CHECKING:
     from forkwise.files.gc import Collected
@@ -193,6 +194,9 @@ class Workspace(Parent):
         if self._pool is None and not view.whole:
             self._pool = BranchPool(self.state_dir, view, self.target)
         return self._pool
+
+    def _root_identity(self) -> RootIdentity | None:
+        return RootIdentity.of(self.target)
 
     def _before_fork(self) -> None:
         """Do nothing: a workspace stays writable while it has branches."""

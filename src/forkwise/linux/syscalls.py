@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Mapping
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RESOLVE_BENEATH",
     "RESOLVE_NO_SYMLINKS",
     "RESOLVE_NO_XDEV",
+    "birth_time",
     "file_handle",
     "filesystem_magic",
     "fsmount",
@@ -61,6 +63,8 @@ _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6  # commands of fsconfig(2)
 _CLOEXEC = 1
 _FROM_DESCRIPTOR = 4
 _AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mount = _libc.mount
@@ -81,6 +85,11 @@ _name_to_handle_at = _libc.name_to_handle_at
 _name_to_handle_at.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
 _statfs = _libc.statfs
 _statfs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+
+
+_statx = getattr(_libc, "statx", None)  # musl has it since 1.2.5
+if _statx is not None:
+    _statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
 
 
 class _OpenHow(ctypes.Structure):
@@ -173,12 +182,24 @@ class _FileHandle(ctypes.Structure):
 def file_handle(directory: int, name: str) -> bytes | None:
     """Call name_to_handle_at(2) and return the filesystem's own id of a file, which it never reuses.
 
-    Return None if the filesystem has no such ids.
+    An empty name is the directory itself. Return None if the filesystem has no such ids.
     """
     held, mount_id = _FileHandle(size=128), ctypes.c_int()
-    if _name_to_handle_at(directory, os.fsencode(name), ctypes.byref(held), ctypes.byref(mount_id), 0):
+    flags = 0 if name else _AT_EMPTY_PATH
+    if _name_to_handle_at(directory, os.fsencode(name), ctypes.byref(held), ctypes.byref(mount_id), flags):
         return None
     return bytes(held.handle[: held.size])
+
+
+def birth_time(fd: int) -> int:
+    """Call statx(2) and return when an open file was created, in nanoseconds; 0 if the filesystem does not know."""
+    buffer = ctypes.create_string_buffer(256)
+    if _statx is None or _statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer):
+        return 0
+    if not struct.unpack_from("=I", buffer, 0)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
+    return int(seconds * 1_000_000_000 + nanoseconds)
 
 
 def filesystem_magic(path: str) -> int:

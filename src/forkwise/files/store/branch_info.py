@@ -21,6 +21,7 @@ from forkwise.files.store.document import (
     read_document,
 )
 from forkwise.linux.process_id import ProcessId, boot_id
+from forkwise.linux.root_identity import RootIdentity
 
 __all__ = ["BASES", "BranchInfo"]
 
@@ -39,7 +40,8 @@ class BranchInfo:
     ``generation`` is the parent's head at the fork. ``forked`` and ``made`` are times by the filesystem's clock: before
     the parent was first read, and when the branch was complete; for an info that was created unstamped, both are the
     mtime of its file. ``synced`` is the time up to which the layer is known to be on the disk. ``unmerged`` are
-    conflicts that a rebase left at the time ``rebased``.
+    conflicts that a rebase left at the time ``rebased``. ``root`` is the workspace's directory that it was forked from;
+    None for a branch of a branch, and for branches of version 0.1.0.
     """
 
     view: str
@@ -53,12 +55,14 @@ class BranchInfo:
     synced: int = 0
     rebased: int = 0
     unmerged: list[Conflict] = field(default_factory=list)
+    root: RootIdentity | None = None
 
     def save(self, home: str) -> None:
         """Replace the file atomically."""
         data = asdict(self)
         data["format"] = _FORMAT
         data["owner"] = self.owner.dump() if self.owner else None
+        data["root"] = self.root.dump() if self.root else None
         path = f"{home}/{_FILE}"
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -76,16 +80,16 @@ class BranchInfo:
                 (
                     f'{{"format":{_FORMAT},"view":"{self.view}","generation":{self.generation},'
                     f'"forked":{self.forked},"made":{self.made},"created":{self.created},'
-                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)}}}'
+                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)},"root":{_as_json(self.root)}}}'
                 ).encode(),
             )
         finally:
             os.close(fd)
 
     @classmethod
-    def create_unstamped(cls, home: str, view: str, generation: int) -> None:
+    def create_unstamped(cls, home: str, view: str, generation: int, root: RootIdentity | None) -> None:
         """Write the file, without times, into a home that is prepared for a later branch."""
-        cls(view, generation, 0, 0, 0.0, boot_id(), ProcessId.current()).create(home)
+        cls(view, generation, 0, 0, 0.0, boot_id(), ProcessId.current(), root=root).create(home)
 
     @staticmethod
     def stamp(home: str) -> None:
@@ -116,6 +120,7 @@ class BranchInfo:
                 data["forked"] = data["made"] = found.st_mtime_ns
                 data["created"] = found.st_mtime_ns / 1e9
             data["owner"] = None if data["owner"] is None else load_process_id(data["owner"], "owner")
+            data["root"] = None if data.get("root") is None else RootIdentity.load(data["root"])
             data["unmerged"] = [Conflict(**c) for c in check_type(data.get("unmerged", []), list, "conflicts")]
             return _check(cls(**data))
 
@@ -137,5 +142,5 @@ def _check(info: BranchInfo) -> BranchInfo:
 
 
 @lru_cache(maxsize=8)
-def _as_json(owner: ProcessId | None) -> str:
-    return json.dumps(owner and owner.dump())
+def _as_json(value: ProcessId | RootIdentity | None) -> str:
+    return json.dumps(value and value.dump())

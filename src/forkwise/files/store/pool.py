@@ -20,6 +20,7 @@ from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.record import Record
 from forkwise.files.store.trash import run_later
 from forkwise.files.store.view import DetachedMount, View
+from forkwise.linux.root_identity import RootIdentity
 from forkwise.linux.trees import open_root, remove_tree
 
 if TYPE_CHECKING:
@@ -55,27 +56,33 @@ class PooledHome:
     """A prepared home.
 
     ``generation`` is the head that it was prepared for, ``parent_identity`` the state of the parent's directory whose
-    metadata it has, ``untouched`` its mtime as long as nothing is added to it, ``premounted`` its view if that is
-    mounted already.
+    metadata it has, ``root`` that directory, ``untouched`` its mtime as long as nothing is added to it, ``premounted``
+    its view if that is mounted already.
     """
 
-    __slots__ = ("generation", "home", "parent_identity", "premounted", "untouched")
+    __slots__ = ("generation", "home", "parent_identity", "premounted", "root", "untouched")
 
-    def __init__(self, home: str, generation: int, parent_identity: tuple[int, int, int], untouched: int) -> None:
+    def __init__(
+        self, home: str, generation: int, parent_identity: tuple[int, int, int], root: RootIdentity, untouched: int
+    ) -> None:
         self.home = home
         self.generation = generation
         self.parent_identity = parent_identity
+        self.root = root
         self.untouched = untouched
         self.premounted: DetachedMount | None = None
 
     def fit(self, view: View, lower: str, head: int) -> None:
         """Turn the home into a branch of the parent at commit ``head``; raise FileNotFoundError if it was removed."""
         if self.generation != head:
-            BranchInfo.create_unstamped(self.home, view.name, head)
-        BranchInfo.stamp(self.home)
+            BranchInfo.create_unstamped(self.home, view.name, head, self.root)
         identity = _identify(lower)
         if identity == self.parent_identity:
+            BranchInfo.stamp(self.home)
             return
+        if not self.root.is_at(lower):
+            BranchInfo.create_unstamped(self.home, view.name, head, RootIdentity.of(lower))
+        BranchInfo.stamp(self.home)
         if identity[:2] != self.parent_identity[:2] and self.premounted is not None:
             self.premounted.close()  # the parent's directory was replaced by another
             self.premounted = None
@@ -141,11 +148,12 @@ class BranchPool:
         home = self._state_dir.home(f".spare-{self._owner}-{next(_serial)}")
         generation = self._state_dir.head
         os.mkdir(home, 0o700)
-        pooled = PooledHome(home, generation, _identify(self._lower), 0)
+        identity, root = _identify(self._lower), RootIdentity.of(self._lower)
+        pooled = PooledHome(home, generation, identity, root, 0)
         try:
             self._view.make(home, [self._lower])
             Record.prepare_directory(home)
-            BranchInfo.create_unstamped(home, self._view.name, generation)
+            BranchInfo.create_unstamped(home, self._view.name, generation, pooled.root)
             if self._is_clock_fine is None:
                 self._is_clock_fine = _has_fine_clock(home)
             if self._is_clock_fine:

@@ -32,6 +32,7 @@ from forkwise.files.store.document import (
 from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark
 from forkwise.files.store.state import StateDir, tick
+from forkwise.linux.root_identity import RootIdentity
 from forkwise.linux.trees import join
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Record:
     in ``side`` are next to the record itself. ``home`` is the name of the committed branch. ``stage`` is the directory
     inside the target that replaces ``side`` during a commit to another filesystem. ``marks`` are the overlay marks of
     entries in the layer that lose or change some by the commit. ``started`` is the time by the filesystem's clock
-    before the first step; ``finished`` returns the time after the last one.
+    before the first step; ``finished`` returns the time after the last one. ``root`` is the workspace's directory; None
+    if the target is a branch.
     """
 
     number: int
@@ -94,6 +96,7 @@ class Record:
     skipped: list[str] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     started: int = 0
+    root: RootIdentity | None = None
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -131,6 +134,7 @@ class Record:
         data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
         data["format"] = _FORMAT
         data["runs"] = [r.dump() for r in self.runs]
+        data["root"] = self.root.dump() if self.root else None
         data["metas"] = [m.dump() for m in self.metas]
         data["conflicts"] = [[c.path, c.kind, c.detail] for c in self.conflicts]
         content = json.dumps(data, separators=(",", ":")).encode()
@@ -181,6 +185,7 @@ def _parse(data: dict[str, Any], number: int) -> Record:
     data["runs"] = [Run.load(r) for r in check_type(data["runs"], list, "steps")]
     data["metas"] = [Meta.load(m) for m in check_type(data["metas"], list, "metadata")]
     data["conflicts"] = [Conflict(*c) for c in check_type(data["conflicts"], list, "conflicts")]
+    data["root"] = None if data.get("root") is None else RootIdentity.load(data["root"])
     record = Record(**data)
     if check_integer(record.number, "number") != number:
         raise ValueError(f"it is the record of commit {record.number}")

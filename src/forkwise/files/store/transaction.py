@@ -6,6 +6,7 @@ state directory.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.commit_plan import Plan
     from forkwise.files.store.interference import OldEntry
 
-__all__ = ["Transaction", "as_commit_error", "recover"]
+__all__ = ["Transaction", "as_commit_error", "check_root", "recover"]
 
 _STAGE = ".forkwise-stage-"
 _MTIME = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
@@ -213,6 +214,8 @@ class Transaction:
             strip()
         slots = Slots(self.target, layer, self.side)
         try:
+            if record.root is not None and not record.root.is_open_as(slots.target):
+                raise OSError(errno.ESTALE, "another directory was moved there meanwhile", self.target)
             apply_steps(record.runs, record.metas, slots)
             record.finish(self.history)
             if sync:
@@ -273,6 +276,8 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
             _remove_stage(state_dir, target, None, "before")
             state_dir.settle()
             return []
+        if record is not None:
+            check_root(record, target, f"an interrupted commit of {record.branch} was not rolled back")
         left = []
         if record and not is_rolled_back(history):
             left = _roll_back(state_dir, target, history, record)
@@ -313,6 +318,16 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
     if layer:
         write_marks(layer, record.marks)
     return left
+
+
+def check_root(record: Record, target: str, failed: str) -> None:
+    """Raise CommitError, whose message begins with ``failed``, unless a record belongs to the directory at a path."""
+    if record.root is not None and not record.root.is_at(target):
+        raise CommitError(
+            f"{failed}: {target} is not the directory that was committed to; another one was moved or created there "
+            "since. Move the original one back, or set the record aside with forkwise doctor --repair",
+            branch=record.branch,
+        )
 
 
 def _load_if_possible(history: str) -> Record | None:

@@ -1,0 +1,76 @@
+"""The identity of a workspace's directory, which tells it from another directory that was moved to the same path.
+
+A branch and a record of a commit describe changes to one directory. Applied to another one, they would overwrite and
+delete files of that name there. So both have the identity of the directory they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from forkwise.linux.process_id import boot_id
+from forkwise.linux.syscalls import birth_time, file_handle, filesystem_magic
+from forkwise.linux.trees import open_root
+
+__all__ = ["RootIdentity"]
+
+_OVERLAYFS = 0x794C7630
+
+
+@dataclass(frozen=True, slots=True)
+class RootIdentity:
+    """One directory: its device and inode number, its time of birth (0: unknown), and the filesystem's handle of it.
+
+    The handle is the most reliable part: a filesystem never reuses one, and it is the same after a restart, which a
+    device number need not be. Filesystems without handles have an empty one. On overlayfs the birth time is left out,
+    because it changes when a directory is copied up.
+    """
+
+    device: int
+    inode: int
+    born: int
+    handle: str
+    boot: str
+
+    @classmethod
+    def of(cls, path: str) -> RootIdentity:
+        """Return the identity of the directory that is at a path now."""
+        fd = open_root(path)
+        try:
+            found = os.fstat(fd)
+            handle = file_handle(fd, "")
+            is_copied_up = handle is None and filesystem_magic(path) == _OVERLAYFS
+            born = 0 if is_copied_up else birth_time(fd)
+            return cls(found.st_dev, found.st_ino, born, (handle or b"").hex(), boot_id())
+        finally:
+            os.close(fd)
+
+    def is_at(self, path: str) -> bool:
+        """Return whether the same directory is at a path now."""
+        try:
+            now = RootIdentity.of(path)
+        except OSError:
+            return False
+        if self.handle and now.handle:
+            return (self.inode, self.handle) == (now.inode, now.handle)
+        if self.born and now.born and self.born != now.born:
+            return False
+        # Numbers of devices, and of inodes on overlayfs and FUSE, hold until the next restart only.
+        return self.boot != now.boot or (self.device, self.inode) == (now.device, now.inode)
+
+    def is_open_as(self, fd: int) -> bool:
+        """Return whether a descriptor, opened since ``is_at`` was called, is of the same directory."""
+        return os.fstat(fd).st_ino == self.inode or self.boot != boot_id()
+
+    def dump(self) -> list[Any]:
+        """Return the identity as a list for JSON."""
+        return [self.device, self.inode, self.born, self.handle, self.boot]
+
+    @classmethod
+    def load(cls, row: object) -> RootIdentity:
+        """Build it from what ``dump`` returned; raise ValueError if that is not possible."""
+        if type(row) is not list or [type(part) for part in row] != [int, int, int, str, str]:
+            raise ValueError("its root is not the identity of a directory")
+        return cls(*row)
