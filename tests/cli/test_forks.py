@@ -495,3 +495,24 @@ def test_a_winner_that_fails_together_with_another_commit(
     assert "is kept as the branch /main/" in done.stderr
     assert "nothing was changed" in done.stdout
     assert sorted(path.name for path in project.iterdir()) == ["a.txt", "b.txt", "sub", "two"]
+
+
+def test_secrets_are_not_recorded(
+    project: Path, state: Path, run: Run, ask: Ask, hold: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "correct-horse-battery")
+    key = "AKIA" + "IOSFODNN7EXAMPLE"
+    # Octal escapes: the command itself, which a resumed fork runs again, does not contain the key.
+    line = "echo $SERVICE_TOKEN | cut -c1-8 | tr -d '\\n'; echo $SERVICE_TOKEN | cut -c9-; "
+    line += "printf '\\101KIA%s %s\\n' IOSFODNN7EXAMPLE \"$SERVICE_TOKEN\" >&2; exit 3"
+    fork = hold(line, code=7)
+    shown = run("show", f"{fork}.1", "--output").output
+    assert "[redacted]" in shown
+    for text in (shown, run("show", f"{fork}.1", "--json").output, run("ls", "--json").output):
+        assert key not in text
+        assert "correct-horse-battery" not in text
+    for path in state.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert key.encode() not in content, path
+            assert b"correct-horse-battery" not in content, path

@@ -20,6 +20,7 @@ from forkwise.conversation.node import Node
 from forkwise.errors import ConversationError
 from forkwise.ledger.ledger import Conversations
 from forkwise.ledger.records import ConversationRecord, MessageRow
+from forkwise.text.redaction import process_redactor
 
 __all__ = ["StoredConversation", "export_conversation", "import_conversation"]
 
@@ -84,7 +85,7 @@ class StoredConversation:
 
 
 def export_conversation(conversation: Conversation, path: str | os.PathLike[str]) -> None:
-    """Write a conversation to a JSON file, atomically."""
+    """Write a conversation to a JSON file, atomically, without the secrets that this process knows."""
     document = {
         "format": _FORMAT,
         "here": conversation.here.id,
@@ -97,7 +98,7 @@ def export_conversation(conversation: Conversation, path: str | os.PathLike[str]
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.write_text(json.dumps(process_redactor().redact_data(document)), encoding="utf-8")
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.display.output import Output, grid, printable
 from forkwise.ledger.logs import follow_log
 from forkwise.text.clean import TerminalCleaner, truncate_line
+from forkwise.text.redaction import process_redactor
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -301,12 +302,13 @@ def time_text(seconds: float) -> str:
 
 
 def _short_label(label: str) -> str:
-    return truncate_line(printable(" ".join(label.split())), _WIDEST_LABEL)
+    return truncate_line(printable(" ".join(process_redactor().redact(label).split())), _WIDEST_LABEL)
 
 
 def event_record(event: Event) -> dict[str, Any]:
-    """Return an event of the ledger as a JSON value."""
-    return asdict(event)
+    """Return an event of the ledger as a JSON value, without known secrets."""
+    record: dict[str, Any] = process_redactor().redact_data(asdict(event))
+    return record
 
 
 def attempt_record(row: Row) -> dict[str, Any]:
@@ -316,7 +318,7 @@ def attempt_record(row: Row) -> dict[str, Any]:
     return {
         "id": attempt.id,
         "index": attempt.index,
-        "label": attempt.label,
+        "label": process_redactor().redact(attempt.label),
         "state": attempt.state,
         "won": row.has_won,
         "reason": attempt.reason,

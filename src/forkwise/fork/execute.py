@@ -43,6 +43,7 @@ async def execute(attempt: Attempt, name: str) -> None:
                 await _evaluate(attempt, await _run(attempt, output))
                 facts["files"] = await run_in_thread(_count_changed_files, attempt.own_branch)
             finally:
+                output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
                 await attempt.nested_runs.end()
     except Exception as error:  # noqa: BLE001 - such as a full disk: only this attempt fails

@@ -25,6 +25,7 @@ from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -139,6 +140,7 @@ class SandboxRunner(Runner):
         base = Confinement.preset(confinement)
         state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
         self.confinement = replace(base, given={**state, **base.given})
+        add_secrets(base.given)
 
     async def run(self, job: Job) -> RunEnd:
         return await (self._run_command(job) if job.function is None else self._run_function(job, job.function))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.logs import remove_log
 from forkwise.linux.process_id import ProcessId
+from forkwise.text.redaction import process_redactor
 
 if TYPE_CHECKING:
     from forkwise.ledger.records import (
@@ -199,7 +200,7 @@ class Ledger(ABC):
     def record_verdict(self, fork: str, verdict: Mapping[str, Any]) -> None:
         """Record a judge's verdict. The last one recorded counts."""
         with self._transaction():
-            self._append(self.fork(fork).id, None, "judged", verdict=dict(verdict))
+            self._append(self.fork(fork).id, None, "judged", verdict=_redact(verdict))
 
     def await_pick(self, fork: str) -> None:
         """Leave a fork open for a person's pick. All its attempts must be over."""
@@ -397,7 +398,7 @@ class Ledger(ABC):
             if record.is_over or (record.state == "pending" and state == "succeeded"):
                 raise LedgerError(f"attempt {record.id} cannot be {state}: it is {record.state}", subject=record.id)
             noted = {"files": record.files, "last_line": record.last_line, "output_bytes": record.output_bytes}
-            given = {name: value for name, value in fields.items() if value is not None}
+            given = _redact({name: value for name, value in fields.items() if value is not None})
             self._append(record.fork, record.id, "ended", state=state, ended=time.time(), **{**noted, **given})
 
     def reject_attempt(self, attempt: str, reason: str, tests: Mapping[str, Any] | None = None) -> None:
@@ -406,8 +407,8 @@ class Ledger(ABC):
             record = self.attempt(attempt)
             if record.state != "succeeded":
                 raise LedgerError(f"attempt {record.id} cannot be rejected: it is {record.state}", subject=record.id)
-            report = {} if tests is None else {"tests": dict(tests)}
-            self._append(record.fork, record.id, "rejected", state="failed", reason=reason, **report)
+            report = {"reason": reason} if tests is None else {"reason": reason, "tests": dict(tests)}
+            self._append(record.fork, record.id, "rejected", state="failed", **_redact(report))
 
     def ask_to_end(self, attempt: str, reason: str) -> None:
         """Request that an attempt be ended. The process that runs it polls for the request and ends it."""
@@ -419,7 +420,7 @@ class Ledger(ABC):
 
     def record_tests(self, attempt: str, report: Mapping[str, Any]) -> None:
         """Record the test report of an attempt. The last one recorded counts."""
-        self._append_to_attempt(attempt, "tested", tests=dict(report))
+        self._append_to_attempt(attempt, "tested", tests=_redact(report))
 
     def record_score(self, attempt: str, score: float, scores: Sequence[float] | None = None) -> None:
         """Record the score of an attempt, higher being better. The last one recorded counts."""
@@ -529,6 +530,12 @@ class Ledger(ABC):
         with self._transaction():
             record = self.attempt(attempt)
             self._append(record.fork, record.id, kind, **data)
+
+
+def _redact(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event without known secrets. What a resumed fork runs again is not redacted."""
+    redacted: dict[str, Any] = process_redactor().redact_data(data)
+    return redacted
 
 
 def _format_unknown(noun: str, name: str, near: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forkwise.errors import LedgerError
+from forkwise.text.redaction import Redactor, StreamRedactor, process_redactor
 
 __all__ = ["AttemptLog", "follow_log", "read_log", "remove_log"]
 
@@ -29,7 +30,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x
 
 
 class AttemptLog:
-    """The log of one attempt's stdout and stderr. Several threads may write.
+    """The log of one attempt's stdout and stderr, without known secrets. Several threads may write.
 
     The first ``cap`` bytes are written to the file as they arrive, the last 64 KiB when it is closed. The bytes between
     are left out, and a line says so.
@@ -45,7 +46,14 @@ class AttemptLog:
     b'compiling\\n\'
     """
 
-    def __init__(self, directory: str | os.PathLike[str], attempt: str, *, cap: int = _CAP) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        attempt: str,
+        *,
+        cap: int = _CAP,
+        redactor: Redactor | None = None,
+    ) -> None:
         remove_log(directory, attempt)
         log, self._streams_path = _log_paths(directory, attempt)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -57,6 +65,8 @@ class AttemptLog:
         self._written = 0  # bytes of the beginning that are in the file
         self._tail = _Tail()
         self._lock = threading.Lock()
+        self._redactor = process_redactor() if redactor is None else redactor
+        self._redacted: dict[str, StreamRedactor] = {}
 
     def __enter__(self) -> AttemptLog:
         return self
@@ -65,15 +75,24 @@ class AttemptLog:
         self.close()
 
     def write(self, stream: str, piece: bytes) -> None:
-        """Add a piece of ``stdout`` or ``stderr``. The part below the cap is in the file when this returns."""
+        """Add a piece of ``stdout`` or ``stderr``. The part below the cap is in the file when this returns.
+
+        An end of it that may be the beginning of a secret waits for the next piece of the stream.
+        """
         with self._lock:
-            self._tail.add(stream, piece)
-            fits = piece[: max(self._space_left, 0)]
-            if fits:
-                self._written += len(fits)
-                self._append(stream, fits)
-            if self._is_cut and self._stream != _NOTE_STREAM:
-                self._append(_NOTE_STREAM, _format_note(self._cap))
+            if stream not in self._redacted:
+                self._redacted[stream] = StreamRedactor(self._redactor)
+            if clean := self._redacted[stream].feed(piece):
+                self._add(stream, clean)
+
+    def _add(self, stream: str, piece: bytes) -> None:
+        self._tail.add(stream, piece)
+        fits = piece[: max(self._space_left, 0)]
+        if fits:
+            self._written += len(fits)
+            self._append(stream, fits)
+        if self._is_cut and self._stream != _NOTE_STREAM:
+            self._append(_NOTE_STREAM, _format_note(self._cap))
 
     @property
     def total(self) -> int:
@@ -87,6 +106,11 @@ class AttemptLog:
         lines = (_clean_line(line) for line in reversed(re.split(r"[\r\n]", text)))
         return next((line[:_LINE_LENGTH] for line in lines if line), "")
 
+    def finish(self) -> None:
+        """Write what still waits for the end of a possible secret: the attempt has ended."""
+        with self._lock:
+            self._flush()
+
     def tail(self, size: int = _SEARCH_SIZE) -> str:
         """Return the last ``size`` bytes of both streams (64 KiB at most) as text, with � for invalid UTF-8."""
         with self._lock:
@@ -98,6 +122,7 @@ class AttemptLog:
         with self._lock:
             if self._log.closed:
                 return
+            self._flush()
             # Skip the part of the tail that is in the file already.
             skipped = 0 if self._is_cut else self._written - self._tail.start
             for stream, run in self._tail.runs:
@@ -107,6 +132,12 @@ class AttemptLog:
             self._log.close()
             if self._streams is not None:
                 self._streams.close()
+
+    def _flush(self) -> None:
+        """Add what still waits for the end of a possible secret."""
+        for stream, redacted in self._redacted.items():
+            if rest := redacted.flush():
+                self._add(stream, rest)
 
     @property
     def _is_cut(self) -> bool:

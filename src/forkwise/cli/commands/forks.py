@@ -12,6 +12,7 @@ import click
 from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
 from forkwise.display.output import Output, change_record, command_line, size_text
 from forkwise.text.clean import truncate_line
+from forkwise.text.redaction import redact
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -60,7 +61,10 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     with ledger:
         found = ledger.summaries(None if everything else limit, outermost=not everything)
     if output.as_json:
-        forks = [{**fork_record(s.fork), "label": s.label, "attempts": s.attempts, "best": s.best} for s in found]
+        forks = [
+            {**fork_record(s.fork), "label": redact(s.label or "") or None, "attempts": s.attempts, "best": s.best}
+            for s in found
+        ]
         output.document({"workspace": str(workspace.path), "forks": forks})
     elif not found:
         output.line("No forks yet. Start one with: forkwise run, best-of, speculate …")
@@ -76,7 +80,7 @@ def _fork_row(summary: Summary) -> tuple[str, ...]:
     names = {"running": "interrupted"} if fork.state == "interrupted" else {}
     counts = ", ".join(f"{count} {names.get(state, state)}" for state, count in summary.attempts.items())
     best = "" if summary.best is None else f"{summary.best:g}"
-    label = truncate_line(summary.label or "", _WIDEST_LABEL)
+    label = truncate_line(redact(summary.label or ""), _WIDEST_LABEL)
     return fork.id, fork.kind, fork.state, counts, best, _time_text(fork.started), _commit_text(fork), label
 
 
@@ -187,7 +191,7 @@ def _show_attempt(
         record = {
             **attempt_record(Row(attempt, 0, attempt.id == fork.winner)),
             "fork": fork.id,
-            "command": attempt.command,
+            "command": None if attempt.command is None else [redact(word) for word in attempt.command],
             "branch": None if branch is None else branch.branch_path,
             "changes": None if delta is None else [change_record(change) for change in delta],
             "started": _iso(attempt.started),
@@ -219,7 +223,7 @@ def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | No
     ]
     scores = attempt.scores or ([] if attempt.score is None else [attempt.score])
     return {
-        "label": attempt.label,
+        "label": redact(attempt.label),
         "fork": f"{fork.id} ({fork.kind}, {fork.state}{', won by this attempt' if fork.winner == attempt.id else ''})",
         "branch": f"{attempt.branch} (dropped)" if branch is None else branch.branch_path,
         "started": ""
