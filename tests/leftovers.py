@@ -54,7 +54,7 @@ def check_ledger(workspace: Workspace) -> None:
         for fork in ledger.forks():
             attempts = {a.id: a for a in ledger.attempts(fork.id)}
             assert fork.state in ("resolved", "aborted", "open")
-            assert {a.state for a in attempts.values()} <= {"succeeded", "failed", "cancelled"}
+            assert {a.state for a in attempts.values()} <= {"succeeded", "failed", "faulted", "cancelled"}
             assert all(a.reason for a in attempts.values() if a.state != "succeeded")
             if fork.winner is not None and not (fork.resolution or {}).get("force"):
                 assert attempts[fork.winner].state == "succeeded"

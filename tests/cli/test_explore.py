@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from forkwise import MountError, Workspace
+from forkwise import MountError, NamespaceError, Workspace
+from forkwise.fork import runner
 from forkwise.fork.fork import open_ledger
 from forkwise.linux.mountinfo import mounts
 from tests.leftovers import processes_about
@@ -506,14 +507,15 @@ def test_a_disk_that_is_full(project: Path, tmp_path: Path, monkeypatch: pytest.
     need(os.geteuid() == 0, "only root can mount a small disk")
     state = tmp_path / "small"
     state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(state)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(state)], check=True)
     try:
         monkeypatch.setenv("FORKWISE_STATE", str(state))
         with start(project, "run", *sh("head -c 9M /dev/zero > big")) as process:
             said, _ = process.communicate()
         assert process.returncode == 7
         assert "No space left on device" in said
-        assert said.endswith("No attempt succeeded; nothing was changed.\n")
+        assert "No attempt succeeded; nothing was changed.\n" in said
+        assert said.endswith("1 of 1 could not be judged: a fault outside of the attempts (disk).\n")
         assert Workspace(project).branches() == []
     finally:
         subprocess.run(["umount", str(state)], check=True)
@@ -547,3 +549,15 @@ def test_frozen_is_an_error_where_it_is_not_possible(run: Run, ask: Ask, project
     else:
         ask("run", "--frozen", "-q", "--", "touch", "made")
         assert (project / "made").exists()
+
+
+def test_a_fault_is_shown_as_one(run: Run, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise NamespaceError("the sandbox could not be set up: no space left")
+
+    monkeypatch.setattr(runner, "arun_in_branch", fail)
+    shown = run("run", "--", "touch", "made", code=7).stdout
+    assert ".1 faulted in " in shown
+    assert "1 of 1 could not be judged: a fault outside of the attempts (sandbox)." in shown
+    [attempt] = lines("run", "-q", "--", "touch", "made", code=7)[-1]["outcome"]["attempts"]
+    assert (attempt["state"], attempt["fault"]) == ("faulted", "sandbox")

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent, RunContext
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.models.function import FunctionModel
 
 from forkwise import (
     BranchSpec,
@@ -538,3 +540,27 @@ async def test_a_fork_from_calls_that_are_being_made_keeps_the_task(workspace: W
     assert seen[0].prompts == ["the task", "this way"]
     assert len(seen[0].results) == 2
     assert "branch 'a'" in seen[0].results[0]
+
+
+async def test_a_providers_fault_is_not_the_branchs_failure(workspace: Workspace) -> None:
+    """A server error ends the branch as faulted, in its first turn and in later ones; other errors are failures."""
+    status = 503
+
+    def respond(*_: Any) -> ModelResponse:
+        raise ModelHTTPError(status, "a model")
+
+    coordinator = ForkCoordinator(Agent(FunctionModel(respond)), workspace=workspace)
+    await coordinator.fork([BranchSpec("one", "work")], parent_history=BEFORE)
+    await all_over(coordinator)
+    [branch] = coordinator.inspect_branches()
+    assert branch.state == "faulted"
+    with open_ledger(workspace) as ledger:
+        record = ledger.attempt(branch.id)
+        assert (record.state, record.fault) == ("faulted", "provider")
+        assert "503" in (record.reason or "")
+    status = 400
+    await coordinator.aclose()
+    await coordinator.fork([BranchSpec("one", "work")], parent_history=BEFORE)
+    await all_over(coordinator)
+    assert coordinator.inspect_branches()[0].state == "failed"
+    await coordinator.aclose()

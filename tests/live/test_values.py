@@ -81,7 +81,7 @@ def test_what_the_guide_does_not_ask_for_has_a_default() -> None:
 
 def test_literals() -> None:
     assert get_args(BranchState) == (
-        "running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted",
+        "running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted", "faulted",
     )  # fmt: skip
     assert get_args(BranchDiffOperation) == ("created", "modified", "deleted", "untouched")
     assert get_args(BranchDiffAgreement) == ("unanimous_change", "unanimous_no_change", "split", "unique")

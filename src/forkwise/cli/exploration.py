@@ -241,6 +241,11 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
     if commit is None:
         if winner is None:
             output.line("No attempt succeeded; nothing was changed.", "bold red")
+            faults = [result for result in outcome.all_results if result.fault is not None]
+            if faults:
+                kinds = ", ".join(dict.fromkeys(str(result.fault) for result in faults))
+                some = f"{len(faults)} of {len(outcome.all_results)}"
+                output.line(f"{some} could not be judged: a fault outside of the attempts ({kinds}).", "yellow")
         else:
             output.line(f"{winner.attempt} is the best; nothing was committed.", "bold")
     else:

@@ -322,6 +322,7 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "state": attempt.state,
         "won": row.has_won,
         "reason": attempt.reason,
+        "fault": attempt.fault,
         "exit_code": attempt.exit_code,
         "seconds": attempt.wall,
         "score": attempt.score,

@@ -184,6 +184,7 @@ _CELLS = {
     "succeeded": "green",
     "running": "cyan",
     "failed": "red",
+    "faulted": "yellow",
     "pending": "dim",
     "cancelled": "dim",
 }

@@ -53,7 +53,7 @@ class Cascaded(Pattern):
             async for attempt in search.fork.finished(wave):
                 if attempt.success and await search.accept(attempt):
                     return attempt
-            learned += [feedback_of(attempt) for attempt in wave]
+            learned += [feedback_of(attempt) for attempt in wave if attempt.fault is None]
         return None
 
     def _add(self, search: Search, index: int, learned: list[str]) -> Attempt:

@@ -73,6 +73,7 @@ class SpeculationResult:
 
     ``branch_path`` was its working directory, which no longer exists once the pattern is over. ``reason`` says why it
     failed; ``exception`` is the exception that it raised. ``attempt`` is its id in the ledger, which has its output.
+    With a ``fault``, such as ``sandbox`` or ``disk``, the machine failed and the candidate was not judged.
     """
 
     branch_index: int
@@ -85,6 +86,7 @@ class SpeculationResult:
     tests: TestReport | None = None
     wall: float | None = None
     attempt: str | None = None
+    fault: str | None = None
 
     @classmethod
     def of(cls, attempt: Attempt) -> SpeculationResult:
@@ -100,6 +102,7 @@ class SpeculationResult:
             attempt.tests,
             attempt.wall,
             attempt.id,
+            attempt.fault,
         )
 
 

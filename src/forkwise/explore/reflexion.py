@@ -54,7 +54,7 @@ class Reflexion(Pattern):
             await search.fork.run([attempt])
             if attempt.success and await search.accept(attempt):
                 return attempt
-            if index + 1 < self._tries:
+            if index + 1 < self._tries and attempt.fault is None:
                 feedback = await self._criticise(attempt)
         return None
 

@@ -144,4 +144,5 @@ def _load_result(attempt: AttemptRecord) -> SpeculationResult:
         tests=None if attempt.tests is None else TestReport.from_json(attempt.tests),
         wall=attempt.wall,
         attempt=attempt.id,
+        fault=attempt.fault,
     )

@@ -129,7 +129,8 @@ class Attempt:
 
     ``index`` is the candidate's number among its siblings, ``feedback`` describes the failures of earlier attempts, and
     ``directory`` is the attempt's working directory. When the attempt is over, ``success``, ``scores`` (compared in
-    order), ``reason``, ``tests``, ``value`` and ``error`` are its result. ``branch`` exists until the fork is resolved.
+    order), ``reason``, ``tests``, ``value`` and ``error`` are its result; with a ``fault`` it was not judged.
+    ``branch`` exists until the fork is resolved.
     """
 
     def __init__(self, fork: Fork, record: AttemptRecord, candidate: Candidate, feedback: str | None = None) -> None:
@@ -148,6 +149,7 @@ class Attempt:
         self.tests: TestReport | None = None
         self.value: Any = None
         self.error: BaseException | None = None
+        self.fault: str | None = None
         self.wall: float | None = None
         self.facts: dict[str, Any] = {}  # further fields for the ledger's record of its end
         self.nested_runs = NestedRuns()
@@ -179,6 +181,7 @@ class Attempt:
         self.state = record.state
         self.scores = tuple(record.scores or (() if record.score is None else (record.score,)))
         self.reason = record.reason
+        self.fault = record.fault
         self.tests = None if record.tests is None else TestReport.from_json(record.tests)
         self.value = record.value
         self.wall = record.wall
@@ -197,7 +200,8 @@ class Attempt:
         if self.state == "pending" or self.state == "running":
             self.state, self.reason = "cancelled", self.reason or "it did not run to completion"
         error = None if self.error is None else error_as_data(self.error)
-        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, **self.facts)
+        fault = self.fault if self.state == "faulted" else None
+        self.fork.ledger.end_attempt(self.id, self.state, reason=self.reason, error=error, fault=fault, **self.facts)
 
 
 def current_attempt() -> Attempt | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import ForkResolvedError, ProcessBranchError
+from forkwise.fork.fault import Fault, find_fault
 from forkwise.fork.runner import find_success, is_pair
 from forkwise.sandbox.process import signal_name
 from forkwise.text.clean import truncate_middle
@@ -225,6 +226,7 @@ class Judgement:
     """The meaning of a job's end.
 
     ``score`` is the candidate's own, if it gave one. ``message`` is the text that a function returned with its success.
+    With a ``fault`` it says nothing about the candidate, which ran at all if ``has_started``.
     """
 
     success: bool
@@ -232,6 +234,8 @@ class Judgement:
     reason: str | None = None
     error: BaseException | None = None
     message: str | None = None
+    fault: Fault | None = None
+    has_started: bool = True
 
 
 def judge(end: RunEnd, timeout: float | None = None, *, has_feedback: bool = False) -> Judgement:
@@ -252,12 +256,13 @@ def judge(end: RunEnd, timeout: float | None = None, *, has_feedback: bool = Fal
         reason = describe_error(end.error)
         if isinstance(end.error, ProcessBranchError):  # its message needs no type
             reason = reason.removeprefix(f"{type(end.error).__name__}: ")
-        return Judgement(False, reason=reason, error=end.error)
+        fault = end.fault or find_fault(end.error)
+        return Judgement(False, reason=reason, error=end.error, fault=fault, has_started=end.has_started)
     if end.ending == "exit" and end.exit_code == 0:
         return Judgement(True)
     reason = _describe_end(end, timeout)
     kind = TimeoutError if end.ending == "timeout" else ProcessBranchError
-    return Judgement(False, reason=reason, error=kind(reason))
+    return Judgement(False, reason=reason, error=kind(reason), fault=end.fault)
 
 
 def _describe_end(end: RunEnd, timeout: float | None) -> str:

@@ -20,10 +20,11 @@ from shlex import join
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forkwise.concurrency import finish, run_in_thread, try_call
-from forkwise.errors import ProcessBranchError
+from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.candidate import describe_value, to_bool, to_score
+from forkwise.fork.fault import find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.command import TestCommand, find_test_command, for_command
@@ -298,11 +299,15 @@ class Tests(Evaluator):
                 env={**os.environ, **command.env},
             )
         except ProcessBranchError as error:
+            if find_fault(error) is not None:
+                raise
             return TestReport(source="exit code", exit_code=1, failed=1, doubt=str(error))
         junit = None if command.junit is None else read_regular_file(command.junit, _MAX_REPORT)
         report = read_report(printed.content, junit, done.returncode, command.framework, duration=done.wall)
         if done.ending == "exit":
             return report
+        if done.ending == "killed" and done.limit is None:
+            raise NamespaceError("the sandbox of the tests was killed from outside")
         return replace(report, doubt=f"the tests did not finish: {done.limit or ''} {done.ending}".strip())
 
 

@@ -6,15 +6,17 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
-from forkwise.errors import BranchingError, BranchNotFoundError, LedgerError
+from forkwise.errors import BranchError, BranchingError, BranchNotFoundError, LedgerError
 from forkwise.files.branch import Branch, Parent
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
+from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.ledger.logs import AttemptLog
 
@@ -31,7 +33,9 @@ _MAX_SCORE = 200
 async def execute(attempt: Attempt, name: str) -> None:
     """Run an attempt to its end in a branch called ``name``.
 
-    Whatever the candidate does, an error makes the attempt fail; only cancellation is raised, after it was recorded.
+    Whatever the candidate does, an error makes the attempt fail; only cancellation is raised, after it was recorded. A
+    fault of the machine does not: what it hit is tried once more, unless the candidate ran; then the attempt is over as
+    ``faulted``.
     """
     ledger, facts = attempt.fork.ledger, attempt.facts
     try:
@@ -39,21 +43,35 @@ async def execute(attempt: Attempt, name: str) -> None:
         attempt.state = "running"
         with AttemptLog(ledger.directory, attempt.id) as output:
             try:
-                await _open_branch(attempt, name)
-                await _evaluate(attempt, await _run(attempt, output))
+                await _evaluate(attempt, await _open_and_run(attempt, name, output))
                 facts["files"] = await run_in_thread(_count_changed_files, attempt.own_branch)
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
                 await attempt.nested_runs.end()
-    except Exception as error:  # noqa: BLE001 - such as a full disk: only this attempt fails
-        _fail(attempt, describe_error(error), error)
+    except Exception as error:  # noqa: BLE001 - of forkwise itself, such as a full disk: only this attempt ends
+        is_of_branch = isinstance(error, BranchError)  # such as one that the candidate dropped
+        _fail(attempt, describe_error(error), error, find_fault(error) or (None if is_of_branch else "system"))
     except BaseException as error:
         attempt.state, attempt.reason = "cancelled", str(error) or "cancelled"
         raise
     finally:
         with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
             attempt.record_end()
+
+
+async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:
+    """Run the candidate in its branch; once more, in a new branch, if a fault kept it from being started."""
+    try:
+        await _open_branch(attempt, name)
+        judgement = await _run(attempt, output)
+        if judgement.fault is None or judgement.has_started:
+            return judgement
+    except Exception as error:
+        if find_fault(error) is None:
+            raise
+    await _open_branch(attempt, name)
+    return await _run(attempt, output)
 
 
 async def _open_branch(attempt: Attempt, name: str) -> None:
@@ -102,6 +120,9 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     judgement = judge(end, settings.timeout, has_feedback=candidate.has_feedback)
     attempt.message = judgement.message
     if not judgement.success:
+        is_full = judgement.fault is None and await run_in_thread(is_disk_full, branch.home)
+        if is_full:  # the candidate could not work, even if it filled the disk itself
+            return replace(judgement, fault="disk", reason=f"{judgement.reason}; the disk is full")
         return judgement
     if not os.path.isdir(branch.home):
         return Judgement(False, reason="its branch was committed or aborted while it ran")
@@ -141,14 +162,17 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
     """Set the attempt's state and scores from ``judgement`` and, if that is a success, from the evaluator."""
     ledger, evaluator = attempt.fork.ledger, attempt.fork.settings.evaluator
     if not judgement.success:
-        _fail(attempt, judgement.reason, judgement.error)
+        _fail(attempt, judgement.reason, judgement.error, judgement.fault)
         return
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
     if evaluator is not None:
         result = await try_call(evaluator.evaluate, attempt)
+        if find_fault(result.error) is not None:
+            result = await try_call(evaluator.evaluate, attempt)
         if result.error is not None:
-            _fail(attempt, f"it could not be evaluated: {describe_error(result.error)}", result.error)
+            reason = f"it could not be evaluated: {describe_error(result.error)}"
+            _fail(attempt, reason, result.error, find_fault(result.error))
             return
         found: Evaluation = result.value
         attempt.scores = found.scores + own or (attempt.candidate.prior,)
@@ -163,8 +187,8 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
     ledger.record_score(attempt.id, attempt.score, attempt.scores)
 
 
-def _fail(attempt: Attempt, reason: str | None, error: BaseException | None) -> None:
-    attempt.state, attempt.reason, attempt.error = "failed", reason, error
+def _fail(attempt: Attempt, reason: str | None, error: BaseException | None, fault: Fault | None = None) -> None:
+    attempt.state, attempt.reason, attempt.error, attempt.fault = "faulted" if fault else "failed", reason, error, fault
 
 
 @contextmanager

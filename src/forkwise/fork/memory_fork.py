@@ -51,8 +51,8 @@ class MemoryFork(Fork):
             attempt.value, attempt.wall = end.value, end.wall
             attempt.facts |= {"ending": end.ending, "wall": end.wall, "value": to_json_data(end.value)}
             judgement = judge(end, self.settings.timeout, has_feedback=attempt.candidate.has_feedback)
-            attempt.state = "succeeded" if judgement.success else "failed"
-            attempt.reason, attempt.error = judgement.reason, judgement.error
+            attempt.state = "succeeded" if judgement.success else "faulted" if judgement.fault else "failed"
+            attempt.reason, attempt.error, attempt.fault = judgement.reason, judgement.error, judgement.fault
         except Exception as error:  # noqa: BLE001 - such as a failed assertion: only this attempt fails
             attempt.state, attempt.reason, attempt.error = "failed", describe_error(error), error
         except BaseException as error:

@@ -22,6 +22,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from forkwise.concurrency import CallResult, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
 from forkwise.fork.agent_paths import AgentPaths, take_logins
+from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
@@ -73,7 +74,7 @@ class RunEnd:
 
     A function ``returned`` its ``value`` or ``raised`` an ``error``, a command exited with ``exit_code``, or the job
     was stopped. ``success`` is `find_success` of the value, if the runner called it. ``limit`` names the limit that
-    stopped the job.
+    stopped the job. ``fault`` is a failure that is not the job's; ``has_started`` says whether it ran at all.
     """
 
     ending: Ending
@@ -85,6 +86,8 @@ class RunEnd:
     memory: int | None = None
     limit: str | None = None
     success: bool | None = None
+    fault: Fault | None = None
+    has_started: bool = True
 
 
 def is_pair(value: object) -> bool:
@@ -166,7 +169,7 @@ class SandboxRunner(Runner):
                 on_output=job.on_output or _discard_output,
             )
         except (ProcessBranchError, OSError) as error:
-            return RunEnd("raised", error=error, wall=time.monotonic() - started)
+            return _end_with_error(error, time.monotonic() - started)
         finally:
             if self._agent_paths is not None and paths:
                 await finish_then_cancel(run_in_thread(take_logins, job.branch))
@@ -177,6 +180,8 @@ class SandboxRunner(Runner):
             cpu=done.cpu,
             memory=done.memory,
             limit=done.limit,
+            # Nobody but the caller, which does not get here then, kills a whole sandbox, except for a limit.
+            fault="sandbox" if done.ending == "killed" and done.limit is None else None,
         )
 
     async def _run_function(self, job: Job, function: Function) -> RunEnd:
@@ -188,10 +193,18 @@ class SandboxRunner(Runner):
         except TimeoutError:
             return RunEnd("timeout", wall=time.monotonic() - started, limit="wall")
         except (ProcessBranchError, OSError) as error:
-            return RunEnd("raised", error=_raised_error(context) or error, wall=time.monotonic() - started)
+            wall = time.monotonic() - started
+            raised = _raised_error(context)
+            return _end_with_error(error, wall) if raised is None else RunEnd("raised", error=raised, wall=wall)
         success, value, has_score = context.result.value
         value = tuple(value) if has_score else value
         return RunEnd("returned", value, wall=time.monotonic() - started, success=success)
+
+
+def _end_with_error(error: ProcessBranchError | OSError, wall: float) -> RunEnd:
+    """Build the end of a job whose sandbox failed."""
+    fault = find_fault(error) or ("system" if isinstance(error, OSError) else None)
+    return RunEnd("raised", error=error, wall=wall, fault=fault, has_started=fault is None)
 
 
 async def _wait_for_target(context: BranchContext, timeout: float | None) -> None:

@@ -363,9 +363,10 @@ class Ledger(ABC):
     def end_attempt(
         self,
         attempt: str,
-        state: Literal["succeeded", "failed", "cancelled"],
+        state: Literal["succeeded", "failed", "faulted", "cancelled"],
         *,
         reason: str | None = None,
+        fault: str | None = None,
         ending: str | None = None,
         exit_code: int | None = None,
         wall: float | None = None,
@@ -381,6 +382,7 @@ class Ledger(ABC):
         """Record how an attempt ended. Progress that was noted before stays, unless a newer value is given."""
         fields = {
             "reason": reason,
+            "fault": fault,
             "ending": ending,
             "exit_code": exit_code,
             "wall": wall,

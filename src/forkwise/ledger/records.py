@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 ForkState = Literal["running", "open", "resolved", "aborted"]
-AttemptState = Literal["pending", "running", "succeeded", "failed", "cancelled"]
+AttemptState = Literal["pending", "running", "succeeded", "failed", "faulted", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ class AttemptRecord:
     """One run of one candidate in one branch.
 
     ``key`` identifies the candidate within the fork, and is unique within a ``round``. ``ending`` and ``exit_code`` say
-    how its process ended, ``reason`` why it counts as failed or was cancelled. ``wall`` and ``cpu`` are seconds,
+    how its process ended, ``reason`` why it counts as failed or was cancelled; of a faulted one, which was not judged,
+    ``fault`` names what failed, such as ``sandbox`` or ``disk``. ``wall`` and ``cpu`` are seconds,
     ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``tail`` is the end of its output
     as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which the process that
     runs it then follows.
@@ -91,6 +92,7 @@ class AttemptRecord:
     command: list[str] | None = None
     state: AttemptState = "pending"
     reason: str | None = None
+    fault: str | None = None
     ending: str | None = None
     exit_code: int | None = None
     started: float | None = None
@@ -113,7 +115,7 @@ class AttemptRecord:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, which is final."""
-        return self.state in ("succeeded", "failed", "cancelled")
+        return self.state in ("succeeded", "failed", "faulted", "cancelled")
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> AttemptRecord:

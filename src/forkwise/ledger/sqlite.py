@@ -76,7 +76,7 @@ SCRIPTS = (
 _BUSY_TIMEOUT_S = 60.0  # how long to wait for another writer
 _FORK_FIELDS = {*ForkRecord.__slots__, "state"}
 _ATTEMPT_FIELDS = {*AttemptRecord.__slots__}
-_STATES: tuple[AttemptState, ...] = ("pending", "running", "succeeded", "failed", "cancelled")
+_STATES: tuple[AttemptState, ...] = ("pending", "running", "succeeded", "failed", "faulted", "cancelled")
 
 _PUT_FORK = """
     INSERT INTO forks (seq, id, state, parent, "commit", undone, data) VALUES (?, ?, ?, ?, ?, ?, ?)

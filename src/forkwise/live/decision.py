@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, User
 from pydantic_ai.usage import RunUsage
 
 from forkwise.concurrency import run_in_thread
+from forkwise.errors import BranchingError, ForkwiseWarning
 from forkwise.fork.evaluation import Tests
+from forkwise.fork.fault import find_fault
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.judging.confidence import (
     MERGE_SIGNALS,
@@ -143,7 +146,13 @@ async def run_tests(
     async def test(runtime: BranchRuntime) -> TestReport | None:
         if runtime.attempt.branch is None or runtime.live_fork.source.is_in_memory:
             return None
-        report = await tests.test(runtime.attempt.branch)
+        try:
+            report = await tests.test(runtime.attempt.branch)
+        except BranchingError as error:
+            if find_fault(error) is None:
+                raise
+            warnings.warn(f"branch {runtime.id} could not be tested: {error}", ForkwiseWarning, stacklevel=2)
+            return None
         return report if report.is_signal and report.doubt is None else None
 
     reports = await asyncio.gather(*map(test, branches))
@@ -160,7 +169,7 @@ def _build_outcome(runtime: BranchRuntime, report: TestReport | None) -> BranchO
         final_assistant_message=runtime.thread.last_text,
         cost_usd=runtime.cost_tracker.spent.usd,
         turns=sum(isinstance(message, ModelResponse) for message in own),
-        error_count=int(runtime.status.state != "done"),
+        error_count=int(runtime.status.state not in ("done", "faulted")),
         retry_count=count_retry_parts(own),
         stuck_loop_hits=count_stuck_loop_hits(own),
         test_pass_ratio=None if report is None else report.ratio,

@@ -283,7 +283,7 @@ def branch_state(state: AttemptState, reason: str | None) -> BranchState:
         return "aggregate_budget_exhausted"
     if cause == "budget_exhausted":
         return "budget_exhausted"
-    return "failed" if state == "failed" else "terminated"
+    return state if state in ("failed", "faulted") else "terminated"
 
 
 @dataclass(eq=False)

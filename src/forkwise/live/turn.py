@@ -28,6 +28,7 @@ from pydantic_ai.workspaces import Workspace as AgentWorkspace
 from forkwise.concurrency import finish, run_in_thread
 from forkwise.errors import BudgetExceededError
 from forkwise.fork.agent_workspace import agent_workspace
+from forkwise.fork.fault import find_fault
 from forkwise.live.backends.branch_overlay import FilesOverlay
 from forkwise.live.branch_runtime import BranchRuntime, current_tool, enter_branch
 from forkwise.live.budget import BudgetTracker, RequestEstimate, estimate_request
@@ -143,7 +144,7 @@ class BranchTurns:
             runtime.end(branch_state("cancelled", str(error)), str(error) or "terminated")
             raise
         except Exception as error:
-            runtime.end("failed", f"{type(error).__name__}: {error}")
+            runtime.end("faulted" if find_fault(error) else "failed", f"{type(error).__name__}: {error}")
             raise
         runtime.end("done", None)
         return result

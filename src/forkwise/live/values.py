@@ -123,11 +123,13 @@ class MergeStrategy:
             raise ValueError("judge_models is empty: name a model, or pass None to find judges by the API keys")
 
 
-BranchState = Literal["running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted"]
+BranchState = Literal[
+    "running", "done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted", "faulted"
+]
 
 #: The states in which a branch does not run; `ForkCoordinator.run_on_branch` starts it again.
 FINAL_STATES: frozenset[BranchState] = frozenset(
-    {"done", "failed", "terminated", "budget_exhausted", "aggregate_budget_exhausted"}
+    {"done", "failed", "faulted", "terminated", "budget_exhausted", "aggregate_budget_exhausted"}
 )
 
 

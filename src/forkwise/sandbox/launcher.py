@@ -48,7 +48,10 @@ def start_sandbox(
         except (ConnectionError, EOFError):
             _client.close()  # it was killed, and its sandboxes with it: use a new one
             _client = ForkserverClient()
-            return _client.start_sandbox(jail, request, passed_fds)
+            try:
+                return _client.start_sandbox(jail, request, passed_fds)
+            except (ConnectionError, EOFError) as error:
+                raise NamespaceError("a sandbox could not be started: its forkserver ended twice") from error
 
 
 class ForkserverClient:

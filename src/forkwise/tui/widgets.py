@@ -66,6 +66,7 @@ SIGNS: dict[str, tuple[str, str]] = {
     "running": ("●", "cyan"),
     "succeeded": ("✓", "green"),
     "failed": ("✗", "red"),
+    "faulted": ("!", "yellow"),
     "cancelled": ("⊘", "dim"),
     "pending": ("○", "dim"),
     "open": ("?", "yellow"),

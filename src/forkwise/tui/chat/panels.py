@@ -50,6 +50,7 @@ SIGNS: dict[str, tuple[str, str, str]] = {
     "waiting": ("!", "asks", "bold yellow"),
     "done": ("✓", "done", "green"),
     "failed": ("✗", "failed", "red"),
+    "faulted": ("!", "faulted", "yellow"),
     "terminated": ("⊘", "terminated", "dim"),
     "budget_exhausted": ("$", "exhausted", "yellow"),
     "aggregate_budget_exhausted": ("$$", "agg-exhausted", "yellow"),
