@@ -435,7 +435,7 @@ def test_views_that_a_killed_commit_set_aside_are_removed(run: Run, project: Pat
 def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
     run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(home, "claude", "codex")
+    install(home, "claude")
     sessions = home / ".claude/projects" / slug(project)
     sessions.mkdir(parents=True)
     monkeypatch.setenv(
@@ -444,7 +444,7 @@ def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
         "echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE\n"
         f"echo x > {sessions}/$level-$FORKWISE_ATTEMPT.jsonl",
     )
-    run("tree", "--depth", "2", "--agent", "claude", "--agent", "codex", "fix it")
+    run("tree", "--depth", "2", "--agent", "claude", "--agent", "claude", "fix it")
     assert sorted(path.name for path in sessions.iterdir()) == ["0-1.jsonl", "1-1.jsonl"]
 
 

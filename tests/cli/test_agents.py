@@ -165,6 +165,30 @@ def test_several_agents_compete(run: Run, project: Path, install: Callable[[str]
         assert [a.label for a in ledger.attempts(ledger.forks()[0].id)] == ["true", "claude", "codex"]
 
 
+def test_each_of_several_agents_has_its_own_keys_and_login(
+    run: Run, project: Path, home: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("claude", "codex"):
+        install(name)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k3y-of-claude")
+    monkeypatch.setenv("OPENAI_API_KEY", "k3y-of-codex")
+    words = ("speculate", "--all", "--confinement", "strict", "--agent", "claude", "--agent", "codex", "-c")
+    run(*words, 'echo "{$ANTHROPIC_API_KEY$OPENAI_API_KEY}" > keys', "--no-commit", "fix it")
+    with open_ledger(Workspace(project)) as ledger:
+        own = ledger.forks()[0].spec["own_allowances"]
+        assert {command[3]: allowance["shown"][0] for command, allowance in own} == {
+            "claude": "~/.claude/.credentials.json", "codex": "~/.codex/auth.json",
+        }  # fmt: skip
+    found = {}
+    for branch in Workspace(project).branches():
+        if (branch.path / "keys").exists():
+            found["sh"] = (branch.path / "keys").read_text()
+        else:
+            record = read_record(branch.path)
+            found["claude" if "-p" in record["argv"] else "codex"] = {k for k in record["env"] if k.endswith("API_KEY")}
+    assert found == {"claude": {"ANTHROPIC_API_KEY"}, "codex": {"OPENAI_API_KEY"}, "sh": "{}\n"}
+
+
 @pytest.fixture
 def tables(project: Path, home: Path) -> Callable[[str, str], Path]:
     """Write a table of the user, or an accepted one of the workspace."""

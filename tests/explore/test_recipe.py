@@ -13,6 +13,7 @@ import pytest
 from forkwise import Branch, Confinement, LedgerError, Workspace
 from forkwise.explore.recipe import Allowance, Recipe
 from forkwise.files.store.changes import Commit
+from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.fork import open_ledger
 
 
@@ -23,6 +24,7 @@ def test_a_recipe_survives_being_written_down() -> None:
         expand=(("z", "1"),),
         environment=(("A", "b"),),
         allowance=Allowance(network="host", writable=("~/.cache",), passed=("KEY",)),
+        own_allowances=((("agent", "do it"), Allowance(shown=("~/.agent/login",), paths=AgentPaths(("~/.agent",)))),),
         fan_out=(3, 9),
     )
     assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe

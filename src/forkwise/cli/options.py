@@ -121,7 +121,7 @@ class ExploreOptions:
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
             environment=(*self._agent_variables(agents), *self._variables_with_values()),
-            allowance=self._allowance(agents),
+            **self._allowances(agents, commands),
             commit=not self.no_commit,
             keep=self.keep or self.no_commit,
             on_conflict=self.on_conflict,
@@ -182,19 +182,26 @@ class ExploreOptions:
         pairs = [text.partition("=") for text in self.variables]
         return [(name, value) for name, separator, value in pairs if separator]
 
-    def _allowance(self, agents: Sequence[Agent]) -> Allowance:
-        from forkwise.explore.recipe import Allowance
-        from forkwise.fork.agent_paths import AgentPaths
+    def _allowances(self, agents: Sequence[Agent], commands: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+        """Return the fields of the recipe for allowances: with several commands, each agent has its own."""
+        if len(agents) == len(commands) == 1:
+            return {"allowance": self._build_allowance(agents[0])}
+        prompt = " ".join(self.words)
+        own = {agent.argv(prompt): self._build_allowance(agent) for agent in agents}
+        return {"allowance": self._build_allowance(None), "own_allowances": tuple(own.items())}
 
-        credentials = [path for agent in agents for path in agent.credentials]
-        paths = sum((agent.paths for agent in agents), AgentPaths())
+    def _build_allowance(self, agent: Agent | None) -> Allowance:
+        from forkwise.explore.recipe import Allowance
+
         names = [text for text in self.variables if "=" not in text]
+        if agent is None:
+            return Allowance(passed=tuple(dict.fromkeys(names)))
         return Allowance(
-            network="host" if agents and self.network is None else None,
-            writable=tuple(dict.fromkeys(path for agent in agents for path in agent.writable)),
-            shown=tuple(dict.fromkeys([*credentials, *(login.file for login in paths.logins)])),
-            paths=paths,
-            passed=tuple(dict.fromkeys([*names, *(name for agent in agents for name in agent.passes)])),
+            network="host" if self.network is None else None,
+            writable=agent.writable,
+            shown=tuple(dict.fromkeys([*agent.credentials, *(login.file for login in agent.paths.logins)])),
+            paths=agent.paths,
+            passed=tuple(dict.fromkeys([*names, *agent.passes])),
         )
 
 

@@ -22,7 +22,7 @@ from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
-from forkwise.fork.runner import SandboxRunner
+from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.run import arun_in_branch
 
@@ -114,15 +114,27 @@ class Allowance:
         )
 
 
+class _RunnerByCommand(Runner):
+    """Runs each job with the runner of its command, or with a default one."""
+
+    def __init__(self, default: Runner, runners: Mapping[tuple[str, ...], Runner]) -> None:
+        self._default = default
+        self._runners = runners
+
+    async def run(self, job: Job) -> RunEnd:
+        return await self._runners.get(tuple(job.argv or ()), self._default).run(job)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The candidates of a pattern and how it decides between them.
 
-    ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n`` times.
-    ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a result in
-    ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``. Without
-    ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the
-    workspace, for resuming.
+    ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
+    times. ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a
+    result in ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
+    Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
+    the workspace, for resuming. ``allowance`` is that of all commands, except those that have their own in
+    ``own_allowances``.
     """
 
     kind: Kind
@@ -147,6 +159,7 @@ class Recipe:
     shown: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     allowance: Allowance = Allowance()
+    own_allowances: tuple[tuple[tuple[str, ...], Allowance], ...] = ()
     commit: bool = True
     keep: bool = False
     on_conflict: OnConflict = "refuse"
@@ -163,7 +176,11 @@ class Recipe:
         if data.get("format") != _FORMAT:
             raise LedgerError("this fork was started by a program: only that program can resume it")
         fields = {name: _freeze(value) for name, value in data.items() if name != "format"}
-        return cls(**{**fields, "allowance": Allowance.from_json(fields.get("allowance", {}))})
+        fields["allowance"] = Allowance.from_json(fields.get("allowance", {}))
+        fields["own_allowances"] = tuple(
+            (command, Allowance.from_json(allowance)) for command, allowance in fields.get("own_allowances", ())
+        )
+        return cls(**fields)
 
     def build_confinement(self) -> Confinement:
         """Build the confinement of the tests and the judge; candidates get the allowance in addition."""
@@ -193,7 +210,7 @@ class Recipe:
         options: Options = {
             "timeout": self.timeout,
             "max_parallel": self.max_parallel,
-            "runner": SandboxRunner(self.allowance.apply_to(self.build_confinement()), self.allowance.paths),
+            "runner": self._build_runner(),
             "commit": self.commit,
             "keep": self.keep,
             "on_conflict": self.on_conflict,
@@ -202,6 +219,14 @@ class Recipe:
             "kind": self.kind,
         }
         return self._build_pattern(workspace, judges or None, options)
+
+    def _build_runner(self) -> Runner:
+        own = {command: self._build_sandbox_runner(allowance) for command, allowance in self.own_allowances}
+        default = self._build_sandbox_runner(self.allowance)
+        return _RunnerByCommand(default, own) if own else default
+
+    def _build_sandbox_runner(self, allowance: Allowance) -> SandboxRunner:
+        return SandboxRunner(allowance.apply_to(self.build_confinement()), allowance.paths)
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
         first = self.commands[0]
