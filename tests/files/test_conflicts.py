@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, BranchError, BranchStaleError, CommitError, ConflictError, Workspace
+from forkwise.files.store.branch_info import BranchInfo
 from tests.files.snapshot import snapshot
 from tests.need import need
 
@@ -1178,3 +1179,21 @@ def test_a_write_right_after_a_commit_is_always_a_conflict_for_undo(workspace: W
         with pytest.raises(ConflictError):
             workspace.undo(commit)
     assert (workspace.path / "f").read_text() == "after 99"
+
+
+def test_a_clock_that_was_set_back_hides_no_change(workspace: Workspace) -> None:
+    """The branch was forked while the clock was an hour ahead; everything since then looks older than the fork."""
+    branch = workspace.branch("b")
+    info = BranchInfo.load(branch.home)
+    hour = 3_600_000_000_000
+    info.forked, info.made, info.clock = info.forked + hour, info.made + hour, info.clock + hour
+    info.save(branch.home)
+    write(branch.path / "f", "by the branch\n")
+    write(branch.path / "other", "by the branch\n")
+    (branch.path / "d/deep/c").unlink()
+    assert [change.path for change in branch.delta()] == ["d/deep/c", "f", "other"]
+    write(workspace.path / "f", "by an editor\n")
+    refused(branch, "f")
+    branch.commit(on_conflict="theirs")
+    assert (workspace.path / "f").read_text() == "by an editor\n"
+    assert (workspace.path / "other").read_text() == "by the branch\n"

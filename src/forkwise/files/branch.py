@@ -467,8 +467,9 @@ class Branch(Parent):
             return scan
         from forkwise.files.store.scan import scan_tree  # noqa: PLC0415
 
-        made = BranchInfo.load(self.home).made
-        scan = scan_tree(self.target, self.parent.lowers, base, made, RolledBack.load(self.state_dir))
+        info = BranchInfo.load(self.home)
+        own = RolledBack.load(self.state_dir)
+        scan = scan_tree(self.target, self.parent.lowers, base, info.made, own, info.set_back)
         scan.rolled_back = rolled_back
         return scan
 

@@ -71,7 +71,7 @@ def scan_sibling(branch: Branch) -> Scan:
     check_trust(branch, info, scan)
     found = unresolved(info, scan)
     if not branch._commits_into_layer:
-        found += find_conflicts(scan, info.forked)
+        found += find_conflicts(scan, info.forked_at_earliest)
     if found:
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:

@@ -243,7 +243,7 @@ class _Resolution:
         self.merged: dict[str, bytes] = {}
         self.conflicts: list[Conflict] = []
         entries = {e.path: e for e in scan.entries}
-        new = [] if branch._commits_into_layer else find_conflicts(scan, info.forked)
+        new = [] if branch._commits_into_layer else find_conflicts(scan, info.forked_at_earliest)
         if rebased and new:
             self._merge(branch, info, new, entries, "refuse")  # raises, unless both sides made the same change
             new = []
@@ -311,7 +311,7 @@ def _run_commit(
             moves = moves and not branch.view_kind.whole and transaction.stage is None
             plan = plan_directory(
                 scan,
-                forked=info.forked,
+                forked=info.forked_at_earliest,
                 moves=moves,
                 renames_directories=filesystem_magic(parent.target) != _OVERLAYFS,
                 dropped=resolution.dropped,

@@ -55,7 +55,7 @@ def record_bases(branch: Branch) -> Delta:
     with branch._lock():
         scan = branch._scan()
         if not branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
-            forked = BranchInfo.load(branch.home).forked
+            forked = BranchInfo.load(branch.home).forked_at_earliest
             both = [e for e in scan.entries if e.new and e.old]
             entries = [e for e in both if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
             if both:
@@ -128,7 +128,7 @@ def find_merge_base(branch: Branch, path: str, info: BranchInfo) -> bytes | None
     for record in records:
         step = step_on(record, path)
         if step is not None:
-            return _read_replaced(parent, record, *step, info.forked)
+            return _read_replaced(parent, record, *step, info.forked_at_earliest)
     return None
 
 

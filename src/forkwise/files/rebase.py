@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
-from forkwise.files.store.branch_info import BASES, BranchInfo
+from forkwise.files.store.branch_info import BASES, BranchInfo, read_clock
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas
@@ -116,7 +116,7 @@ def compare_with_parent(branch: Branch, *, scan: bool = True) -> Standing:
         if commits or not scan:
             return Standing(commits, rebased=info.rebased)
         found = branch._scan()
-        edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked)
+        edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked_at_earliest)
         entries = {e.path: e for e in found.entries}
         with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
             edited = [c for c in edited if c.path not in entries or not versions.is_same(entries[c.path])]
@@ -140,7 +140,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
             old = unresolved(info, scan)
-            found = [c for c in find_conflicts(scan, info.forked) if c.path not in {o.path for o in old}]
+            found = [c for c in find_conflicts(scan, info.forked_at_earliest) if c.path not in {o.path for o in old}]
             found, old = (
                 [c for c in conflicts if c.path not in entries or not versions.is_same(entries[c.path])]
                 for conflicts in (found, old)
@@ -154,7 +154,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             left += old  # an earlier rebase could not merge them, and their base is no longer known
         merged = {p: _Merged(c, _merged_mode(entries[p], parent, info.generation)) for p, c in contents.items()}
         info.generation = parent.state_dir.head
-        info.forked = now
+        info.forked, info.clock = now, read_clock()
         info.unmerged = left
         if branch.view_kind.whole:
             _rebase_tree(branch, info, scan, merged, settled, lock)
@@ -192,7 +192,7 @@ def _without_restored(found: list[Conflict], parent: Parent, info: BranchInfo) -
             directory, _, name = conflict.path.rpartition("/")
             with lower.directory(directory) as held:
                 there = held.lookup(name)
-            is_unedited = there is not None and restored.changed(conflict.path, there) < info.forked
+            is_unedited = there is not None and restored.changed(conflict.path, there) < info.forked_at_earliest
             is_restored = _is_about(conflict.path, undone_paths) and not _is_about(conflict.path, active_paths)
             if not (is_unedited and is_restored):
                 left.append(conflict)

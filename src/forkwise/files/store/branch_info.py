@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
@@ -23,11 +24,12 @@ from forkwise.files.store.document import (
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
-__all__ = ["BASES", "BranchInfo"]
+__all__ = ["BASES", "BranchInfo", "read_clock"]
 
 #: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
 BASES = "bases"
 
+_CLOCK_NOISE = 100_000_000  # two clocks are not read at the same instant
 _FORMAT = 1
 _FILE = "branch.json"
 _VIEW = re.compile(r"[a-z]{1,32}\Z", re.ASCII)
@@ -41,7 +43,8 @@ class BranchInfo:
     the parent was first read, and when the branch was complete; for an info that was created unstamped, both are the
     mtime of its file. ``synced`` is the time up to which the layer is known to be on the disk. ``unmerged`` are
     conflicts that a rebase left at the time ``rebased``. ``root`` is the workspace's directory that it was forked from;
-    None for a branch of a branch, and for branches of version 0.1.0.
+    None for a branch of a branch, and for branches of version 0.1.0. ``clock`` is the machine's clock at the fork, as
+    the time at which the machine was started.
     """
 
     view: str
@@ -56,6 +59,20 @@ class BranchInfo:
     rebased: int = 0
     unmerged: list[Conflict] = field(default_factory=list)
     root: RootIdentity | None = None
+    clock: int = 0
+
+    @property
+    def set_back(self) -> int:
+        """By how many nanoseconds the machine's clock was set back since the fork, as far as that can be known."""
+        if not self.clock or self.boot != boot_id():
+            return 0
+        step = self.clock - read_clock()
+        return step if step > _CLOCK_NOISE else 0
+
+    @property
+    def forked_at_earliest(self) -> int:
+        """The time of the fork, or earlier if the clock was set back: every change since then has a later time."""
+        return self.forked - self.set_back
 
     def save(self, home: str) -> None:
         """Replace the file atomically."""
@@ -80,7 +97,8 @@ class BranchInfo:
                 (
                     f'{{"format":{_FORMAT},"view":"{self.view}","generation":{self.generation},'
                     f'"forked":{self.forked},"made":{self.made},"created":{self.created},'
-                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)},"root":{_as_json(self.root)}}}'
+                    f'"boot":"{self.boot}","owner":{_as_json(self.owner)},"root":{_as_json(self.root)},'
+                    f'"clock":{read_clock()}}}'
                 ).encode(),
             )
         finally:
@@ -125,12 +143,19 @@ class BranchInfo:
             return _check(cls(**data))
 
 
+def read_clock() -> int:
+    """Return the time at which the machine was started by its present clock; it changes when the clock is set."""
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    now = time.time_ns()
+    return now - (before + time.clock_gettime_ns(time.CLOCK_BOOTTIME)) // 2
+
+
 def _check(info: BranchInfo) -> BranchInfo:
     """Return an info if every field is possible; raise ValueError otherwise."""
     if not _VIEW.match(check_text(info.view, "view")):
         raise ValueError("its view has no possible name")
     check_integer(info.generation, "generation", 0, 1 << 50)
-    for moment in (info.forked, info.made, info.synced, info.rebased):
+    for moment in (info.forked, info.made, info.synced, info.rebased, info.clock):
         check_integer(moment, "time", -sys.maxsize, sys.maxsize)
     check_time(info.created, "time of creation")
     check_text(info.boot, "boot")

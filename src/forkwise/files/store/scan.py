@@ -440,16 +440,19 @@ def _is_same_stream(first: BufferedReader, second: BufferedReader) -> bool:
     return not second.read(1)
 
 
-def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, rolled_back: RolledBack) -> Scan:
+def scan_tree(
+    tree: str, lowers: Sequence[str], base: Base, made: int, rolled_back: RolledBack, set_back: int = 0
+) -> Scan:
     """Scan a whole tree against its parent.
 
     ``made`` is the time by the filesystem's clock at which the tree was complete; ``rolled_back`` corrects ctimes in
-    the tree that the rollback of a commit into it has set.
+    the tree that the rollback of a commit into it has set. If the clock was ``set_back`` since, files of that time are
+    compared with the parent's.
     """
     with Lower(lowers[:1]) as lower:
         root = open_root(tree)
         try:
-            reader = _TreeReader(root, lower, base, made, rolled_back)
+            reader = _TreeReader(root, lower, base, made, rolled_back, set_back)
             reader.read()
             return reader.scan
         finally:
@@ -457,8 +460,9 @@ def scan_tree(tree: str, lowers: Sequence[str], base: Base, made: int, rolled_ba
 
 
 class _TreeReader(Reader):
-    def __init__(self, root: int, lower: Lower, base: Base, made: int, rolled_back: RolledBack) -> None:
+    def __init__(self, root: int, lower: Lower, base: Base, made: int, rolled_back: RolledBack, set_back: int) -> None:
         super().__init__(root, lower)
+        self.set_back = set_back
         self.base = base
         self.made = made
         self.is_touched = False
@@ -480,7 +484,7 @@ class _TreeReader(Reader):
             old = parent.lookup(name)
             if old is not None:
                 self.add(Entry(path, name, None, old, True, True, appeared=appeared))
-        if len(self.scan.entries) > seen or self.own.ctime(os.fstat(fd)) >= self.made:
+        if len(self.scan.entries) > seen or self.own.ctime(os.fstat(fd)) >= self.made - self.set_back:
             self.is_touched = True
             self.touch(path, fd, parent)
 
@@ -497,7 +501,7 @@ class _TreeReader(Reader):
         existed = name in before
         if kind == "directory":
             self._read_subdirectory(path, name, new, existed, parent.lookup(name))
-        elif existed and self.own.ctime(new) < self.made:
+        elif existed and self._is_older(new, parent.lookup(name) if self.set_back else None):
             return
         elif kind == "special":
             self.scan.specials.append(join(path, name))
@@ -515,6 +519,14 @@ class _TreeReader(Reader):
         elif not is_same or self._is_changed(beneath):
             self.add_unit(Entry(path, name, new, old, existed, True))
 
+    def _is_older(self, new: os.stat_result, old: os.stat_result | None) -> bool:
+        """Return whether an entry was not changed since the tree was made."""
+        ctime = self.own.ctime(new)
+        if ctime >= self.made or ctime < self.made - self.set_back:
+            return ctime < self.made
+        facts = [(e.st_mode, e.st_size, e.st_mtime_ns) for e in (new, old) if e is not None]
+        return len(facts) == 2 and facts[0] == facts[1]
+
     def _is_another(self, path: str, parent: LowerDirectory) -> bool:
         """Return whether the parent's directory is not the one that the tree's directory was copied from."""
         origin = self.base.origin(path) if path and parent.fds else 0
@@ -522,7 +534,7 @@ class _TreeReader(Reader):
 
     def _is_changed(self, path: str) -> bool:
         """Return whether the branch changed a directory that the parent no longer has, or anything inside it."""
-        inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own)
+        inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own, self.set_back)
         inside.pending = [path]
         inside.read()
         return inside.is_touched
