@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from forkwise.fork.runner import SandboxRunner as SandboxRunner
     from forkwise.ledger.ledger import Ledger as Ledger
     from forkwise.ledger.sqlite import open_ledger as open_ledger
+    from forkwise.linux.namespace import enter_namespace as enter_namespace
     from forkwise.live.backends.branch_overlay import BranchOverlay as BranchOverlay
     from forkwise.live.backends.local import LocalBackend as LocalBackend
     from forkwise.live.backends.memory import StateBackend as StateBackend
@@ -257,6 +258,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SandboxRunner",
     ),
     "ledger.ledger": ("Ledger",),
+    "linux.namespace": ("enter_namespace",),
     "ledger.sqlite": ("open_ledger",),
     "live.backends.memory": ("StateBackend",),
     "live.diff.build": ("build_diff_report",),

@@ -26,7 +26,7 @@ FILES = {"a.txt": "one\n", "b.txt": "two\n", "sub/c.txt": "three\n"}
 def private_mounts() -> None:
     """Without root, enter the namespace that commands enter, while this process has one thread, as a command has."""
     if os.geteuid() != 0 and threading.active_count() == 1 and namespace.available():
-        namespace.enter()
+        namespace.enter_namespace()
 
 
 @pytest.fixture(autouse=True)

@@ -139,7 +139,7 @@ import os, signal, time
 from pathlib import Path
 from forkwise import Workspace
 from forkwise.linux import namespace
-namespace.enter()
+namespace.enter_namespace()
 workspace = Workspace(".")
 for number in range(20):  # enough to use branches of the pool, and to refill it
     branch = workspace.branch(f"b{number}", on_success=None, on_error=None)

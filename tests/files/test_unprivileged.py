@@ -30,7 +30,7 @@ import sys
 sys.path[:0] = {path!r}
 if "overlay" in {views!r}:
     from forkwise.linux import namespace
-    namespace.enter()
+    namespace.enter_namespace()
 import pytest
 sys.exit(pytest.main([
     "tests/files/test_views.py", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null",
@@ -83,7 +83,7 @@ def test_views_without_privileges(views: str, readable: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
     assert passed, done.stdout
-    assert int(passed[1]) == 30 * len(views.split(",")), done.stdout
+    assert int(passed[1]) == 44 * len(views.split(",")), done.stdout
 
 
 def is_tmpfs(path: str) -> bool:
@@ -97,7 +97,7 @@ from pathlib import Path
 from forkwise import CommitError, Workspace
 from forkwise.linux import namespace
 if {is_inside!r}:
-    namespace.enter()  # where root appears as user 65534, which is this one
+    namespace.enter_namespace()  # where root appears as user 65534, which is this one
     assert os.stat("/").st_uid == os.geteuid()
 workspace = Workspace({workspace!r}, view="copy")  # fuse-overlayfs cannot delete a file of another user
 
@@ -158,3 +158,49 @@ def test_directories_of_another_user_that_all_may_write_to(readable: Path, is_in
         need("could be entered" not in done.stderr, "user namespaces are not available")
     assert done.returncode == 0, done.stderr
     assert {path.stat().st_uid for path in (workspace, workspace / "open", workspace / "closed")} == {0}
+
+
+OVERLAY_IN_ONE_LINE = """
+import os, sys, warnings
+sys.path[:0] = {path!r}
+import forkwise
+if {is_inside!r}:
+    forkwise.enter_namespace()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    workspace = forkwise.Workspace({workspace!r}, durable=False)
+    with workspace.branch("one") as branch:
+        (branch.path / "0").write_text("changed")
+        copied = len(os.listdir(branch.target))
+print(branch.view, copied, *(str(w.message) for w in caught))
+"""
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["plain", "namespace"])
+def test_one_line_gives_a_program_kernel_overlays(readable: Path, is_inside: bool) -> None:
+    """Without it, and without FUSE, each branch copies the workspace, and a warning names the cost and the line."""
+    workspace = readable / f"large-{is_inside}"
+    workspace.mkdir()
+    for number in range(1000):
+        (workspace / str(number)).touch()
+        os.chown(workspace / str(number), UNPRIVILEGED, UNPRIVILEGED)
+    os.chown(workspace, UNPRIVILEGED, UNPRIVILEGED)
+    home = readable / f"home-{is_inside}"
+    home.mkdir()
+    os.chown(home, UNPRIVILEGED, UNPRIVILEGED)
+    program = OVERLAY_IN_ONE_LINE.format(
+        path=[str(readable / d) for d in ("src", "tools")], workspace=str(workspace), is_inside=is_inside
+    )
+    hide_fuse = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/fuse; exec "$@"', "sh"]
+    done = subprocess.run(
+        [*hide_fuse, *as_unprivileged([interpreter(), "-c", program])],
+        cwd=readable,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    view, copied, warning = done.stdout.split(" ", 2) if not is_inside else (*done.stdout.split(), "")
+    assert (view, int(copied)) == (("overlay", 1) if is_inside else ("copy", 1000))
+    assert is_inside or ("more than 1,000" in warning and "forkwise.enter_namespace()" in warning)
+    assert (workspace / "0").read_text() == "changed"

@@ -140,7 +140,7 @@ OTHER = '''
 import sys
 from forkwise import Workspace
 from forkwise.linux import namespace
-namespace.enter()
+namespace.enter_namespace()
 branch = Workspace(sys.argv[1]).open("b")
 print(branch.path, flush=True)
 sys.stdin.read()

@@ -24,7 +24,7 @@ def enter_to_create(directory: Path, view: str | None) -> None:
     if os.geteuid() == 0 or view not in (None, "overlay"):
         return
     if (view == "overlay" or Workspace(directory).fstype in WORSE) and namespace.available():
-        namespace.enter()
+        namespace.enter_namespace()
 
 
 def open_inside(directory: Path, name: str) -> Branch:
@@ -32,7 +32,7 @@ def open_inside(directory: Path, name: str) -> Branch:
     found = Workspace(directory).open(name)
     if os.geteuid() == 0 or found.view != "overlay" or not namespace.available():
         return found
-    namespace.enter()
+    namespace.enter_namespace()
     return Workspace(directory).open(name)
 
 

@@ -6,17 +6,19 @@ Any directory will do: nothing has to be mounted or set up. Undo, gc and mounted
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forkwise.errors import BranchNotFoundError
+from forkwise.errors import BranchNotFoundError, ForkwiseWarning
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.changes import Commit
 from forkwise.files.store.pool import BranchPool
 from forkwise.files.store.state import StateDir, is_ordinary, locate, locked
 from forkwise.files.undo import finish_rewind, is_rewind_interrupted
 from forkwise.files.views import choose
+from forkwise.linux import namespace
 from forkwise.linux.root_identity import RootIdentity
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from forkwise.files.store.view import View
 
 __all__ = ["Workspace"]
+
+_MANY = 1000  # entries of a workspace that take a moment to copy
 
 
 class Workspace(Parent):
@@ -188,6 +192,8 @@ class Workspace(Parent):
         """Return the view that a branch created now gets. Internal."""
         if self._view is None:
             self._view = choose(self.site)
+            if self._view.name == "copy":
+                _warn_of_copies(self.target)
         return self._view
 
     def _pool_for(self, view: View) -> BranchPool | None:
@@ -206,6 +212,30 @@ class Workspace(Parent):
 
     def _after_child_removed(self) -> None:
         """Do nothing: a workspace was never frozen."""
+
+
+def _warn_of_copies(target: str) -> None:
+    """Warn if every branch will copy many files because no other view is available."""
+    count = 0
+    for _, directories, files in os.walk(target):
+        count += len(directories) + len(files)
+        if count >= _MANY:
+            break
+    else:
+        return
+    can_enter = os.geteuid() != 0 and namespace.available()
+    remedy = (
+        "call forkwise.enter_namespace() at the start of the program, while it has a single thread, for branches that "
+        "cost nothing"
+        if can_enter
+        else "forkwise doctor lists the other views and what each of them needs"
+    )
+    warnings.warn(
+        f"no view but copy is available for {target}: every branch copies all its files, which are more than "
+        f"{_MANY:,}; {remedy}",
+        ForkwiseWarning,
+        stacklevel=4,
+    )
 
 
 def _recover_if_interrupted(parent: Parent) -> None:

@@ -1,6 +1,7 @@
 """A private user and mount namespace, which lets an unprivileged process mount kernel overlays.
 
-Mounts made after ``enter`` are visible to this process and those it starts, and disappear with the last of them.
+Mounts made after ``enter_namespace`` are visible to this process and those it starts, and disappear with the last of
+them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import threading
 from forkwise.errors import NamespaceError
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC, mount, unshare
 
-__all__ = ["available", "enter", "is_entered"]
+__all__ = ["available", "enter_namespace", "is_entered"]
 
+_CAP_SYS_ADMIN = 21
 _entered = False
 
 
 def is_entered() -> bool:
-    """Return whether this process, or an ancestor that forked it, called ``enter``."""
+    """Return whether this process, or an ancestor that forked it, called ``enter_namespace``."""
     return _entered
 
 
@@ -33,13 +35,16 @@ def available() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def enter() -> None:
-    """Enter a user and mount namespace in which this process may mount, as the same user, for good.
+def enter_namespace() -> None:
+    """Enter a user and mount namespace in which this process may mount kernel overlays, as the same user, for good.
 
-    The kernel allows it only to a process with a single thread.
+    Call it at the start of a program of an unprivileged user: the kernel allows it only to a process with a single
+    thread. Branches then cost the same for every size of the workspace; only this process and those that it starts see
+    them. If the process may mount already, as root may, it does nothing. Raises NamespaceError if the machine forbids
+    it.
     """
     global _entered
-    if _entered:
+    if _entered or _may_mount():
         return
     user, group = os.geteuid(), os.getegid()
     try:
@@ -53,6 +58,13 @@ def enter() -> None:
         hint = f"this process has {threads} threads, and may have only one" if threads > 1 else "see forkwise doctor"
         raise NamespaceError(f"no user namespace could be entered: {error.strerror} ({hint})") from error
     _entered = True
+
+
+def _may_mount() -> bool:
+    """Return whether this process has CAP_SYS_ADMIN."""
+    with open("/proc/self/status") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _write(path: str, text: str) -> None:

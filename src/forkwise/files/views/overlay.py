@@ -303,7 +303,7 @@ def _explain(error: OSError, site: Site) -> Refusal:
             "in a container: docker run --cap-add SYS_ADMIN, and --security-opt apparmor=unconfined where AppArmor is "
             "enabled"
             if os.geteuid() == 0
-            else "run as root, or call forkwise.linux.namespace.enter() first (forkwise branch shell does)",
+            else "run as root, or call forkwise.enter_namespace() at the start of the program (the command line does)",
         )
     if error.errno == errno.ENODEV:
         return Refusal("this kernel has no overlayfs", "modprobe overlay")
