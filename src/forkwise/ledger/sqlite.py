@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from forkwise.errors import LedgerError
+from forkwise.errors import ForkwiseWarning, LedgerError
 from forkwise.ledger.ledger import Conversations, Ledger
 from forkwise.ledger.records import (
     AttemptRecord,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCRIPTS",
+    "DamagedRow",
     "Database",
     "SqliteConversations",
     "SqliteLedger",
@@ -87,9 +91,14 @@ _PUT_ATTEMPT = """
     INSERT INTO attempts (seq, id, fork, key, round, state, score, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET state = excluded.state, score = excluded.score, data = excluded.data
 """
-_ATTEMPTS = "SELECT attempts.data, progress.data FROM attempts LEFT JOIN progress ON progress.attempt = attempts.id"
+_EVENTS = "SELECT seq, at, fork, attempt, kind, data FROM events"
+_ATTEMPTS = """
+    SELECT attempts.id, attempts.data, progress.data
+    FROM attempts LEFT JOIN progress ON progress.attempt = attempts.id
+"""
 _SUMMARIES = f"""
-    SELECT newest.data, {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score),
+    SELECT newest.id, newest.data,
+        {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score),
         (SELECT data FROM attempts WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
     FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
     LEFT JOIN attempts ON attempts.fork = newest.id
@@ -150,15 +159,16 @@ class SqliteLedger(Ledger):
         )
 
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
-        return [
-            Summary(
-                ForkRecord.load(json.loads(data)),
-                {state: count for state, count in zip(_STATES, counts, strict=True) if count},
-                best,
-                json.loads(first)["label"] if first else None,
-            )
-            for data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit)))
-        ]
+        found = []
+        for name, data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit))):
+            with _damage_left_out(f"fork {name}"):
+                fork = _load_fork(data)
+                attempts = {state: count for state, count in zip(_STATES, counts, strict=True) if count}
+                label = None
+                with suppress(_DamagedRowError):
+                    label = _load_object(first).get("label") if first else None
+                found.append(Summary(fork, attempts, best, label))
+        return found
 
     def rebuild(self) -> None:
         with self._transaction():
@@ -203,10 +213,16 @@ class SqliteLedger(Ledger):
             self._database.rows(_PUT_ATTEMPT, (event.seq, *columns, _encode(attempt)))
 
     def _find_fork(self, fork: str) -> ForkRecord | None:
-        return next(iter(self._forks("WHERE id = ?", fork)), None)
+        for (data,) in self._database.rows("SELECT data FROM forks WHERE id = ?", (fork,)):
+            with _damage_raised("fork", fork):
+                return _load_fork(data)
+        return None
 
     def _find_attempt(self, attempt: str) -> AttemptRecord | None:
-        return next(iter(self._attempts("WHERE id = ?", attempt)), None)
+        for _, data, progress in self._database.rows(f"{_ATTEMPTS} WHERE id = ?", (attempt,)):
+            with _damage_raised("attempt", attempt):
+                return _load_attempt(data, progress)
+        return None
 
     def _list_fork_ids(self) -> list[str]:
         return [name for (name,) in self._database.rows("SELECT id FROM forks")]
@@ -229,16 +245,157 @@ class SqliteLedger(Ledger):
                     self._database.rows(f"DELETE FROM {table} WHERE {column} = ?", (fork,))
 
     def _forks(self, clause: str, *values: object) -> list[ForkRecord]:
-        rows = self._database.rows(f"SELECT data FROM forks {clause}", values)
-        return [ForkRecord.load(json.loads(data)) for (data,) in rows]
+        found = []
+        for name, data in self._database.rows(f"SELECT id, data FROM forks {clause}", values):
+            with _damage_left_out(f"fork {name}"):
+                found.append(_load_fork(data))
+        return found
 
     def _attempts(self, clause: str, *values: object) -> list[AttemptRecord]:
-        rows = self._database.rows(f"{_ATTEMPTS} {clause}", values)
-        return [AttemptRecord.load({**json.loads(data), **json.loads(progress or "{}")}) for data, progress in rows]
+        found = []
+        for name, data, progress in self._database.rows(f"{_ATTEMPTS} {clause}", values):
+            with _damage_left_out(f"attempt {name}"):
+                found.append(_load_attempt(data, progress))
+        return found
 
     def _events(self, clause: str, *values: object) -> list[Event]:
-        rows = self._database.rows(f"SELECT seq, at, fork, attempt, kind, data FROM events {clause}", values)
-        return [Event(seq, at, fork, attempt, kind, json.loads(data)) for seq, at, fork, attempt, kind, data in rows]
+        found = []
+        for seq, at, fork, attempt, kind, data in self._database.rows(f"{_EVENTS} {clause}", values):
+            with _damage_left_out(f"event {seq} of fork {fork}"):
+                found.append(Event(seq, at, fork, attempt, kind, _load_object(data)))
+        return found
+
+    def find_damage(self) -> list[DamagedRow]:
+        """List the rows that cannot be read; each of them is left out of every other answer."""
+        queries = (
+            ("events", "SELECT seq, data FROM events", _load_object),
+            ("forks", "SELECT id, data FROM forks", _load_fork),
+            ("attempts", "SELECT id, data FROM attempts", _load_attempt),
+            ("conversations", "SELECT id, data FROM conversations", _load_conversation_data),
+        )
+        found = []
+        for table, query, load in queries:
+            for name, data in self._database.rows(query):
+                try:
+                    load(data)
+                except _DamagedRowError as error:
+                    found.append(DamagedRow(table, str(name), str(error)))
+        return found
+
+    def repair(self, row: DamagedRow) -> str:
+        """Rebuild a damaged fork or attempt from its events, or else move the row to ``damaged.jsonl``.
+
+        Return what was done.
+        """
+        key = "seq" if row.table == "events" else "id"
+        with self._transaction():
+            copies = self._database.rows(f"SELECT * FROM {row.table} WHERE {key} = ?", (row.name,))
+            with open(self.directory / "damaged.jsonl", "a", encoding="utf-8") as file:
+                file.writelines(json.dumps([row.table, *copy], default=repr) + "\n" for copy in copies)
+            self._database.rows(f"DELETE FROM {row.table} WHERE {key} = ?", (row.name,))
+            if row.table in ("forks", "attempts"):
+                fork, _, attempt = row.name.partition(".")
+                for event in self._events("WHERE fork = ? ORDER BY seq", fork):
+                    if event.attempt == (row.name if attempt else None):
+                        self._apply(event)
+                if not any(left[:2] == row[:2] for left in self.find_damage()):
+                    return "rebuilt from its events"
+                self._database.rows(f"DELETE FROM {row.table} WHERE {key} = ?", (row.name,))
+        return "moved to damaged.jsonl in the ledger's directory"
+
+
+class DamagedRow(NamedTuple):
+    """A row of the ledger that cannot be read: its table, its id, and the reason."""
+
+    table: str
+    name: str
+    reason: str
+
+
+class _DamagedRowError(ValueError):
+    """A row holds something else than the record that belongs there."""
+
+
+@contextmanager
+def _damage_left_out(subject: str) -> Iterator[None]:
+    """Leave a damaged row out, with a warning, so that all others stay readable."""
+    try:
+        yield
+    except _DamagedRowError as error:
+        warnings.warn(
+            f"{subject} in the ledger is damaged and left out: {error}; see forkwise doctor --repair",
+            ForkwiseWarning,
+            stacklevel=5,
+        )
+
+
+@contextmanager
+def _damage_raised(noun: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except _DamagedRowError as error:
+        raise LedgerError(
+            f"{noun} {name} in the ledger is damaged: {error}; see forkwise doctor --repair", subject=name
+        ) from error
+
+
+def _load_object(data: object) -> dict[str, Any]:
+    try:
+        document = json.loads(data if isinstance(data, str) else "")
+    except (ValueError, RecursionError):
+        raise _DamagedRowError("it is not JSON") from None
+    if not isinstance(document, dict):
+        raise _DamagedRowError("it is not an object")
+    return document
+
+
+def _load_fork(data: object) -> ForkRecord:
+    return _build(ForkRecord.load, _load_object(data))
+
+
+def _load_attempt(data: object, progress: object = None) -> AttemptRecord:
+    news: dict[str, Any] = {}
+    with suppress(_DamagedRowError):  # what a running attempt reported last; its next report replaces it
+        news = _load_object(progress) if progress else {}
+    return _build(AttemptRecord.load, {**_load_object(data), **news})
+
+
+def _build(load: Callable[[dict[str, Any]], _Row], document: dict[str, Any]) -> _Row:
+    """Build a record, and check the type of each field."""
+    try:
+        record = load(document)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _DamagedRowError(str(error)[:200]) from None
+    for name, kinds in _KINDS.items():
+        value = getattr(record, name, None)
+        if value is not None and (type(value) not in kinds or (type(value) is float and not math.isfinite(value))):
+            raise _DamagedRowError(f"its {name} is not possible")
+    return record
+
+
+_Row = TypeVar("_Row")
+_NUMBER = (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("id", "fork", "key", "label", "branch", "workspace", "origin", "kind", "winner", "parent"), (str,)
+    ),
+    **dict.fromkeys(("stored", "reason", "ending", "last_line", "tail", "unwanted"), (str,)),
+    **dict.fromkeys(("round", "index", "generation", "commit", "undone", "exit_code", "files", "output_bytes"), (int,)),
+    **dict.fromkeys(("started", "ended", "wall", "cpu", "memory", "score"), _NUMBER),
+    **dict.fromkeys(("spec", "resolution", "verdict", "tests", "cost", "error"), (dict,)),
+    **dict.fromkeys(("command", "scores"), (list,)),
+}
+"""The types of a record's fields, apart from None."""
+
+
+def _load_conversation_data(data: object) -> ConversationRecord:
+    document = _load_object(data)
+    labels = document.get("labels", {})
+    is_sound = document.keys() <= {"here", "labels", "title"} and type(document.get("here", 0)) is int
+    is_sound = is_sound and type(labels) is dict and all(type(node) is int for node in labels.values())
+    if not is_sound or type(document.get("title", "")) is not str:
+        raise _DamagedRowError("it is not a conversation")
+    return ConversationRecord("", **document)
 
 
 def _to_sql_limit(limit: int | None) -> int:
@@ -247,7 +404,7 @@ def _to_sql_limit(limit: int | None) -> int:
 
 def _merge_fields(rows: Sequence[tuple[Any, ...]], data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
     """Return the stored document, empty if there is none yet, updated with those of ``data`` that are fields."""
-    document: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
+    document = _load_object(rows[0][0]) if rows else {}
     return {**document, **{name: value for name, value in data.items() if name in fields}}
 
 
@@ -280,11 +437,22 @@ class SqliteConversations(Conversations):
             "SELECT node, parent, awaits, message, results FROM messages WHERE conversation = ? ORDER BY node",
             (conversation,),
         )
-        return _load_conversation(found[0]), [MessageRow(n, p, json.loads(a), m, r) for n, p, a, m, r in rows]
+        try:
+            messages = [MessageRow(n, p, json.loads(a), m, r) for n, p, a, m, r in rows]
+            return _load_conversation(found[0]), messages
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LedgerError(
+                f"the conversation {conversation!r} in the ledger is damaged: {error}; see forkwise doctor --repair",
+                subject=conversation,
+            ) from error
 
     def all(self) -> list[ConversationRecord]:
         rows = self._database.rows("SELECT id, updated, data FROM conversations ORDER BY updated DESC")
-        return [_load_conversation(row) for row in rows]
+        found = []
+        for row in rows:
+            with _damage_left_out(f"conversation {row[0]}"):
+                found.append(_load_conversation(row))
+        return found
 
     def forget(self, conversation: str) -> None:
         with self._database.transaction():
@@ -294,7 +462,7 @@ class SqliteConversations(Conversations):
 
 def _load_conversation(row: tuple[Any, ...]) -> ConversationRecord:
     id_, updated, data = row
-    return ConversationRecord(id_, updated=updated, **json.loads(data))
+    return replace(_load_conversation_data(data), id=id_, updated=updated)
 
 
 class Database:

@@ -18,18 +18,28 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 
-@click.command("doctor", cls=Verb, example=("forkwise doctor", "forkwise doctor ~/project --json"))
+@click.command("doctor", cls=Verb, example=("forkwise doctor ~/project --json", "forkwise doctor --repair --dry-run"))
 @click.argument(
     "target", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
+@click.option("--repair", is_flag=True, help="Find damaged parts of the workspace's state, and set them aside.")
+@click.option("--dry-run", is_flag=True, help="With --repair: print what would be done, and change nothing.")
 @workspace_option
 @json_option
-def doctor(target: Path | None, directory: Path, output: Output) -> int:
+def doctor(target: Path | None, repair: bool, dry_run: bool, directory: Path, output: Output) -> int:
     """Check which views and which sandbox features work here.
 
     Each one is really tried, as this user and on DIR (default: the current directory). For those that do not work, the
     report says why and how to enable them. The exit code is 6 if no view works.
+
+    With --repair, the state of the workspace is examined instead: a damaged branch, commit or row of the ledger is set
+    aside or rebuilt, and nothing is deleted.
     """
+    if dry_run and not repair:
+        raise click.UsageError("--dry-run needs --repair")
+    if repair:
+        _repair(target or directory, dry_run, output)
+        return Exit.OK
     from forkwise.sandbox.doctor import examine
 
     report = examine(target or directory)
@@ -38,6 +48,24 @@ def doctor(target: Path | None, directory: Path, output: Output) -> int:
     else:
         _print_report(report, output)
     return Exit.OK if report.chosen else Exit.UNAVAILABLE
+
+
+def _repair(directory: Path, dry_run: bool, output: Output) -> None:
+    from dataclasses import asdict
+
+    from forkwise.ledger.repair import repair_state
+
+    found = repair_state(directory, dry_run=dry_run)
+    if output.as_json:
+        output.document({"damaged": [asdict(damage) for damage in found], "dry_run": dry_run})
+        return
+    for damage in found:
+        output.line(f"{damage.kind} {damage.path}: {damage.reason}", "yellow")
+        output.line(f"  {'would: ' if dry_run else 'done: '}{damage.action}")
+        if damage.kept is not None:
+            output.line(f"  now in {damage.kept}")
+    if not found:
+        output.line("Nothing is damaged.")
 
 
 def _print_report(report: Report, output: Output) -> None:

@@ -225,12 +225,14 @@ class StateDir:
             os.close(root)
         return f"{self.path}/{path}"
 
-    def set_aside(self, path: str, error: StateError) -> str:
+    def set_aside(self, path: str, error: StateError, *, warns: bool = True) -> str:
         """Move a damaged file or directory out of use, keep it, and warn the caller. Return where it is now."""
         aside = f"{self.state}/{DAMAGED}"
         os.makedirs(aside, mode=0o700, exist_ok=True)
         kept = f"{aside}/{os.path.basename(path)}-{secrets.token_hex(4)}"
         os.rename(path, kept)
+        if not warns:
+            return kept
         warnings.warn(
             f"{path} was damaged and was not used: {error.reason}. It is kept in {kept}, with the files that it held",
             ForkwiseWarning,

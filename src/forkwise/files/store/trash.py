@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from forkwise.errors import StateError
 from forkwise.linux.trees import open_root, remove_tree
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class _Background:
             job = self.jobs.get()
             try:
                 job()
-            except OSError:
+            except (OSError, StateError):
                 pass  # what could not be deleted stays in the trash, and gc reports it
             finally:
                 self.jobs.task_done()
