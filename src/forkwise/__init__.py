@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forkwise.errors import ConflictError as ConflictError
     from forkwise.errors import ConversationError as ConversationError
     from forkwise.errors import ConversationNotFoundError as ConversationNotFoundError
+    from forkwise.errors import ExecutableConfigError as ExecutableConfigError
     from forkwise.errors import ForkBranchLimitError as ForkBranchLimitError
     from forkwise.errors import ForkDepthLimitError as ForkDepthLimitError
     from forkwise.errors import ForkError as ForkError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from forkwise.errors import ForkResolvedError as ForkResolvedError
     from forkwise.errors import ForkwiseError as ForkwiseError
     from forkwise.errors import ForkwiseWarning as ForkwiseWarning
+    from forkwise.errors import GitError as GitError
     from forkwise.errors import LedgerError as LedgerError
     from forkwise.errors import LimitError as LimitError
     from forkwise.errors import LocalModelError as LocalModelError
@@ -189,6 +191,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ConflictError",
         "ConversationError",
         "ConversationNotFoundError",
+        "ExecutableConfigError",
         "ForkBranchLimitError",
         "ForkDepthLimitError",
         "ForkError",
@@ -196,6 +199,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ForkResolvedError",
         "ForkwiseError",
         "ForkwiseWarning",
+        "GitError",
         "LedgerError",
         "LimitError",
         "LocalModelError",

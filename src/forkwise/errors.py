@@ -25,6 +25,7 @@ __all__ = [
     "ConflictError",
     "ConversationError",
     "ConversationNotFoundError",
+    "ExecutableConfigError",
     "ForkBranchLimitError",
     "ForkDepthLimitError",
     "ForkError",
@@ -32,6 +33,7 @@ __all__ = [
     "ForkResolvedError",
     "ForkwiseError",
     "ForkwiseWarning",
+    "GitError",
     "LedgerError",
     "LimitError",
     "LocalModelError",
@@ -163,6 +165,18 @@ class RetestError(CommitError):
         self.tests = tests
 
 
+class ExecutableConfigError(CommitError):
+    """A confined program changed configuration that makes programs run on the user's machine: nothing was committed.
+
+    Raised to the caller of ``commit``, unless ``allow_executable_config`` is set. ``executors`` maps each such path to
+    what would run or read it.
+    """
+
+    def __init__(self, message: str, *, branch: str | None = None, executors: Mapping[str, str]) -> None:
+        super().__init__(message, branch=branch, paths=list(executors))
+        self.executors = dict(executors)
+
+
 class AbortError(BranchError):
     """A branch could not be removed; raised to the caller of ``abort``."""
 
@@ -196,6 +210,10 @@ class ConfigError(BranchingError):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class GitError(BranchingError):
+    """A git repository cannot be used, or git failed; raised to the caller who commits to git."""
 
 
 class LedgerError(BranchingError):

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from tests.git.payloads import plant
+
 Run = Callable[..., Result]
 Git = Callable[..., str]
 
@@ -103,7 +105,7 @@ def test_nothing_that_the_winner_wrote_is_run(run: Run, git: Git, project: Path,
     evil = tmp_path / "evil"
     names = ("pre-commit", "post-commit", "commit-msg", "reference-transaction", "post-index-change")
     write = "; ".join(f"set -- {evil} {name}; {hook}" for name in names)
-    run("run", "--commit-to-git", *sh(f"{write}; echo uno > a.txt"))
+    run("run", "--commit-to-git", "--allow-executable-config", *sh(f"{write}; echo uno > a.txt"))
     assert git("show", "--name-only", "--format=") == "a.txt\n"
     assert not evil.exists()
 
@@ -114,20 +116,74 @@ def test_a_configuration_that_the_winner_wrote_is_not_obeyed(
 ) -> None:
     git("config", "include.path", "../shared.ini")
     (project / "shared.ini").write_text("")
-    (project / ".gitattributes").write_text("* filter=evil\n")
     evil = tmp_path / "evil"
     work = f'printf "[filter \\"evil\\"]\\nclean = touch {evil}\\n[core]\\nfsmonitor = touch {evil}\\n" >> {path}'
-    done = run("run", "--commit-to-git", *sh(f"{work}; echo uno > a.txt"), code=1)
-    assert f"the winner changed {path}, which configures git" in done.stderr
-    assert "Undo with: forkwise undo 1" in done.stdout
-    assert (project / "a.txt").read_text() == "uno\n"
+    attributes = "echo '*.dat filter=evil' > .gitattributes"
+    words = ("run", "--commit-to-git", *sh(f"{work}; {attributes}; echo uno > a.txt"))
+    done = run(*words, code=1)
+    assert "a confined program changed what your machine will run" in done.stderr
+    assert f"{path} (git (core.fsmonitor, filter.evil.clean))" in done.stderr
+    assert (project / "a.txt").read_text() == "one\n"
+    done = run("run", "--allow-executable-config", *words[1:])
+    assert f"This changes what your machine will run:\n  {path}: git (core" in done.stdout.replace(
+        "  .gitattributes: git (filter=evil)\n", ""
+    )
+    assert "a.txt" in git("-c", "core.fsmonitor=false", "show", "--name-only", "--format=").split()
+    done = run("run", "--commit-to-git", *sh("echo due > a.txt; echo x > x.dat"), code=1)
+    assert "git filters x.dat through 'evil' (.gitattributes), which forkwise does not run" in done.stderr
+    assert "Undo with: forkwise undo" in done.stdout
+    assert (project / "a.txt").read_text() == "due\n"
     assert not evil.exists()
-    report = [
-        json.loads(line)
-        for line in run("run", "--json", "-q", "--commit-to-git", *sh(work), code=1).stdout.splitlines()
+
+
+def test_nothing_that_an_earlier_attempt_planted_is_run(run: Run, git: Git, project: Path, tmp_path: Path) -> None:
+    plant(project, tmp_path / "witness")
+    run("run", "--commit-to-git", *sh("echo uno > a.dat; rm b.txt"))
+    run("run", "--commit-to-git=other", *sh("echo due > a.dat"))
+    assert "git filters a.txt" in run("run", "--commit-to-git", *sh("echo uno > a.txt"), code=1).stderr
+    run("diff", "--tool=evil", "none", code=5)
+    assert not (tmp_path / "witness").exists()
+    git("config", "--remove-section", "core")
+    git("config", "--remove-section", "pager")
+    assert git("log", "--format=%s", "--name-status", "-1").split() == [
+        "echo",
+        "uno",
+        ">",
+        "a.dat;",
+        "rm",
+        "b.txt",
+        "A",
+        "a.dat",
+        "D",
+        "b.txt",
     ]
-    assert [set(line) for line in report] == [{"outcome"}, {"error"}]
-    assert report[0]["outcome"]["commit"]["changed"] == [path]
+
+
+def test_in_a_linked_work_tree(run: Run, git: Git, project: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    git("worktree", "add", "--quiet", "-b", "topic", str(linked))
+    said = run("run", "-C", str(linked), "--commit-to-git", *sh("echo uno > a.txt")).stdout
+    assert " on topic." in said
+    assert git("show", "--name-only", "--format=%s", "topic").split("\n")[-2:] == ["a.txt", ""]
+    assert git("-C", str(linked), "status", "--porcelain") == ""
+    assert git("-C", str(linked), "reflog", "-1", "--format=%gs").startswith("commit: ")
+
+
+def test_a_commit_that_should_be_signed_is_not_and_says_so(run: Run, git: Git, project: Path) -> None:
+    with open(project.parent / "gitconfig", "a") as file:
+        file.write("[commit]\n\tgpgSign = true\n")
+    assert "not signed" in run("run", "--commit-to-git", *sh("echo uno > a.txt")).stderr
+
+
+@pytest.mark.parametrize("name", ["logs/HEAD", "refs/heads/main", "logs/refs/heads/main"])
+def test_nothing_is_written_through_a_link(run: Run, git: Git, project: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text(git("rev-parse", "HEAD"))
+    (project / ".git" / name).unlink()
+    (project / ".git" / name).symlink_to(victim)
+    before = victim.read_text()
+    assert "symbolic link" in run("run", "--commit-to-git", *sh("echo uno > a.txt"), code=1).stderr
+    assert victim.read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,12 +24,13 @@ from forkwise.cli.options import ExploreOptions
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record
 from forkwise.display.output import Output, command_line, commit_record, totals
-from forkwise.errors import BranchingError
+from forkwise.errors import BranchingError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
+from forkwise.git.repository import find_repository
 from forkwise.ledger.ledger import Ledger
 from forkwise.testing.report import TestReport
 from forkwise.text.clean import truncate
@@ -52,7 +54,9 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
     """Run a recipe in the workspace of the options, print the result, and return the exit code."""
     if not recipe.frozen:
         enter_to_create(options.directory, None)
-    workspace = Workspace(options.directory, frozen=recipe.frozen)
+    workspace = Workspace(
+        options.directory, frozen=recipe.frozen, allow_executable_config=options.allow_executable_config
+    )
     repository = None if options.git is None else GitRepository(workspace.path, options.git or None)
     _check(recipe, options, workspace)
     pattern = recipe.pattern(workspace)
@@ -65,12 +69,12 @@ def run_and_report(
     """Run an exploration, show its progress, print the result, and return the exit code."""
     with open_ledger(workspace) as ledger, _Progress(ledger, options) as progress:
         outcome = _run(exploration, progress)
-        failure: click.ClickException | OSError | None = None
+        failure: click.ClickException | GitError | OSError | None = None
         git: GitCommit | None = None
         try:
             _write_patch(outcome, options, progress)
             git = _commit_to_git(outcome, options, progress, repository)
-        except (click.ClickException, OSError) as error:
+        except (click.ClickException, GitError, OSError) as error:
             failure = error
         _print_outcome(outcome, options, progress, git)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
@@ -256,6 +260,7 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
         output.conflicts(commit.conflicts)
         for path in commit.skipped:
             output.line(f"  skipped {path}", "yellow")
+        output.executable_config(commit.executable_config)
         if not outcome.note:
             output.line(f"Undo with: {command_line(options.directory, 'undo', str(commit.undo_id))}")
     if outcome.note:
@@ -287,10 +292,8 @@ def _outcome_record(
     }
 
 
-_GIT_CONFIGURATION = (".git", ".git/config", ".git/config.worktree", ".git/commondir")
+_IDENTITY = tuple(f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL", "DATE"))
 _UPDATE_INDEX = ("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
-# The winner may have written hooks or configured a monitor; git must run neither.
-_SAFE_OPTIONS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ class GitCommit:
 
 
 class GitRepository:
-    """The git repository of a workspace. Creating it raises ClickException if a commit would fail later.
+    """The git repository of a workspace. Creating it raises ClickException or GitError if a commit would fail later.
 
     With ``branch``, the commit starts that branch, and neither the index nor the checked-out files are touched.
     """
@@ -310,8 +313,10 @@ class GitRepository:
     def __init__(self, directory: Path, branch: str | None = None) -> None:
         self._directory = directory
         self._branch = branch
-        if self._query("rev-parse", "--is-inside-work-tree") != "true":
+        repository = find_repository(directory)
+        if repository is None:
             raise click.ClickException(f"{directory} is not in a git repository; create one with git init")
+        self._repository = repository
         if self._query("var", "GIT_COMMITTER_IDENT") is None:
             raise click.ClickException("git does not know who commits; set user.name and user.email with git config")
         if branch is not None:
@@ -322,23 +327,40 @@ class GitRepository:
 
     def commit(self, paths: Sequence[str], message: str) -> GitCommit | None:
         """Commit these paths of the workspace and nothing else; return None if git sees no change in them."""
-        self._refuse_configuration(paths)
+        self._refuse_another_repository()
         head = self._query("rev-parse", "--verify", "--quiet", "HEAD")
         with tempfile.TemporaryDirectory(prefix="forkwise-git-") as directory:
             tree = self._write_tree(head, [p for p in paths if not _is_in_git(p)], f"{directory}/index")
         if head is not None and tree == self._query("rev-parse", f"{head}^{{tree}}"):
             return None
+        if self._repository.signs:
+            warnings.warn(
+                "the git commit is not signed, although commit.gpgSign is set: forkwise starts no program for git; "
+                "sign it with git commit --amend --no-edit -S",
+                ForkwiseWarning,
+                stacklevel=2,
+            )
         commit_id = self._do("commit-tree", tree, *(("-p", head) if head else ()), input=message)
+        reference = f"refs/heads/{self._branch}" if self._branch is not None else self._repository.head
+        self._repository.check_reference(reference or "refs/heads")
+        self._repository.prepare_logs()
         if self._branch is not None:
             self._do("update-ref", f"refs/heads/{self._branch}", commit_id, "0" * len(commit_id))
             return GitCommit(commit_id, self._branch)
         subject = message.partition("\n")[0]
         self._do("update-ref", "-m", f"commit: {subject}", "HEAD", commit_id, head or "0" * len(commit_id))
-        changed = self._do("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--name-only", "--relative", commit_id)
-        self._do(
-            "--literal-pathspecs", "reset", "--quiet", "--pathspec-from-file=-", "--pathspec-file-nul", input=changed
-        )
+        self._stage(commit_id)
         return GitCommit(commit_id, self._query("symbolic-ref", "--quiet", "--short", "HEAD"))
+
+    def _stage(self, commit_id: str) -> None:
+        """Put the paths of a commit into the index, so that git does not show them as changed."""
+        changed = _split(self._do("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--no-renames", commit_id))
+        rows = [
+            f"{new} {blob} 0\t{path}\0" if new != "000000" else f"0 {blob} 0\t{path}\0"
+            for (_, new, _, blob, _), path in zip((row.split() for row in changed[::2]), changed[1::2], strict=True)
+        ]
+        self._do("update-index", "-z", "--index-info", input="".join(rows), directory=self._repository.work_tree)
+        self._query("update-index", "-q", "--refresh", directory=self._repository.work_tree)
 
     def _write_tree(self, head: str | None, paths: list[str], index: str) -> str:
         """Write the tree of ``head`` with these paths as they are in the workspace, using a separate index."""
@@ -348,6 +370,7 @@ class GitRepository:
         names = {p for p in paths if not _is_directory(self._directory / p)}
         names |= {name for name in tracked for p in deleted if name.startswith(f"{p}/")}
         names -= self._find_ignored(names, index)
+        self._refuse_filters([name for name in names if (self._directory / name).is_file()], index)
         self._do(*_UPDATE_INDEX, index=index, input=_join(names))
         return self._do("write-tree", index=index)
 
@@ -359,45 +382,46 @@ class GitRepository:
             raise _git_error("check-ignore", done)
         return {name.removeprefix("./") for name in _split(_decode(done.stdout))}
 
-    def _refuse_configuration(self, paths: Sequence[str]) -> None:
-        """Raise ClickException if the winner changed git's configuration, which can make git run any program."""
-        files = self._configuration_files()
-        for path in paths:
-            if path in _GIT_CONFIGURATION or (self._directory / path) in files:
+    def _refuse_filters(self, paths: Iterable[str], index: str) -> None:
+        """Raise ClickException if git would filter a path, as Git LFS does: forkwise does not start such programs."""
+        found = self._do("check-attr", "-z", "--stdin", "filter", index=index, input=_join(paths)).split("\0")
+        for path, value in zip(found[::3], found[2::3], strict=False):
+            if value not in ("unspecified", "unset", ""):
                 raise click.ClickException(
-                    f"the winner changed {path}, which configures git: check it and commit by hand"
+                    f"git filters {path} through {value!r} (.gitattributes), which forkwise does not run: commit it "
+                    "with git"
                 )
 
-    def _configuration_files(self) -> set[Path]:
-        """Return the files that configure git, some of which may be in the workspace. Listing them runs nothing."""
-        origins = _split(self._query("config", "--list", "--show-origin", "--name-only", "-z") or "")
-        names = [name.removeprefix("file:") for name in origins if name.startswith("file:")]
-        return {Path(os.path.normpath(self._directory / name)) for name in names}
+    def _refuse_another_repository(self) -> None:
+        """Raise ClickException if the winner replaced or moved the repository."""
+        found = find_repository(self._directory)
+        if found is None or (found.git_directory, found.common_directory) != (
+            self._repository.git_directory,
+            self._repository.common_directory,
+        ):
+            raise click.ClickException(
+                f"the winner changed which git repository {self._directory} belongs to: check it and commit by hand"
+            )
 
-    def _query(self, *words: str, index: str | None = None, input: str = "") -> str | None:  # noqa: A002
+    def _query(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str | None:  # noqa: A002
         """Return the output of git, or None if it fails."""
-        done = self._run(words, index, input)
+        done = self._run(words, index, input, directory)
         return _decode(done.stdout) if done.returncode == 0 else None
 
-    def _do(self, *words: str, index: str | None = None, input: str = "") -> str:  # noqa: A002
+    def _do(self, *words: str, index: str | None = None, input: str = "", directory: str = "") -> str:  # noqa: A002
         """Return the output of git, or raise ClickException if it fails."""
-        done = self._run(words, index, input)
+        done = self._run(words, index, input, directory)
         if done.returncode != 0:
             raise _git_error(words[0], done)
         return _decode(done.stdout)
 
-    def _run(self, words: Sequence[str], index: str | None, text: str) -> subprocess.CompletedProcess[bytes]:
-        environment = dict(os.environ) if index is None else {**os.environ, "GIT_INDEX_FILE": index}
-        try:
-            return subprocess.run(
-                ["git", "-C", str(self._directory), *_SAFE_OPTIONS, *words],
-                env=environment,
-                input=os.fsencode(text),
-                capture_output=True,
-                check=False,
-            )
-        except FileNotFoundError as error:
-            raise click.ClickException("git is not installed") from error
+    def _run(
+        self, words: Sequence[str], index: str | None, text: str, directory: str = ""
+    ) -> subprocess.CompletedProcess[bytes]:
+        identity = {name: os.environ[name] for name in _IDENTITY if name in os.environ}
+        return self._repository.run(
+            *words, directory=directory or self._directory, index=index, stdin=os.fsencode(text), identity=identity
+        )
 
 
 def _git_error(command: str, done: subprocess.CompletedProcess[bytes]) -> click.ClickException:

@@ -77,6 +77,7 @@ class ExploreOptions:
     shown: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     on_conflict: OnConflict = "refuse"
+    allow_executable_config: bool = False
     frozen: bool = False
     no_retest: bool = False
     no_commit: bool = False
@@ -253,6 +254,13 @@ landlock_option = click.option(
 )
 """The option ``--landlock-instead``."""
 
+allow_option = click.option(
+    "--allow-executable-config",
+    is_flag=True,
+    help="Commit also what makes your machine run something, such as git hooks, editor tasks or .envrc.",
+)
+"""The option ``--allow-executable-config``."""
+
 frozen_option = click.option(
     "--frozen", is_flag=True, help="Show attempts the workspace as it was at the start (btrfs, or XFS with reflinks)."
 )
@@ -331,6 +339,7 @@ _OPTIONS = (
     conflict_option(
         "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
+    allow_option,
     retest_option,
     frozen_option,
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),

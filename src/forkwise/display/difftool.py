@@ -19,6 +19,7 @@ import click
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.versions import changed_files
 from forkwise.fork.stored_fork import StoredFork, branch_of
+from forkwise.git.program import prepare_difftool
 from forkwise.live.diff.mirror import EditorDetector, EditorKind, ForkMaterializer, directory_of, git_difftool
 from forkwise.live.values import FileChange
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.ledger import Ledger
     from forkwise.text.diff import FileDiff, FileVersion
 
-__all__ = ["open_tool", "sides_of", "tool_commands"]
+__all__ = ["open_tool", "sides_of", "tool_commands", "tool_process"]
 
 _GIT = "git"
 _EDITORS: dict[str, EditorKind] = {"pycharm": "pycharm", "code": "vscode", "vscode": "vscode"}
@@ -126,9 +127,18 @@ def _path_or_null(path: Path) -> Path:
     return path if path.exists() else _NOTHING
 
 
+def tool_process(words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+    """Return the words and the environment (None: this process's) with which to start a command of a diff tool.
+
+    The branch, or an earlier one, may have written the configuration of the repository: git must not read it.
+    """
+    return prepare_difftool(words) if words[0] == _GIT else (list(words), None)
+
+
 def _run(words: Sequence[str], directory: Path) -> None:
     try:
-        code = subprocess.run(words, cwd=directory, check=False).returncode
+        started, environment = tool_process(words)
+        code = subprocess.run(started, cwd=directory, env=environment, check=False).returncode
     except FileNotFoundError as error:
         raise click.ClickException(f"program {words[0]!r} not found") from error
     if code not in (0, 1):  # diff tools exit with 1 if the files differ

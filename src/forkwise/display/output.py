@@ -35,6 +35,7 @@ __all__ = [
     "command_line",
     "commit_record",
     "conflict_record",
+    "executable_records",
     "grid",
     "printable",
     "report_record",
@@ -111,6 +112,20 @@ class Output:
         for conflict in conflicts:
             detail = f" ({conflict.detail})" if conflict.detail else ""
             self.line(f"  ! {conflict.path}: {conflict.kind}{detail}", "red")
+
+    def executable_config(self, paths: Iterable[tuple[str, str]]) -> None:
+        """Print the paths that change what the user's machine will run."""
+        for number, (path, executor) in enumerate(paths):
+            if number == 0:
+                self.line("This changes what your machine will run:", "bold yellow")
+            self.line(f"  {path}: {executor}", "yellow")
+
+    def warn_executable_config(self, paths: Iterable[tuple[str, str]]) -> None:
+        """Print the paths that change what the user's machine will run to stderr, beside a diff for other programs."""
+        for number, (path, executor) in enumerate(paths):
+            if number == 0:
+                click.echo("forkwise: this changes what your machine will run:", err=True)
+            click.echo(f"  {printable(path)}: {printable(executor)}", err=True)
 
     def paged_diff(self, text: str) -> None:
         """Print a diff, through a pager if it is longer than the terminal."""
@@ -252,7 +267,13 @@ def commit_record(commit: Commit) -> dict[str, Any]:
         "at": commit.at.isoformat(),
         "undo_id": commit.undo_id if commit.branch.count("/") == 2 and not commit.note else None,
         "conflicts": [conflict_record(conflict) for conflict in commit.conflicts],
+        "executable_config": executable_records(commit.executable_config),
     }
+
+
+def executable_records(paths: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return paths that change what the user's machine will run as a JSON value."""
+    return [{"path": path, "executor": executor} for path, executor in paths]
 
 
 def conflict_record(conflict: Conflict) -> dict[str, Any]:

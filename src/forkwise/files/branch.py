@@ -425,6 +425,15 @@ class Branch(Parent):
         return BranchInfo.load(self.home).kept
 
     @property
+    def is_confined(self) -> bool:
+        """Whether a confined program may have written to it; ``commit`` then refuses executable configuration."""
+        return os.path.exists(f"{self.home}/confined")
+
+    def mark_confined(self) -> None:
+        """Record that a confined program may have written to it. Internal."""
+        os.close(os.open(f"{self.home}/confined", os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    @property
     def lowers(self) -> list[str]:
         """Internal: the directories that a child shows below its own layer, nearest first."""
         return [self.target] if self.view_kind.whole else [self.target, *self.parent.lowers]
@@ -441,8 +450,11 @@ class Branch(Parent):
 
         In a layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
         """
+        from forkwise.files.versions import find_executables  # noqa: PLC0415 - loaded on use
+
         with self._lock():
-            return self._scan().delta()
+            scan = self._scan()
+            return scan.delta(find_executables(self, scan))
 
     def diff(self) -> str:
         """Return the changes as a unified diff that ``git apply`` and ``patch -p1`` accept."""
@@ -482,6 +494,7 @@ class Branch(Parent):
         durable: bool | None = None,
         trust: bool = False,
         rebased: bool = False,
+        allow_executable_config: bool | None = None,
     ) -> Commit:
         """Apply the changes to the parent, all of them or none, and end the branch.
 
@@ -491,13 +504,24 @@ class Branch(Parent):
         syncs that let the commit survive a power failure. ``trust=True`` accepts files that a power failure may have
         left incomplete. With ``rebased=True``, ``on_conflict`` resolves only the conflicts that the last ``rebase``
         found: edits made since are refused.
+
+        Raises ExecutableConfigError if a confined program changed what the user's machine will run, such as git hooks,
+        unless ``allow_executable_config`` is set, here or for the workspace.
         """
         from forkwise.files.commit import commit_branch  # noqa: PLC0415
 
         self._require_open()
         self._premounted = None
         durable = self.workspace.durable if durable is None else durable
-        commit = commit_branch(self, on_conflict=on_conflict, durable=durable, trust=trust, rebased=rebased)
+        allow = self.workspace.allow_executable_config if allow_executable_config is None else allow_executable_config
+        commit = commit_branch(
+            self,
+            on_conflict=on_conflict,
+            durable=durable,
+            trust=trust,
+            rebased=rebased,
+            allow_executable_config=allow,
+        )
         self._ended = "committed"
         return commit
 

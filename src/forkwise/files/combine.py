@@ -364,6 +364,8 @@ def combine(
     branch = parent.branch(name, on_success=None, on_error=None)
     try:
         view = str(branch.path)
+        if any(source.is_confined for source in by_name.values()):
+            branch.mark_confined()
         with locked(parent.state_dir.state) as lock:
             scans = [(b, scan_sibling(b)) for b in by_name.values()]
             _mark_incomplete(branch, [scan for _, scan in scans])

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from forkwise.errors import BranchError, BranchingError, BranchStaleError, CommitError, ConflictError, ForkwiseWarning
 from forkwise.files.store.branch_info import BranchInfo
@@ -30,6 +30,8 @@ from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard
+from forkwise.files.versions import find_executables
+from forkwise.git.executable_config import check_executable_config
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
 
@@ -49,7 +51,13 @@ _CHOICES = ("refuse", "ours", "theirs", "merge")
 
 
 def commit_branch(
-    branch: Branch, *, on_conflict: OnConflict, durable: bool, trust: bool, rebased: bool = False
+    branch: Branch,
+    *,
+    on_conflict: OnConflict,
+    durable: bool,
+    trust: bool,
+    rebased: bool = False,
+    allow_executable_config: bool = False,
 ) -> Commit:
     """Apply a branch's layer to its parent. If it raises, neither the parent nor the branch has changed."""
     if on_conflict not in _CHOICES:
@@ -58,7 +66,9 @@ def commit_branch(
     with pool_paused(), deferred(), as_commit_error(failed), locked(branch.state_dir.state):
         for tries_left in reversed(range(_TRIES)):
             try:
-                record = _try_commit(branch, on_conflict, durable=durable, trust=trust, rebased=rebased)
+                record = _try_commit(
+                    branch, on_conflict, durable=durable, trust=trust, rebased=rebased, allow=allow_executable_config
+                )
                 break
             except _InterferenceError as error:
                 # On the next try the change by the other process is an ordinary conflict.
@@ -88,7 +98,9 @@ class _InterferenceError(Exception):
         self.conflict = conflict
 
 
-def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust: bool, rebased: bool) -> Record:
+def _try_commit(
+    branch: Branch, on_conflict: OnConflict, *, durable: bool, trust: bool, rebased: bool, allow: bool
+) -> Record:
     branch._recover()
     info = BranchInfo.load(branch.home)
     check_committable(
@@ -102,6 +114,7 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
             check_trust(branch, info, scan)
         _check_mounts(branch, scan)
         check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
+        executors = _check_executables(branch, scan, allow=allow)
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         is_still = branch.view_kind.hide(branch.home) and is_still
         branch.parent._before_commit()
@@ -110,9 +123,8 @@ def _try_commit(branch: Branch, on_conflict: OnConflict, *, durable: bool, trust
             branch.view_kind.thaw(branch.home, branch.parent.lowers)
         raise
     try:
-        return _run_commit(
-            branch, info, resolution, moves=is_still, durable=durable, checks=rebased or on_conflict != "ours"
-        )
+        checks = rebased or on_conflict != "ours"
+        return _run_commit(branch, info, resolution, executors, moves=is_still, durable=durable, checks=checks)
     except ConflictError as error:
         raise _InterferenceError(error) from error
 
@@ -194,6 +206,20 @@ def check_trust(branch: Branch, info: BranchInfo, scan: Scan) -> None:
             branch=branch.name,
             paths=torn,
         )
+
+
+def _check_executables(branch: Branch, scan: Scan, *, allow: bool) -> dict[str, str]:
+    """Return the executable configuration in a branch. Raises ExecutableConfigError if the commit has to be refused.
+
+    A commit into another branch is not refused: that branch becomes one to which a confined program has written.
+    """
+    was_confined = branch.is_confined
+    executors = find_executables(branch, scan, thorough=was_confined)
+    if was_confined and branch.parent is not branch.workspace:
+        cast("Branch", branch.parent).mark_confined()  # before the commit: a kill in between must not lose the mark
+    elif not allow:
+        check_executable_config(branch, executors)
+    return executors
 
 
 def _check_mounts(branch: Branch, scan: Scan) -> None:
@@ -287,7 +313,14 @@ class _Resolution:
 
 
 def _run_commit(
-    branch: Branch, info: BranchInfo, resolution: _Resolution, *, moves: bool, durable: bool, checks: bool
+    branch: Branch,
+    info: BranchInfo,
+    resolution: _Resolution,
+    executors: dict[str, str],
+    *,
+    moves: bool,
+    durable: bool,
+    checks: bool,
 ) -> Record:
     """Plan the commit and run it as a transaction.
 
@@ -323,6 +356,7 @@ def _run_commit(
         record = _record(branch, resolution, plan, transaction, durable)
         record.root = info.root
         record.marks = read_marks(branch.target, marked)
+        record.executable_config = [(p, executor) for p, executor in executors.items() if p not in resolution.dropped]
 
         def strip() -> None:
             if branch._commits_into_layer:

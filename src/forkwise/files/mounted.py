@@ -33,8 +33,10 @@ from forkwise.files.store.state import StateDir, locate, locked
 from forkwise.files.store.transaction import as_commit_error
 from forkwise.files.store.trash import deferred, discard
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
+from forkwise.files.versions import find_executables
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
+from forkwise.git.executable_config import check_executable_config
 
 if TYPE_CHECKING:
     from forkwise.files.gc import Collected
@@ -230,6 +232,7 @@ class MountedWorkspace(_MountedParent, Workspace):
         state: str | os.PathLike[str] | None = None,
         durable: bool = True,
         frozen: bool = False,
+        allow_executable_config: bool = False,
     ) -> None:
         found = find_branching_mount(os.fspath(path))
         assert found is not None
@@ -253,6 +256,7 @@ class MountedWorkspace(_MountedParent, Workspace):
         self.target = self.site.workspace
         self.state_dir = StateDir(self.site.state, self.site.state)
         self.durable = durable
+        self.allow_executable_config = allow_executable_config
         driver = branchfs.BranchFS(mount) if kind is BranchfsView else daxfs.DaxFS(mount, f"{self.site.state}/daxfs")
         self._view = kind(driver)
         self._pool = None
@@ -305,11 +309,13 @@ class MountedBranch(_MountedParent, Branch):
         durable: bool | None = None,
         trust: bool = False,
         rebased: bool = False,
+        allow_executable_config: bool | None = None,
     ) -> Commit:
         """Have the filesystem merge the branch into its parent; the result names no paths.
 
         A stale branch is refused here, because a build of BranchFS might commit it. On DaxFS the commit includes the
-        branches around this one; calling ``commit`` on those afterwards returns the same commit.
+        branches around this one; calling ``commit`` on those afterwards returns the same commit. If a confined program
+        wrote to the branch, both trees are compared first, to find executable configuration.
         """
         if on_conflict not in ("refuse", "ours", "theirs", "merge"):
             raise ValueError(f"on_conflict takes refuse, ours, theirs or merge, not {on_conflict!r}")
@@ -322,6 +328,8 @@ class MountedBranch(_MountedParent, Branch):
             chain = self._list_chain()
             for branch in chain:
                 branch._check_committable(chain)
+            allow = allow_executable_config
+            _check_executables(chain, allow=self.workspace.allow_executable_config if allow is None else allow)
             outermost = chain[-1]
             commit = _record_commit(outermost, lambda: view.driver.commit(os.readlink(f"{self.home}/{_NAME}")))
             try:
@@ -370,6 +378,20 @@ class MountedBranch(_MountedParent, Branch):
     def _recover(self) -> None:
         self.parent._recover()  # may find that this branch was committed
         super()._recover()
+
+
+def _check_executables(chain: Sequence[MountedBranch], *, allow: bool) -> None:
+    """Raise ExecutableConfigError if one of the branches that a commit ends takes such files to the workspace.
+
+    If the commit ends in another branch, that becomes one to which a confined program has written.
+    """
+    confined = [branch for branch in chain if branch.is_confined]
+    parent = chain[-1].parent
+    if confined and isinstance(parent, Branch):
+        parent.mark_confined()
+    elif not allow:
+        for branch in confined:
+            check_executable_config(branch, find_executables(branch, branch._scan()))
 
 
 def _record_commit(branch: MountedBranch, carry_out: Callable[[], None]) -> Commit:

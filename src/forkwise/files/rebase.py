@@ -326,8 +326,9 @@ def _rebase_tree(
             os.close(root)
         info.rebased = lock.now()
         info.save(home)
-        if os.path.exists(f"{branch.home}/frozen"):
-            os.close(os.open(f"{home}/frozen", os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for mark in ("frozen", "confined"):
+            if os.path.exists(f"{branch.home}/{mark}"):
+                os.close(os.open(f"{home}/{mark}", os.O_CREAT | os.O_CLOEXEC, 0o600))
         root = open_root(parent.state_dir.path)
         try:
             renameat2(

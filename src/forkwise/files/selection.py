@@ -88,6 +88,8 @@ def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
     branch = parent.branch(name, on_success=None, on_error=None)
     try:
         tree = _tree(branch)
+        if any(source.is_confined for source in branches.values()):
+            branch.mark_confined()
         # Aligned only now: the new branch's commit finds whatever is changed in the parent after the fork.
         paths = {aligned.path: aligned for aligned in align_branches(parent, branches)}
         for path, chosen in sorted(choice.items()):

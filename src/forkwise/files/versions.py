@@ -28,6 +28,7 @@ __all__ = [
     "changed_files",
     "compare",
     "file_diffs",
+    "find_executables",
 ]
 
 
@@ -103,6 +104,16 @@ def changed_files(branch: Branch) -> list[FileDiff]:
     with ExitStack() as stack:
         stack.enter_context(locked(branch.state_dir.state))
         return list(_changes(branch, stack))
+
+
+def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> dict[str, str]:
+    """Return the changed paths that are executable configuration, each with what will run or read it."""
+    from forkwise.git.executable_config import find_executable_config  # noqa: PLC0415 - loaded on use
+
+    def open_versions() -> Versions:
+        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
+
+    return find_executable_config(branch, scan, open_versions, thorough=thorough)
 
 
 def compare(first: Branch, second: Branch) -> str:

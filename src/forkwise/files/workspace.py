@@ -38,6 +38,8 @@ class Workspace(Parent):
     chooses one (see ``$FORKWISE_STATE``). With ``durable=False`` commits skip the syncs, except those committed with
     ``durable=True``. With ``frozen=True`` new branches show the workspace as it was when they were created, whatever is
     edited there later; MountError if its filesystem has neither snapshots (btrfs) nor clones (XFS).
+    ``allow_executable_config`` is the default of ``Branch.commit`` in every commit through this object, such as that of
+    a pattern's winner.
 
     >>> import tempfile, pathlib
     >>> project = pathlib.Path(tempfile.mkdtemp())
@@ -63,11 +65,13 @@ class Workspace(Parent):
         state: str | os.PathLike[str] | None = None,
         durable: bool = True,
         frozen: bool = False,
+        allow_executable_config: bool = False,
     ) -> None:
         self.site = locate(path, state)
         self.target = self.site.workspace
         self.state_dir = StateDir(self.site.state, self.site.state)
         self.durable = durable
+        self.allow_executable_config = allow_executable_config
         self._view = choose(self.site, view, frozen=frozen) if view is not None or frozen else None
         self._pool: BranchPool | None = None
         _recover_if_interrupted(self)

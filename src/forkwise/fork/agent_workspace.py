@@ -72,6 +72,13 @@ class AgentFiles:
         self.confinement = Confinement.preset(confinement)
         self.workspace_path = os.fspath(source.workspace.path)
         self._tree: FileTree | None = None
+        if isinstance(source, Branch):
+            self._mark(source)
+
+    def _mark(self, branch: Branch) -> None:
+        """Record that a model decides what is written to a branch, unless its commands are not confined either."""
+        if self.confinement.read_only:
+            branch.mark_confined()
 
     @cached_property
     def is_recorded(self) -> bool:
@@ -147,7 +154,9 @@ class AgentFiles:
             raise
 
     def _create_branch(self) -> Branch:
-        return self.source.branch(f"agent-{secrets.token_hex(4)}", None, None)
+        branch = self.source.branch(f"agent-{secrets.token_hex(4)}", None, None)
+        self._mark(branch)
+        return branch
 
     def _commit_branch(self, branch: Branch) -> None:
         """Commit ``branch``, or drop it if it has no changes. The agent's write wins a conflict: it is the last."""

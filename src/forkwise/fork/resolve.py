@@ -161,6 +161,8 @@ def _keep_versions(branch: Branch, paths: Sequence[str]) -> Branch | None:
         return None
     kept = branch.workspace.branch(f"{branch.name[:150]}-conflicts-{secrets.token_hex(2)}", None, None)
     try:
+        if branch.is_confined:
+            kept.mark_confined()
         ours, theirs = (FileTree(os.fspath(b.path), os.fspath(b.workspace.path)) for b in (branch, kept))
         for path in paths:
             theirs.copy_from(ours, path)

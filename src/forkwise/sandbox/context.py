@@ -123,6 +123,8 @@ class BranchContext:
             return
         if not os.path.isdir(self._workspace):
             raise ForkError(f"{self._workspace!r} is not a directory: a target needs one that exists")
+        if self._confinement.read_only and self._branch is not None:
+            self._branch.mark_confined()
         limits = self._confinement.limits
         if limits.disk is not None and self._branch is None:
             raise NamespaceError(

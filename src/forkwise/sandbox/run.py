@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import NamespaceError
+from forkwise.files.branch import Branch
 from forkwise.linux import fds
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail import CLONE_NEWPID, Jail
@@ -24,7 +25,6 @@ from forkwise.sandbox.network import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
-    from forkwise.files.branch import Branch
     from forkwise.files.workspace import Workspace
 
 __all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]
@@ -110,6 +110,8 @@ def spawn(
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
     options = _StartOptions(branch, wanted, timeout, cwd, client)
+    if wanted.read_only and isinstance(branch, Branch):
+        branch.mark_confined()
     try:
         with reserved(branch) as mount:
             jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment)

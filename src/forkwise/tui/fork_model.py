@@ -58,15 +58,19 @@ class DiffToolCommands:
 
     def run(self) -> None:
         """Run the commands one after the other."""
-        for words in self.commands:
-            subprocess.run(words, check=False)
+        from forkwise.display.difftool import tool_process
+
+        for words, environment in map(tool_process, self.commands):
+            subprocess.run(words, env=environment, check=False)
 
     def run_detached(self) -> None:
         """Run all commands at the same time, away from the terminal, and wait for them."""
+        from forkwise.display.difftool import tool_process
+
         quiet = subprocess.DEVNULL
         started = [
-            subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
-            for words in self.commands
+            subprocess.Popen(words, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            for words, environment in map(tool_process, self.commands)
         ]
         for process in started:
             process.wait()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
-from forkwise.cli.options import confinement_option, conflict_option, landlock_option, network_option
+from forkwise.cli.options import allow_option, confinement_option, conflict_option, landlock_option, network_option
 from forkwise.display.output import (
     MARKS,
     Output,
@@ -149,6 +149,8 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
     found = _open(directory, name)
     if not stat and not output.as_json:
         output.diff(found.diff())
+        if not found.view_kind.native:  # whose trees would have to be compared again
+            output.warn_executable_config(found.delta().executable_config)
         return
     delta = found.delta()
     if output.as_json:
@@ -157,6 +159,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
     if delta:
         rows = [(MARKS[c.kind], c.path, c.type, "" if c.kind == "deleted" else size_text(c.size)) for c in delta]
         output.table(("", "path", "type", "size"), rows)
+        output.executable_config(delta.executable_config)
     output.line(f"{totals(delta)}.")
 
 
@@ -167,15 +170,26 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
 )
 @click.option("--no-durable", is_flag=True, help="Skip the sync to disk: faster, but a power failure can lose changes.")
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
+@allow_option
 @workspace_option
 @json_option
-def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, directory: Path, output: Output) -> None:
+def commit(
+    name: str,
+    on_conflict: OnConflict,
+    no_durable: bool,
+    trust: bool,
+    allow_executable_config: bool,
+    directory: Path,
+    output: Output,
+) -> None:
     """Apply the changes of a branch to its parent.
 
     All changes are applied or none, even if the process is killed. Sibling branches become stale.
     """
     durable = False if no_durable else None
-    result = _open(directory, name).commit(on_conflict=on_conflict, durable=durable, trust=trust)
+    result = _open(directory, name).commit(
+        on_conflict=on_conflict, durable=durable, trust=trust, allow_executable_config=allow_executable_config
+    )
     if output.as_json:
         output.document({"commit": commit_record(result)})
         return
@@ -184,6 +198,7 @@ def commit(name: str, on_conflict: OnConflict, no_durable: bool, trust: bool, di
     output.conflicts(result.conflicts)
     for skipped_path in result.skipped:
         output.line(f"  skipped {skipped_path}", "yellow")
+    output.executable_config(result.executable_config)
     parent = result.branch.rpartition("/")[0]
     if result.note:
         output.line(f"{result.note}.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
-from forkwise.cli.options import ExploreOptions, conflict_option, retest_option
+from forkwise.cli.options import ExploreOptions, allow_option, conflict_option, retest_option
 from forkwise.display.output import Output, command_line, commit_record, totals
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _KEEP = click.option("--keep", is_flag=True, help="Keep the branches of the othe
 @click.option("--force", is_flag=True, help="Commit even an attempt that did not succeed.")
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
 @retest_option
+@allow_option
 @workspace_option
 @json_option
 def pick(
@@ -39,6 +40,7 @@ def pick(
     force: bool,
     trust: bool,
     no_retest: bool,
+    allow_executable_config: bool,
     directory: Path,
     output: Output,
 ) -> None:
@@ -57,7 +59,7 @@ def pick(
     from forkwise.fork.resolve import pick as decide
 
     enter_to_create(directory, None)
-    workspace = Workspace(directory)
+    workspace = Workspace(directory, allow_executable_config=allow_executable_config)
     tests = None if no_retest else find_retest(workspace, name)
     commit = decide(workspace, name, on_conflict=on_conflict, keep=keep, force=force, trust=trust, tests=tests)
     if output.as_json:
@@ -73,6 +75,7 @@ def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -
     output.conflicts(commit.conflicts)
     for path in commit.skipped:
         output.line(f"  skipped {path}", "yellow")
+    output.executable_config(commit.executable_config)
     if commit.note:
         output.line(f"{commit.note}.")
     elif commit.branch.count("/") == 2:
@@ -99,6 +102,7 @@ def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -
 @_ON_CONFLICT
 @_KEEP
 @click.option("--force", is_flag=True, help="Commit even if tests fail; on a conflict, the attempt named first wins.")
+@allow_option
 @workspace_option
 @json_option
 def combine(
@@ -110,6 +114,7 @@ def combine(
     on_conflict: OnConflict,
     keep: bool,
     force: bool,
+    allow_executable_config: bool,
     directory: Path,
     output: Output,
 ) -> int:
@@ -130,7 +135,7 @@ def combine(
     if no_test and command is not None:
         raise click.UsageError("--test and --no-test contradict each other")
     enter_to_create(directory, None)
-    workspace = Workspace(directory)
+    workspace = Workspace(directory, allow_executable_config=allow_executable_config)
     with open_ledger(workspace) as ledger:
         fork = ledger.fork(ledger.attempt(names[0]).fork)
     by_path = {path: name for path, is_path, name in (word.rpartition("=") for word in prefer) if is_path}
@@ -199,9 +204,17 @@ def _print_combination(result: Combined, directory: Path, output: Output) -> Non
     help="Action if the workspace changed meanwhile.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
+@allow_option
 @workspace_option
 @stream_option
-def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Path, output: Output) -> int:
+def resume(
+    name: str,
+    on_conflict: OnConflict | None,
+    quiet: bool,
+    allow_executable_config: bool,
+    directory: Path,
+    output: Output,
+) -> int:
     """Resume a fork that was interrupted, or commit its winner.
 
     A fork is interrupted if the process that ran it was killed. Finished attempts are not run again; the others start
@@ -214,7 +227,7 @@ def resume(name: str, on_conflict: OnConflict | None, quiet: bool, directory: Pa
     from forkwise.ledger.sqlite import open_ledger
 
     enter_to_create(directory, None)
-    workspace = Workspace(directory)
+    workspace = Workspace(directory, allow_executable_config=allow_executable_config)
     with open_ledger(workspace) as ledger:
         spec = ledger.fork(name).spec
     options = ExploreOptions(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
-from forkwise.display.output import Output, change_record, command_line, size_text
+from forkwise.display.output import Output, change_record, command_line, executable_records, size_text
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import redact
 
@@ -209,6 +209,7 @@ def _show_attempt(
     output.line(f"{attempt.id}: {attempt.state}{f' ({attempt.reason})' if attempt.reason else ''}", "bold")
     _print_facts(output, _attempt_facts(attempt, fork, branch))
     _print_changes(delta, output)
+    output.executable_config(() if delta is None else delta.executable_config)
     _print_tests(attempt, output)
     if tail.strip():
         output.line()
@@ -431,8 +432,17 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
     with ledger:
         found = [branch_of(ledger, workspace, name) for name in (first, second) if name is not None]
     text = found[0].diff() if len(found) == 1 else compare(*found)
+    executable = () if found[-1].view_kind.native else found[-1].delta().executable_config
     if output.as_json:
         old = found[0].parent if len(found) == 1 else found[0]
-        output.document({"from": old.branch_path, "to": found[-1].branch_path, "diff": text})
+        output.document(
+            {
+                "from": old.branch_path,
+                "to": found[-1].branch_path,
+                "diff": text,
+                "executable_config": executable_records(executable),
+            }
+        )
     else:
         output.diff(text)
+        output.warn_executable_config(executable)

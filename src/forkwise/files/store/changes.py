@@ -29,13 +29,18 @@ EntryType = Literal["file", "directory", "symlink", "special"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One path that a branch added, changed or deleted, with its new ``size`` and ``mode`` (if deleted, the old)."""
+    """One path that a branch added, changed or deleted, with its new ``size`` and ``mode`` (if deleted, the old).
+
+    ``executor`` is what on the user's machine will run it or be told by it to run something, such as ``git (hook
+    pre-commit)``; empty for ordinary files.
+    """
 
     path: str
     kind: ChangeKind
     type: EntryType
     size: int
     mode: int
+    executor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,11 @@ class Delta:
     def deleted(self) -> tuple[str, ...]:
         """Deleted paths."""
         return self._of("deleted")
+
+    @property
+    def executable_config(self) -> tuple[tuple[str, str], ...]:
+        """Paths that change what the user's machine will run, each with its ``executor``."""
+        return tuple((c.path, c.executor) for c in self.changes if c.executor)
 
     def _of(self, kind: ChangeKind) -> tuple[str, ...]:
         return tuple(c.path for c in self.changes if c.kind == kind)
@@ -113,7 +123,8 @@ class Commit:
     """One commit (or undo, or redo), with the paths that it changed.
 
     ``conflicts`` are those that ``on_conflict`` decided, ``skipped`` the FIFOs, sockets and devices that were left
-    out. ``Workspace.undo`` takes its ``id``; ``undoes`` and ``undone_by`` link an undo and the commit that it undid.
+    out, ``executable_config`` the paths that change what the user's machine will run, each with what runs or reads it.
+    ``Workspace.undo`` takes its ``id``; ``undoes`` and ``undone_by`` link an undo and the commit that it undid.
     A commit by the workspace's own filesystem (BranchFS, DaxFS) has a ``note``: it cannot be undone and lists no paths.
     """
 
@@ -130,6 +141,7 @@ class Commit:
     undone_by: int | None = None
     durable: bool = True
     note: str = ""
+    executable_config: tuple[tuple[str, str], ...] = ()
 
     @property
     def undo_id(self) -> int:

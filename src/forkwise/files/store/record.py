@@ -97,6 +97,7 @@ class Record:
     conflicts: list[Conflict] = field(default_factory=list)
     started: int = 0
     root: RootIdentity | None = None
+    executable_config: list[tuple[str, str]] = field(default_factory=list)
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -113,6 +114,7 @@ class Record:
             undoes=self.undoes,
             undone_by=undone_by,
             durable=self.durable,
+            executable_config=tuple((path, executor) for path, executor in self.executable_config),
         )
 
     def times(self) -> Times:
@@ -212,6 +214,9 @@ def _parse(data: dict[str, Any], number: int) -> Record:
     for conflict in record.conflicts:
         for text in (conflict.path, conflict.kind, conflict.detail):
             check_text(text, "conflict")
+    for path, executor in check_type(record.executable_config, list, "executable configuration"):
+        check_text(path, "path")
+        check_text(executor, "executor")
     return record
 
 

@@ -10,8 +10,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING
@@ -146,9 +146,11 @@ class Scan:
     appeared: list[str] = field(default_factory=list)
     rolled_back: RolledBack = field(default_factory=RolledBack)
 
-    def delta(self) -> Delta:
-        """Return the changes as a public value."""
+    def delta(self, executors: Mapping[str, str] | None = None) -> Delta:
+        """Return the changes as a public value, with the ``executors`` of executable configuration by path."""
         changes = [e.change() for e in self.entries]
+        if executors:
+            changes = [replace(c, executor=executors.get(c.path, "")) for c in changes]
         changes += [
             Change(t.path or ".", "changed", "directory", t.new.st_size, stat.S_IMODE(t.new.st_mode))
             for t in self.touched

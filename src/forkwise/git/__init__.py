@@ -1,0 +1,1 @@
+"""Git repositories: directories, references and objects. The only package that runs git."""

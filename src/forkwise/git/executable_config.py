@@ -1,0 +1,277 @@
+"""Executable configuration: files of a delta that make programs on the user's machine run something by themselves.
+
+Ordinary code is not meant: a Makefile or a module runs when the user runs it. A git hook, an editor's task or a Python
+start-up file runs without being asked for. docs/sandbox.md has the list for users.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from forkwise.errors import ExecutableConfigError, GitError
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Branch
+    from forkwise.files.store.scan import Entry, Scan
+    from forkwise.files.versions import Versions
+
+__all__ = ["check_executable_config", "find_executable_config"]
+
+_LARGEST = 1 << 20
+
+#: Paths, in lower case, at any depth, and what runs them or what they tell to run something.
+_FILES: tuple[tuple[str, str], ...] = (
+    (r"\.envrc", "direnv"),
+    (r"\.?mise(\.local)?\.toml|\.config/mise/config\.toml", "mise"),
+    (r"\.vscode/(tasks|launch|settings|mcp)\.json|[^/]+\.code-workspace", "VS Code"),
+    (r"\.zed/(tasks|settings|debug)\.json", "Zed"),
+    (r"\.idea/(runconfigurations/.+|watchertasks\.xml|externaltools\.xml|workspace\.xml)", "JetBrains IDEs"),
+    (r"\.run/[^/]+\.run\.xml", "JetBrains IDEs"),
+    (r"\.devcontainer/.+|\.devcontainer\.json", "development containers"),
+    (r"(sitecustomize|usercustomize)\.py|(sitecustomize|usercustomize)/__init__\.py", "every Python that finds it"),
+    (r"\.pre-commit-config\.ya?ml", "pre-commit"),
+    (r"\.husky/.+", "husky"),
+    (r"\.?lefthook(-local)?\.(ya?ml|toml|json)", "lefthook"),
+    (r"\.npmrc", "npm"),
+    (r"\.yarnrc(\.yml)?|\.yarn/(plugins|releases)/.+", "yarn"),
+    (r"\.pnpmfile\.c?js", "pnpm"),
+    (r"\.cargo/config(\.toml)?", "cargo"),
+    (r"\.claude/(settings(\.local)?\.json|hooks/.+)|\.mcp\.json", "Claude Code"),
+    (r"\.cursor/(mcp|hooks)\.json", "Cursor"),
+    (r"\.gemini/settings\.json", "Gemini CLI"),
+    (r"\.codex/(config\.toml|hooks\.json)", "Codex"),
+    (r"\.?opencode\.jsonc?|\.opencode/.+", "opencode"),
+    (r"\.forkwise/[^/]+\.toml", "forkwise"),
+    (r"\.(exrc|vimrc|nvimrc|nvim\.lua)", "Vim"),
+    (r"\.dir-locals(-2)?\.el", "Emacs"),
+    (r"\.(gdbinit|lldbinit)", "debuggers"),
+    (r"\.(bashrc|bash_profile|bash_login|bash_logout|profile|zshrc|zshenv|zprofile|zlogin)", "shells"),
+    (r"\.ssh/(config|rc|authorized_keys2?)", "ssh"),
+    (r"\.config/(autostart|systemd/user)/.+", "the desktop session"),
+    (r"\.gitconfig|\.config/git/config", "git"),
+)
+# A cheap test that every labelled path passes: most deltas need nothing else.
+_CANDIDATE = re.compile(
+    r"(?:^|/)(?:\.|(?:mise\.|lefthook|opencode\.|sitecustomize|usercustomize)|(?:config|head)$)|\.pth$|\.code-workspace$"
+)
+
+#: Directories of a repository with data only, in which a name such as ``config`` is that of a branch.
+_GIT_DATA = {"refs", "logs", "objects", "lfs", "rr-cache"}
+#: Lines of .pth files that installers write into every environment.
+_PTH_KNOWN = re.compile(
+    rb"import _virtualenv|import __editable___(\w+)_finder; __editable___\1_finder\.install\(\)|import os; var = "
+    rb"'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(local|stdlib)'\) == 'local'; enabled and "
+    rb"__import__\('_distutils_hack'\)(\.add_shim\(\))?;? *"
+)
+
+
+def check_executable_config(branch: Branch, executors: dict[str, str]) -> None:
+    """Raise ExecutableConfigError if a confined program wrote executable configuration."""
+    if not executors or not branch.is_confined:
+        return
+    shown = ", ".join(f"{path} ({executor})" for path, executor in list(executors.items())[:5])
+    raise ExecutableConfigError(
+        f"{branch.branch_path} was not committed, nothing was changed: a confined program changed what your machine "
+        f"will run: {shown}{', …' if len(executors) > 5 else ''}. Look at the diff, then commit with "
+        "allow_executable_config=True (--allow-executable-config), or remove these files from the branch",
+        branch=branch.name,
+        executors=executors,
+    )
+
+
+def find_executable_config(
+    branch: Branch, scan: Scan, open_versions: Callable[[], Versions], *, thorough: bool = True
+) -> dict[str, str]:
+    """Return the changed paths that are executable configuration, sorted, each with what will run or read it.
+
+    Contents are read only of files whose name can matter, so the cost depends on the size of the changes. A search that
+    is not ``thorough`` leaves out what only the repository's configuration names: included files, and hooks elsewhere.
+    """
+    included, hooks = _named_by_repository(branch) if thorough and scan.entries else ((), ())
+    candidates = [
+        entry
+        for entry in scan.entries
+        if _CANDIDATE.search(entry.path.casefold()) or included or (hooks and _is_below(branch, entry.path, hooks))
+    ]
+    if not candidates:
+        return {}
+    with open_versions() as versions:
+        reader = _Reader(branch, versions, scan)
+        found = {}
+        for entry in sorted(candidates, key=lambda e: e.path):
+            if _is_below(branch, entry.path, hooks) and entry.new is not None and not stat.S_ISDIR(entry.new.st_mode):
+                executor: str | None = "git (core.hooksPath)"
+            elif os.path.join(branch.workspace.target, entry.path) in included:
+                executor = reader.label_config(entry)
+            else:
+                executor = reader.label(entry)
+            if executor:
+                found[entry.path] = executor
+        return found
+
+
+def _named_by_repository(branch: Branch) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files and the directories of hooks that the configuration of the workspace's repository names."""
+    from forkwise.git.repository import locate_repository  # noqa: PLC0415 - rarely needed
+
+    try:
+        repository = locate_repository(branch.workspace.target)
+    except GitError:
+        return (), ()
+    if repository is None:
+        return (), ()
+    with suppress(OSError), open(f"{repository.common_directory}/config", "rb") as file:
+        content = file.read(_LARGEST)
+        if re.search(rb"include|hookspath", content, re.IGNORECASE):
+            from forkwise.git.configuration import list_included  # noqa: PLC0415 - rarely needed
+
+            return list_included(content, repository.common_directory, repository.work_tree)
+    return (), ()
+
+
+def _is_below(branch: Branch, path: str, directories: tuple[str, ...]) -> bool:
+    return any(os.path.join(branch.workspace.target, path).startswith(f"{d}/") for d in directories)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(rf"(?:.*/)?(?:{pattern})"), executor) for pattern, executor in _FILES]
+
+
+def _is_large(entry: Entry) -> bool:
+    return entry.new is not None and entry.new.st_size > _LARGEST
+
+
+class _Reader:
+    """Decides for single entries of a scan, reading both versions where the content matters."""
+
+    def __init__(self, branch: Branch, versions: Versions, scan: Scan) -> None:
+        self._workspace = branch.workspace.target
+        self._versions = versions
+        self._entries = {entry.path: entry for entry in scan.entries}
+        self._branch = branch
+
+    def label(self, entry: Entry) -> str | None:
+        """Return what runs an entry, or None."""
+        parts = entry.path.casefold().split("/")
+        for at, part in enumerate(parts):
+            if part == ".git" and (found := self._label_in_git(entry, parts[at + 1 :])):
+                return found
+        if ".git" in parts:
+            return None
+        name = parts[-1]
+        if entry.new is None or stat.S_ISDIR(entry.new.st_mode):
+            return None
+        if name == ".gitattributes":
+            return self._label_attributes(entry)
+        if name.endswith(".pth"):
+            return self._label_pth(entry)
+        if name in ("config", "head") and (found := self._label_bare(entry)):
+            return found
+        path = entry.path.casefold()
+        return next((executor for pattern, executor in _patterns() if pattern.fullmatch(path)), None)
+
+    def label_config(self, entry: Entry) -> str | None:
+        """Return the label of a configuration file of git: None if only harmless keys changed."""
+        from forkwise.git.configuration import find_keys  # noqa: PLC0415 - rarely needed
+
+        if entry.new is not None and not stat.S_ISREG(entry.new.st_mode):
+            return None if stat.S_ISDIR(entry.new.st_mode) else "git (a link instead of its configuration)"
+        keys = None if _is_large(entry) else find_keys(self._old(entry), self._new(entry), entry.path)
+        if keys is None:
+            return "git (a configuration that cannot be checked)"
+        return f"git ({', '.join(keys[:3])}{', …' if len(keys) > 3 else ''})" if keys else None
+
+    def _label_in_git(self, entry: Entry, rest: list[str]) -> str | None:
+        """Label an entry of a repository's own directory; ``rest`` is its path in there, empty for ``.git`` itself."""
+        from forkwise.git.configuration import is_ordinary_pointer  # noqa: PLC0415 - rarely needed
+
+        new = entry.new
+        if new is not None and stat.S_ISLNK(new.st_mode):
+            return "git (a link in its directory)"
+        if not rest:
+            if new is None or stat.S_ISDIR(new.st_mode):
+                return None
+            is_ordinary = is_ordinary_pointer(self._new(entry), entry.path, self._workspace)
+            return None if is_ordinary else "git (a pointer to another repository)"
+        if rest[0] in _GIT_DATA or (new is not None and stat.S_ISDIR(new.st_mode)):
+            return None
+        if rest[-1] in ("config", "config.worktree"):
+            return self.label_config(entry)
+        if "hooks" in rest[:-1]:
+            return None if rest[-1].endswith(".sample") else f"git (hook {rest[-1]})"
+        if new is None:
+            return None
+        if rest[-1] == "commondir":
+            is_work_tree = rest[0] == "worktrees" and self._new(entry).strip() == b"../.."
+            return None if is_work_tree else "git (a pointer to another repository)"
+        return self._label_attributes(entry) if rest[-2:] == ["info", "attributes"] else None
+
+    def _label_attributes(self, entry: Entry) -> str | None:
+        from forkwise.git.configuration import find_attributes  # noqa: PLC0415 - rarely needed
+
+        if _is_large(entry):
+            return "git (attributes that cannot be checked)"
+        drivers = find_attributes(self._old(entry), self._new(entry))
+        return f"git ({', '.join(drivers[:3])}{', …' if len(drivers) > 3 else ''})" if drivers else None
+
+    def _label_pth(self, entry: Entry) -> str | None:
+        """Label a .pth file with lines that Python executes; others only name directories, or are models of PyTorch."""
+        if _is_large(entry):
+            is_read = re.search(r"(^|/)(site|dist)-packages/", entry.path)
+            return "every Python that finds it" if is_read else None
+        lines = set(self._new(entry).replace(b"\r", b"\n").split(b"\n")) - set(self._old(entry).split(b"\n"))
+        runs = any(line.startswith((b"import ", b"import\t")) and not _PTH_KNOWN.fullmatch(line) for line in lines)
+        return "every Python that finds it" if runs else None
+
+    def _label_bare(self, entry: Entry) -> str | None:
+        """Label what completes a bare repository, which git finds in any directory, with a configuration that runs."""
+        from forkwise.git.configuration import find_keys  # noqa: PLC0415 - rarely needed
+
+        prefix = f"{entry.directory}/" if entry.directory else ""
+        if not all(self._is_there(f"{prefix}{name}") for name in ("HEAD", "config", "objects", "refs")):
+            return None
+        for content in self._contents(f"{prefix}config"):
+            keys = find_keys(b"", content, f"{prefix}config")
+            if keys or keys is None:
+                return f"git (a bare repository with {', '.join(keys or ['a configuration that cannot be checked'])})"
+        return None
+
+    def _is_there(self, path: str) -> bool:
+        """Return whether the branch shows an entry at ``path``."""
+        if (entry := self._entries.get(path)) is not None:
+            return entry.new is not None
+        return any(True for _ in self._contents(path)) or any(
+            os.path.lexists(f"{lower}/{path}") for lower in (self._branch.target, *self._branch.parent.lowers)
+        )
+
+    def _contents(self, path: str) -> Iterator[bytes]:
+        """Yield the content of a file that the branch changed or that its parent has."""
+        if (entry := self._entries.get(path)) is not None:
+            yield self._new(entry)
+            return
+        for lower in self._branch.parent.lowers:
+            with suppress(OSError):
+                fd = os.open(f"{lower}/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                with open(fd, "rb") as file:
+                    if stat.S_ISREG(os.fstat(fd).st_mode):
+                        yield file.read(_LARGEST)
+                        return
+
+    def _new(self, entry: Entry) -> bytes:
+        found = entry.new
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            return b""
+        return self._versions.new(entry)
+
+    def _old(self, entry: Entry) -> bytes:
+        found = entry.old
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            return b""
+        return self._versions.old(entry)
