@@ -112,6 +112,16 @@ def test_approvals_and_budgets_stay_until_the_user_agrees(
     assert load_settings(place).notes == ()
 
 
+def test_a_long_list_displaces_no_approval(place: Path, file: Path) -> None:
+    file.write_text('[chat]\nask = ["execute"]\n')
+    load_settings(place)
+    for number in range(5):
+        file.write_text(f"[chat]\nask = {[f'{number}-{n}' * 20 for n in range(1500)]}\n")
+        load_settings(place)
+    file.unlink()
+    assert load_settings(place).ask[0] == "execute"
+
+
 def test_an_empty_list_of_approvals_that_nobody_accepted(place: Path, file: Path) -> None:
     file.write_text("[chat]\nask = []\n")
     assert load_settings(place).ask == ("execute",)

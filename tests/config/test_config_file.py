@@ -21,6 +21,7 @@ from forkwise.config.config_file import (
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
 from forkwise.files.store.state import locate
+from forkwise.linux.syscalls import MS_BIND, mount, umount2
 from tests.acceptance import write_accepted
 from tests.need import need
 
@@ -200,6 +201,20 @@ def test_the_users_file_inside_the_workspace_has_to_be_accepted(home: Path, tmp_
     found = read_user_config(AGENTS, other)
     assert found is not None
     assert found.is_trusted
+
+
+def test_the_workspace_under_another_path(home: Path, tmp_path: Path) -> None:
+    need(os.geteuid() == 0, "only root can bind a directory to another path without a namespace")
+    (home / ".config/forkwise" / AGENTS).write_text(TEXT)
+    other = tmp_path / "other"
+    other.mkdir()
+    mount(str(home), str(other), None, MS_BIND)
+    try:
+        found = read_user_config(AGENTS, other)
+    finally:
+        umount2(str(other))
+    assert found is not None
+    assert not found.is_trusted
 
 
 def test_paths_of_configuration_in_a_delta(home: Path, tmp_path: Path) -> None:

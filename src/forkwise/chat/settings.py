@@ -53,6 +53,7 @@ _TABLE = "chat"
 _BUDGETS = ("branch_budget", "fork_budget")
 _LIMITS = ("ask", *_BUDGETS)
 _EXECUTE = "execute"
+_MAX_NAMES, _MAX_NAME = 200, 100
 
 
 class SettingsError(ConfigError):
@@ -153,6 +154,8 @@ def _apply_limits(settings: Settings, file: ConfigFile | None, workspace: Path) 
     except ValueError:  # written by another version
         before = Settings()
     limits = _build_table(_narrow(before, _parse_table(now), ()))
+    if limits["ask"]:  # bounded, with the oldest first: a long list must not displace what was there
+        limits["ask"] = [name for name in limits["ask"] if len(name) <= _MAX_NAME][:_MAX_NAMES]
     acceptances.set_limits(path, {name: limits[name] for name in _LIMITS if limits[name] is not None})
     narrowed = _narrow(settings, before, ())
     if narrowed == settings:

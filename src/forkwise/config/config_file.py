@@ -99,7 +99,7 @@ def read_user_config(name: str, workspace: Path) -> ConfigFile | None:
     try:
         real = os.readlink(f"/proc/self/fd/{fd}")
         reason = _find_owner_problem(os.fstat(fd))
-        if reason == "" and f"{real}/".startswith(f"{os.path.realpath(workspace).rstrip('/')}/"):
+        if reason == "" and _is_inside(real, workspace):
             return _build(path, fd, Acceptances(workspace), "it is inside the workspace")
         return _build(path, fd, None, reason)
     finally:
@@ -133,6 +133,12 @@ def format_ignored(file: ConfigFile, ignored: Sequence[str], workspace: Path) ->
     if not file.is_part_of_workspace:
         remedy = "make it your own, writable by nobody else"
     return f"{file.path} is not accepted ({file.reason}), so these parts have no effect: {', '.join(ignored)}; {remedy}"
+
+
+def _is_inside(path: str, workspace: Path) -> bool:
+    """Return whether a file is inside a workspace: by inode, because a bind mount gives a directory another path."""
+    root = os.stat(workspace)
+    return any(os.path.samestat(root, os.stat(parent)) for parent in Path(path).parents)
 
 
 def _open_folder(path: Path) -> int | None:
