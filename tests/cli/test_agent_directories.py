@@ -449,32 +449,40 @@ def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
 
 
 @pytest.mark.crash
-def test_a_killed_run_leaves_nothing_after_a_clean_up_but_the_refreshed_login(
-    run: Run, project: Path, home: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_ended_leaves_nothing_but_the_refreshed_login(
+    run: Run,
+    project: Path,
+    home: Path,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
-    need(os.geteuid() == 0, "a killed command of another user takes its private namespace along")
     install(home, "claude")
     now = int(time.time() * 1000)
     path = write_login(home, now)
     mark = tmp_path / "started"
     mark.mkdir()
     new = format_login(now + HOUR_MS, "new")
+    sessions = home / ".claude/projects" / slug(project)
     monkeypatch.setenv(
         "SCRIPT",
-        f"mkdir {home}/.claude/projects; echo x > {home}/.claude/projects/x.jsonl; echo '{new}' > {path}; "
-        f"touch {mark}/it; sleep 600",
+        f"mkdir -p {sessions}; echo x > {sessions}/x.jsonl; echo '{new}' > {path}; touch {mark}/it; sleep 600",
     )
     program = [sys.executable, "-c", "from forkwise.cli import main; main()"]
     words = ["run", "--writable", str(mark), "--agent", "claude", "fix it"]
-    killed = subprocess.Popen([*program, *words], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    ended = subprocess.Popen([*program, *words], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         while not (mark / "it").exists():
-            assert killed.poll() is None, killed.communicate()
+            assert ended.poll() is None, ended.communicate()
             time.sleep(0.01)
+        ended.send_signal(number)
     finally:
-        killed.send_signal(signal.SIGKILL)
-        killed.communicate()
-    assert "a-old" in path.read_text()
+        if sys.exc_info()[0] is not None:
+            ended.kill()
+        ended.communicate()
+    assert ("a-old" if number == signal.SIGKILL else "a-new") in path.read_text()
     run("gc", "--force")
     assert json.loads(path.read_text())["claudeAiOauth"]["accessToken"] == "a-new"
     assert [p.name for p in path.parent.iterdir()] == [path.name]

@@ -62,6 +62,15 @@ for number in range(6):
     context.abort(60)
 with open(f"/proc/self/task/{os.getpid()}/children") as file:
     said["children"] = len(file.read().split())  # the forkserver
+own = Path(os.environ["HOME"], "own")
+own.mkdir()
+(own / "settings").write_text("mine")
+copied = Workspace(sys.argv[1], view="copy").branch("c", on_success=None, on_error=None)
+script = f"cd {own} && printf hook > settings && cat settings && mkdir new && rm settings && ls"
+views = Confinement.standard(branched=(str(own),))
+said["views"] = [one.run(["sh", "-c", script], confinement=views, text=True).stdout for one in (branch, copied)]
+copied.abort()
+said["own"] = [(own / "settings").read_text(), os.listdir(own)]
 said["added"] = sorted(branch.delta().added)
 branch.commit()
 said["committed"] = sorted(os.listdir(sys.argv[1]))
@@ -174,3 +183,8 @@ def test_a_layer_is_mounted_once_at_a_time() -> None:
     assert "in use by another sandbox" in said["by a sandbox beside a shell"]
     assert "mounted by another process" in said["by two shells"]
     assert not [name for name in said["left"] if name.startswith(".private")]
+
+
+def test_views_of_other_paths_leave_these_unchanged(said: dict[str, Any]) -> None:
+    assert said["views"] == ["hooknew\n", "hooknew\n"]
+    assert said["own"] == ["mine", ["settings"]]

@@ -39,6 +39,12 @@ try:
     branch.run(["true"], confinement=Confinement.strict(landlock_instead=True))
 except NamespaceError as error:
     said["strict"] = str(error)
+own = os.environ["HOME"] + "/own"
+os.mkdir(own)
+try:
+    branch.run(["true"], confinement=Confinement.standard(landlock_instead=True, branched=(own,)))
+except NamespaceError as error:
+    said["branched"] = str(error)
 said["functions"] = []
 
 def work(path):
@@ -143,3 +149,8 @@ def test_functions_end_with_all_their_descendants(said: dict[str, object]) -> No
     assert said["limited"] == "the target failed: ProcessBranchError: stopped by its limit wall"
     assert said["crashed"] == "the target failed: ProcessBranchError: killed by SIGKILL"
     assert said["servers"] == 1
+
+
+def test_a_view_of_another_path_is_refused_with_a_remedy(said: dict[str, str]) -> None:
+    assert "/own needs mount namespaces" in said["branched"]
+    assert "--writable" in said["branched"]
