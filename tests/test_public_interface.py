@@ -10,6 +10,7 @@ import re
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_origin
 
@@ -52,6 +53,11 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT).with_suffix(""))
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -91,7 +97,7 @@ def test_a_fragment_belongs_to_its_only_importer() -> None:
     importers = defaultdict(set)
     modules = {name_of(path): path for path in MODULES}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     as_module = f"{node.module}.{alias.name}"
@@ -110,7 +116,7 @@ def test_a_class_name_is_defined_once() -> None:
     classes = Counter(
         node.name
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in classes.items() if count > 1} <= set()
@@ -122,7 +128,7 @@ def test_a_class_name_is_defined_once() -> None:
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield every docstring, message and comment of a source file, with its line."""
     source = path.read_text()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -148,7 +154,7 @@ def test_words_of_the_field_in_documents(page: Path) -> None:
 
 @by_module
 def test_a_module_has_a_docstring(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    docstring = ast.get_docstring(parse(path))
     assert docstring, f"{path} needs a docstring that says what the module or folder holds"
     assert docstring.splitlines()[0].strip()
 

@@ -26,7 +26,7 @@ def readable() -> Iterator[Path]:
     """Create a directory that every user can read, with everything that the command line needs."""
     with readable_copy(TOOLS) as room:
         for found in Path(click.__file__).parents[1].glob("opentelemetry*"):  # some parts by their metadata
-            shutil.copytree(found, room / "tools" / found.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(found, room / "tools" / found.name)
         subprocess.run(["chmod", "-R", "a+rX", str(room / "tools")], check=True)
         yield room
 

@@ -1,4 +1,4 @@
-"""``forkwise walk``: every command, one at a time and in a session."""
+"""``forkwise walk``: each command on its own, and several in a session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.provider.server import ProviderServer
 
 @pytest.fixture
 def talk() -> Conversation:
-    """Build a conversation with two answers to one question; the first is forked in three, one without an answer."""
+    """Build a conversation whose question has two answers; after the first, it forks in three, one still unanswered."""
     talk = Conversation()
     question = talk.say("what is it?")  # 1
     talk.add(ModelResponse(parts=[TextPart("see"), ToolCallPart("look", {"at": 1}, "a")]))  # 2
@@ -51,37 +51,37 @@ def file(talk: Conversation, tmp_path: Path) -> str:
     return str(tmp_path / "talk.json")
 
 
-def asked(*words: str, code: int = 0, text: str | None = None) -> str:
+def run_walk(*words: str, code: int = 0, text: str | None = None) -> str:
     done = CliRunner().invoke(forkwise_command, ["walk", *words], input=text)
     assert done.exit_code == code, done.output
     return done.output
 
 
-def where(file: str, *words: str) -> int:
-    found = json.loads(asked(file, "--json", *words))["id"]
+def move(file: str, *words: str) -> int:
+    found = json.loads(run_walk(file, "--json", *words))["id"]
     assert import_conversation(file).here.id == found
     return int(found)
 
 
-def test_every_move(file: str) -> None:
-    assert where(file, "root") == 0
-    assert where(file, "down", "1") == 2
-    assert where(file, "right") == 3
-    assert where(file, "right") == 2
-    assert where(file, "left") == 3
-    assert where(file, "up") == 0
-    assert where(file, "next-fork") == 2
-    assert where(file, "down", "2") == 7
-    assert where(file, "left") == 5
-    assert where(file, "last-fork") == 2
-    assert where(file, "leaf", "2") == 7
-    assert where(file, "go", "8") == 8
-    assert where(file, "up") == 2
+def test_moves_select_the_expected_node(file: str) -> None:
+    assert move(file, "root") == 0
+    assert move(file, "down", "1") == 2
+    assert move(file, "right") == 3
+    assert move(file, "right") == 2
+    assert move(file, "left") == 3
+    assert move(file, "up") == 0
+    assert move(file, "next-fork") == 2
+    assert move(file, "down", "2") == 7
+    assert move(file, "left") == 5
+    assert move(file, "last-fork") == 2
+    assert move(file, "leaf", "2") == 7
+    assert move(file, "go", "8") == 8
+    assert move(file, "up") == 2
 
 
-def test_what_cannot_be_done_is_said(file: str) -> None:
+def test_errors_name_the_problem_and_set_the_exit_code(file: str) -> None:
     """Seed: "Malformed inputs (validation and error messages)"; the exit codes are those of every command."""
-    for words, (told, code) in {
+    for words, (message, code) in {
         ("down",): ("3 branches begin here", 1),
         ("leaf", "9"): ("there is no leaf 9", 5),
         ("down", "9"): ("there is no branch 9", 5),
@@ -93,42 +93,42 @@ def test_what_cannot_be_done_is_said(file: str) -> None:
         ("prompt",): ("needs a text", 2),
         ("combine", "by-hand"): ("cannot combine by 'by-hand'", 2),
     }.items():
-        assert told in asked(file, *words, code=code)
-        record = json.loads(asked(file, *words, "--json", code=code))["error"]
-        assert told in record["message"]
+        assert message in run_walk(file, *words, code=code)
+        record = json.loads(run_walk(file, *words, "--json", code=code))["error"]
+        assert message in record["message"]
         assert record["exit_code"] == code
-    assert where(file, "root") == 0
-    assert "nothing forks above" in asked(file, "last-fork", code=1)
-    assert "no branch beside" in asked(file, "left", code=1)
+    assert move(file, "root") == 0
+    assert "nothing forks above" in run_walk(file, "last-fork", code=1)
+    assert "no branch beside" in run_walk(file, "left", code=1)
 
 
-def test_labels_and_leaves(file: str) -> None:
-    asked(file, "go", "5")
-    asked(file, "label", "best")
-    asked(file, "root")
-    assert where(file, "label", "best") == 5
-    assert json.loads(asked(file, "--json", "label"))["labels"][0]["label"] == "best"
-    asked(file, "root")
-    assert [leaf["id"] for leaf in json.loads(asked(file, "--json", "leaf"))["leaves"]] == [5, 7, 3]
+def test_label_and_leaf_commands(file: str) -> None:
+    run_walk(file, "go", "5")
+    run_walk(file, "label", "best")
+    run_walk(file, "root")
+    assert move(file, "label", "best") == 5
+    assert json.loads(run_walk(file, "--json", "label"))["labels"][0]["label"] == "best"
+    run_walk(file, "root")
+    assert [leaf["id"] for leaf in json.loads(run_walk(file, "--json", "leaf"))["leaves"]] == [5, 7, 3]
 
 
-def test_diff_and_combine(file: str) -> None:
-    diff = asked(file, "diff", "5", "7")
+def test_diff_and_combine_commands(file: str) -> None:
+    diff = run_walk(file, "diff", "5", "7")
     assert "-model: came to one" in diff
     assert "+model: came to two" in diff
-    made = where(file, "combine", "concatenate", "5", "7")
+    made = move(file, "combine", "concatenate", "5", "7")
     talk = import_conversation(file)
     node = talk.node(made)
     assert node.parent is not None
     assert node.parent.parent is talk.node(2)
-    assert "Response 2:\ncame to two" in asked(file, "show")
+    assert "Response 2:\ncame to two" in run_walk(file, "show")
     assert len(talk.node(2).replies) == 4
 
 
-def test_show(file: str) -> None:
-    asked(file, "go", "5")
-    told = asked(file, "show")
-    assert told.splitlines() == [
+def test_show_prints_the_path_to_the_node(file: str) -> None:
+    run_walk(file, "go", "5")
+    output = run_walk(file, "show")
+    assert output.splitlines() == [
         "[5] depth 4",
         "user: what is it?",
         "model: see",
@@ -138,7 +138,7 @@ def test_show(file: str) -> None:
     ]
 
 
-def test_a_session(file: str, tmp_path: Path) -> None:
+def test_session_reads_commands_from_stdin(file: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
     lines = [
         "root",
@@ -154,22 +154,22 @@ def test_a_session(file: str, tmp_path: Path) -> None:
         "quit",
         "up",
     ]
-    told = asked(file, text="\n".join(lines))
-    assert "[7] depth 4" in told
-    assert "next-fork" in told
+    output = run_walk(file, text="\n".join(lines))
+    assert "[7] depth 4" in output
+    assert "next-fork" in output
     assert import_conversation(copy).here.id == 7
     assert import_conversation(file).labels["end"].id == 7
 
 
-def test_one_that_the_ledger_has(talk: Conversation, tmp_path: Path) -> None:
+def test_walk_a_conversation_stored_in_the_ledger(talk: Conversation, tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     with open_ledger(Workspace(tmp_path / "w")) as ledger:
         saved = StoredConversation(talk, ledger.conversations, id_="k3")
         saved.save()
-    assert json.loads(asked("k3", "-C", str(tmp_path / "w"), "--json", "go", "5"))["id"] == 5
+    assert json.loads(run_walk("k3", "-C", str(tmp_path / "w"), "--json", "go", "5"))["id"] == 5
     with open_ledger(Workspace(tmp_path / "w")) as ledger:
         assert StoredConversation.load(ledger.conversations, "k3").conversation.here.id == 5
-    assert "no conversation 'zz'" in asked("zz", "-C", str(tmp_path / "w"), code=5)
+    assert "no conversation 'zz'" in run_walk("zz", "-C", str(tmp_path / "w"), code=5)
 
 
 # --- results and summaries ------------------------------------------------------------------------------------------
@@ -202,37 +202,37 @@ def branched(tmp_path: Path) -> str:
 
 def test_tool_results_and_branch_summaries_are_shown(branched: str) -> None:
     """Seed: "the user only sees the results of the branches", "A CLI allows the user to traverse the tree"."""
-    told = asked(branched, "show")
-    assert "branch_self returned: Successfully created 2 branches." in told
-    assert "Branch 2 ('b'):\ndid (self-prompt): b" in told
-    assert "note returned: noted" in told
-    assert "branch_self returned: Successfully created 2 branches." in asked(branched, "up")
-    found = json.loads(asked(branched, "go", "2", "--json"))
+    output = run_walk(branched, "show")
+    assert "branch_self returned: Successfully created 2 branches." in output
+    assert "Branch 2 ('b'):\ndid (self-prompt): b" in output
+    assert "note returned: noted" in output
+    assert "branch_self returned: Successfully created 2 branches." in run_walk(branched, "up")
+    found = json.loads(run_walk(branched, "go", "2", "--json"))
     results = {one["tool"]: one["result"] for one in found["calls"]}
     assert results["branch_self"].startswith("Successfully created 2 branches.")
     assert results["note"] == "noted"
 
 
-def test_ids_of_branches_are_in_the_json(branched: str) -> None:
+def test_json_contains_the_ids_of_branches(branched: str) -> None:
     """Seed: "able to communicate with the branches if needed later"."""
-    found = json.loads(asked(branched, "go", "2", "--json"))
+    found = json.loads(run_walk(branched, "go", "2", "--json"))
     assert found["branches"] == 3
     assert [below["number"] for below in found["down"]] == [1, 2, 3]
     for below in found["down"]:
-        there = json.loads(asked(branched, "go", str(below["id"]), "--json"))
+        there = json.loads(run_walk(branched, "go", str(below["id"]), "--json"))
         assert there["text"] in below["text"]
     assert "did (self-prompt): b" in found["down"][1]["text"]
 
 
-def test_a_long_result_is_cut_in_text_alone(tmp_path: Path) -> None:
+def test_long_results_are_shortened_in_text_but_not_in_json(tmp_path: Path) -> None:
     """Seed: "Minimal Conversation Pollution"."""
     talk = Conversation()
     talk.say("go")
     talk.add(ModelResponse(parts=[ToolCallPart("read", {}, "a")]))
     talk.settle(talk.here, "a", "z" * 5000)
     export_conversation(talk, tmp_path / "long.json")
-    assert "[3000 more characters]" in asked(str(tmp_path / "long.json"), "show")
-    assert len(json.loads(asked(str(tmp_path / "long.json"), "show", "--json"))["calls"][0]["result"]) == 5000
+    assert "[3000 more characters]" in run_walk(str(tmp_path / "long.json"), "show")
+    assert len(json.loads(run_walk(str(tmp_path / "long.json"), "show", "--json"))["calls"][0]["result"]) == 5000
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_long_result_is_cut_in_text_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def claude(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """A provider behind `CLAUDE`. The list, which has the requests, is the script: pop it, and add answers."""
+    """Serve the model `CLAUDE`. The list yielded holds the list of requests: pop that, then append the answers."""
     script: list[Any] = []
 
     def respond(request: Request) -> Any:
@@ -268,37 +268,37 @@ CLAUDE = ("--model", "anthropic:claude-sonnet-4-6")
         ("", "not available"),
     ],
 )
-def test_a_missing_key_and_an_unknown_model_are_one_line(
+def test_missing_key_or_unknown_model_is_a_one_line_error(
     file: str, model: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed: "API errors (proper error propagation)"."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    told = asked(file, "--model", model, "prompt", "hi", code=1)
-    assert told.count("\n") == 1
-    assert told.startswith("forkwise: error: model ")
-    assert message in told
+    output = run_walk(file, "--model", model, "prompt", "hi", code=1)
+    assert output.count("\n") == 1
+    assert output.startswith("forkwise: error: model ")
+    assert message in output
     assert (
         "is not available"
-        in json.loads(asked(file, "--model", model, "--json", "prompt", "hi", code=1))["error"]["message"]
+        in json.loads(run_walk(file, "--model", model, "--json", "prompt", "hi", code=1))["error"]["message"]
     )
-    session = asked(file, "--model", model, text="root\nprompt hi\ngo 5\n")
+    session = run_walk(file, "--model", model, text="root\nprompt hi\ngo 5\n")
     assert "is not available" in session
     assert session.rindex("[5] depth 4") > session.index("is not available")
     assert "Traceback" not in session
 
 
-def test_a_401_is_one_line_and_the_session_continues(file: str, claude: list[Any]) -> None:
+def test_session_continues_after_a_401(file: str, claude: list[Any]) -> None:
     """Seed: "API errors (proper error propagation)"."""
     seen = claude.pop()
     refusal = Failure(401)
-    asked(file, "go", "5")
+    run_walk(file, "go", "5")
     claude += [refusal, refusal, refusal, answer("Now it works.")]
-    told = asked(file, *CLAUDE, "prompt", "hi", code=1)
-    assert told.count("\n") == 1
-    assert "401" in told
-    record = json.loads(asked(file, *CLAUDE, "--json", "prompt", "hi", code=1))["error"]
+    output = run_walk(file, *CLAUDE, "prompt", "hi", code=1)
+    assert output.count("\n") == 1
+    assert "401" in output
+    record = json.loads(run_walk(file, *CLAUDE, "--json", "prompt", "hi", code=1))["error"]
     assert record["type"] == "ConversationError"
-    session = asked(file, *CLAUDE, "--json", text="prompt hi\nprompt hi\nshow\n")
+    session = run_walk(file, *CLAUDE, "--json", text="prompt hi\nprompt hi\nshow\n")
     documents = [json.loads(line) for line in session.splitlines()]
     assert [next(iter(one)) for one in documents] == ["id", "error", "id", "id"]
     assert documents[2]["text"] == "model: Now it works."
@@ -306,11 +306,11 @@ def test_a_401_is_one_line_and_the_session_continues(file: str, claude: list[Any
     assert len(import_conversation(file).node(5).replies) == 1  # a prompt without an answer is not added again
 
 
-def test_a_prompt_needs_no_quotes(file: str, claude: list[Any]) -> None:
+def test_prompt_text_needs_no_quotes(file: str, claude: list[Any]) -> None:
     """Seed: "able to communicate with the branches if needed later"."""
     seen = claude.pop()
     claude += [answer("one"), answer("two"), answer("three")]
-    told = asked(
+    output = run_walk(
         file,
         *CLAUDE,
         text="""go 5
@@ -319,17 +319,17 @@ prompt 'Quoted, too'
 prompt   say "it"  as it is
 """,
     )
-    assert "model: three" in told
+    assert "model: three" in output
     assert [request.last_user_text for request in seen] == ["What's next?", "Quoted, too", 'say "it"  as it is']
 
 
-def test_a_prompt_continues_with_the_instructions_of_the_conversation(branched: str, claude: list[Any]) -> None:
+def test_prompt_keeps_the_instructions_of_the_conversation(branched: str, claude: list[Any]) -> None:
     """Seed: "This allows later modification or continuation"."""
     seen = claude.pop()
     claude += [answer("a"), answer("b")]
-    asked(branched, *CLAUDE, "prompt", "and?")
-    asked(branched, "go", "5")
-    asked(branched, *CLAUDE, "prompt", "or?")
+    run_walk(branched, *CLAUDE, "prompt", "and?")
+    run_walk(branched, "go", "5")
+    run_walk(branched, *CLAUDE, "prompt", "or?")
     for request in seen:
         assert "Be brief." in request.system
 
@@ -344,7 +344,7 @@ nothing = 7
 """
 
 
-def test_a_prompt_continues_with_a_named_agent(
+def test_prompt_uses_the_agent_given_on_the_command_line(
     file: str, claude: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed: "This allows later modification or continuation": with the bot's own tools."""
@@ -352,9 +352,9 @@ def test_a_prompt_continues_with_a_named_agent(
     claude += [call("bleat"), answer("It said baa.")]
     (tmp_path / "goat_agent.py").write_text(AGENT)
     monkeypatch.chdir(tmp_path)
-    told = asked(file, "--agent", "goat_agent:agent", text="go 5\nprompt Speak!\nshow\n")
-    assert "model: It said baa." in told
-    assert "bleat returned: baa" in told
+    output = run_walk(file, "--agent", "goat_agent:agent", text="go 5\nprompt Speak!\nshow\n")
+    assert "model: It said baa." in output
+    assert "bleat returned: baa" in output
     assert "You are a goat." in seen[0].system
     for name, message, code in (
         ("goat_agent", "MODULE:NAME", 2),
@@ -362,21 +362,21 @@ def test_a_prompt_continues_with_a_named_agent(
         ("goat_agent:nobody", "not available", 1),
         ("no_such_module:agent", "not available", 1),
     ):
-        assert message in asked(file, "--agent", name, "prompt", "hi", code=code)
+        assert message in run_walk(file, "--agent", name, "prompt", "hi", code=code)
 
 
-def test_a_chat_continues_with_the_agent_of_chats(project: Path, claude: list[Any]) -> None:
+def test_prompt_in_a_stored_chat_uses_the_chat_agent(project: Path, claude: list[Any]) -> None:
     """Seed: "This allows later modification or continuation": with the bot's own tools."""
     seen = claude.pop()
     claude += [call("read", path="a.txt"), answer("It has one line.")]
-    with_chat(project)
-    told = asked("chat-k1", "-C", str(project), *CLAUDE, text="prompt What's in a.txt?\nshow\n")
-    assert "model: It has one line." in told
-    assert "read returned: " in told
+    store_chat(project)
+    output = run_walk("chat-k1", "-C", str(project), *CLAUDE, text="prompt What's in a.txt?\nshow\n")
+    assert "model: It has one line." in output
+    assert "read returned: " in output
     assert set(seen[0].tool_names) >= {"read", "write", "execute"}
 
 
-def with_chat(project: Path) -> None:
+def store_chat(project: Path) -> None:
     with open_ledger(Workspace(project)) as ledger:
         talk = Conversation()
         talk.say("hello")
@@ -384,27 +384,27 @@ def with_chat(project: Path) -> None:
         StoredConversation(talk, ledger.conversations, id_="chat-k1", title="chat").save()
 
 
-def test_a_chat_that_is_open_elsewhere_can_only_be_read(project: Path, claude: list[Any]) -> None:
+def test_chat_opened_by_another_process_is_read_only(project: Path, claude: list[Any]) -> None:
     """Seed: "Conversation Tree Integrity": two processes never write one tree at once."""
-    with_chat(project)
+    store_chat(project)
     chat = StoredChat.open(Workspace(project), "chat-k1")
     try:
-        told = asked(
+        output = run_walk(
             "chat-k1", "-C", str(project), *CLAUDE, text="root\nlabel x\nprompt hi\ncombine concatenate 1 2\nlabel\n"
         )
-        assert told.count("is locked by another chat") == 3
-        assert "No labels." in told
+        assert output.count("is locked by another chat") == 3
+        assert "No labels." in output
     finally:
         chat.close()
-    assert json.loads(asked("chat-k1", "-C", str(project), "show", "--json"))["id"] == 2
+    assert json.loads(run_walk("chat-k1", "-C", str(project), "show", "--json"))["id"] == 2
 
 
 @pytest.mark.integration
 def test_the_local_model_answers_in_a_session(file: str) -> None:
     """Seed: "able to communicate with the branches if needed later"."""
     need_local_model()
-    told = asked(file, "--model", "local", "--json", text="go 5\nprompt What's a goat?\nprompt And a sheep?\n")
-    documents = [json.loads(line) for line in told.splitlines()]
+    output = run_walk(file, "--model", "local", "--json", text="go 5\nprompt What's a goat?\nprompt And a sheep?\n")
+    documents = [json.loads(line) for line in output.splitlines()]
     assert [one["id"] for one in documents] == [2, 5, 10, 12]
     assert documents[-1]["text"].startswith("model: ")
 
@@ -412,35 +412,35 @@ def test_the_local_model_answers_in_a_session(file: str) -> None:
 # --- lists and terminals --------------------------------------------------------------------------------------------
 
 
-def test_the_conversations_of_the_ledger_are_listed(project: Path) -> None:
+def test_conversations_in_the_ledger_are_listed(project: Path) -> None:
     """Seed: "A CLI allows the user to traverse the tree at their discretion"."""
-    assert asked("--list", "-C", str(project)) == "No conversations.\n"
-    with_chat(project)
-    told = asked("--list", "-C", str(project))
-    assert "chat-k1" in told
-    assert "hello" in told
-    [found] = json.loads(asked("--list", "--json", "-C", str(project)))["conversations"]
+    assert run_walk("--list", "-C", str(project)) == "No conversations.\n"
+    store_chat(project)
+    output = run_walk("--list", "-C", str(project))
+    assert "chat-k1" in output
+    assert "hello" in output
+    [found] = json.loads(run_walk("--list", "--json", "-C", str(project)))["conversations"]
     assert (found["id"], found["messages"], found["prompt"], found["here"]) == ("chat-k1", 2, "hello", 2)
-    assert "--list" in asked("-C", str(project), code=2)
-    assert "--list takes no conversation" in asked("--list", "chat-k1", "-C", str(project), code=2)
+    assert "--list" in run_walk("-C", str(project), code=2)
+    assert "--list takes no conversation" in run_walk("--list", "chat-k1", "-C", str(project), code=2)
 
 
-def test_a_file_that_nobody_may_write_can_be_read(file: str, tmp_path: Path) -> None:
+def test_read_only_file_can_be_walked(file: str, tmp_path: Path) -> None:
     """Seed: "File system issues"."""
     before = Path(file).stat().st_mtime_ns
-    asked(file, "show")
-    asked(file, "help")
-    asked(file, "go", "99", code=5)
+    run_walk(file, "show")
+    run_walk(file, "help")
+    run_walk(file, "go", "99", code=5)
     assert Path(file).stat().st_mtime_ns == before
 
 
-def test_a_question_mark_lists_the_commands(file: str) -> None:
+def test_question_mark_lists_the_commands(file: str) -> None:
     """Seed: "A CLI allows the user to traverse the tree at their discretion"."""
-    assert asked(file, "?") == asked(file, "help")
-    assert "next-fork" in asked(file, text="?\n")
+    assert run_walk(file, "?") == run_walk(file, "help")
+    assert "next-fork" in run_walk(file, text="?\n")
 
 
-def test_a_terminal_has_line_editing_and_history(file: str) -> None:
+def test_terminal_has_line_editing_and_history(file: str) -> None:
     """Seed: "A CLI allows the user to traverse the tree at their discretion"."""
     leader, follower = pty.openpty()
     program = [sys.executable, "-c", "from forkwise.cli import main; main()", "walk", file]

@@ -25,14 +25,14 @@ from forkwise import (
 from forkwise.fork.fork import open_ledger
 
 
-def kept(workspace: Workspace) -> Branch:
+def find_remaining_branch(workspace: Workspace) -> Branch:
     """Return the one branch that remains."""
     [branch] = workspace.branches()
     assert branch.kept
     return branch
 
 
-def meddling(workspace: Workspace, name: str, text: str) -> Any:
+def build_meddling_candidate(workspace: Workspace, name: str, text: str) -> Any:
     """Build a candidate that changes a file in the workspace while it runs, as a user would."""
 
     def work(path: Path) -> bool:
@@ -46,11 +46,11 @@ def meddling(workspace: Workspace, name: str, text: str) -> Any:
 # Changes by the user
 
 
-def test_a_conflict_is_raised_and_the_winner_is_kept(workspace: Workspace) -> None:
+def test_conflict_is_raised_and_the_winning_branch_is_kept(workspace: Workspace) -> None:
     with pytest.raises(ConflictError, match=r"a\.txt.*on_conflict='ours', 'theirs' or 'merge'") as caught:
-        Speculate([meddling(workspace, "a.txt", "by the user\n"), lambda _: False])(workspace)
+        Speculate([build_meddling_candidate(workspace, "a.txt", "by the user\n"), lambda _: False])(workspace)
     assert (workspace.path / "a.txt").read_text() == "by the user\n"
-    branch = kept(workspace)
+    branch = find_remaining_branch(workspace)
     [note] = caught.value.__notes__
     assert note.endswith(f"is kept as the branch {branch.branch_path}")
     assert (branch.path / "a.txt").read_text() == "by the candidate\n"
@@ -65,13 +65,13 @@ def test_a_conflict_is_raised_and_the_winner_is_kept(workspace: Workspace) -> No
 
 
 @pytest.mark.parametrize(("how", "text"), [("ours", "by the candidate\n"), ("theirs", "by the user\n")])
-def test_a_conflict_is_decided_as_was_said(how: Any, text: str, workspace: Workspace) -> None:
-    outcome = Speculate([meddling(workspace, "a.txt", "by the user\n")], on_conflict=how)(workspace)
+def test_on_conflict_option_resolves_the_conflict(how: Any, text: str, workspace: Workspace) -> None:
+    outcome = Speculate([build_meddling_candidate(workspace, "a.txt", "by the user\n")], on_conflict=how)(workspace)
     assert outcome.committed
     assert (workspace.path / "a.txt").read_text() == text
 
 
-def test_what_others_change_elsewhere_is_no_conflict(workspace: Workspace) -> None:
+def test_changes_to_other_paths_do_not_conflict(workspace: Workspace) -> None:
     def work(path: Path) -> bool:
         (path / "mine").write_text("mine")
         (workspace.path / "theirs").write_text("theirs")
@@ -81,7 +81,7 @@ def test_what_others_change_elsewhere_is_no_conflict(workspace: Workspace) -> No
     assert sorted(p.name for p in workspace.path.iterdir()) == ["a.txt", "mine", "theirs"]
 
 
-def test_a_workspace_that_vanishes(workspace: Workspace) -> None:
+def test_workspace_is_deleted_during_the_run(workspace: Workspace) -> None:
     elsewhere = workspace.path.with_name("elsewhere")
 
     def work(path: Path) -> bool:
@@ -93,11 +93,11 @@ def test_a_workspace_that_vanishes(workspace: Workspace) -> None:
         Speculate([work])(workspace)
     elsewhere.rename(workspace.path)
     assert not (workspace.path / "made").exists()
-    branch = kept(workspace)
+    branch = find_remaining_branch(workspace)
     assert branch.commit().added == ("made",)
 
 
-def test_a_workspace_that_vanished_before(workspace: Workspace) -> None:
+def test_workspace_was_deleted_before_the_run(workspace: Workspace) -> None:
     elsewhere = workspace.path.with_name("elsewhere")
     workspace.path.rename(elsewhere)
     outcome = Speculate([lambda _: True, ["true"]], first_wins=False)(workspace)
@@ -111,7 +111,7 @@ def test_a_workspace_that_vanished_before(workspace: Workspace) -> None:
 # Other patterns
 
 
-def test_two_at_once_that_touch_different_paths_both_win(workspace: Workspace) -> None:
+def test_two_patterns_in_threads_commit_different_paths(workspace: Workspace) -> None:
     barrier = threading.Barrier(2)
 
     def explore(name: str) -> None:
@@ -133,7 +133,7 @@ def test_two_at_once_that_touch_different_paths_both_win(workspace: Workspace) -
     assert len(workspace.history()) == 2
 
 
-def test_eight_at_once_on_one_event_loop(workspace: Workspace) -> None:
+def test_eight_patterns_on_one_event_loop(workspace: Workspace) -> None:
     serial = count()
 
     def work(path: Path, number: int) -> tuple[bool, float]:
@@ -149,7 +149,7 @@ def test_eight_at_once_on_one_event_loop(workspace: Workspace) -> None:
     assert len(workspace.history()) == 8
 
 
-def losing(workspace: Workspace, mine: str, theirs: str) -> Any:
+def build_late_candidate(workspace: Workspace, mine: str, theirs: str) -> Any:
     """Build a candidate that commits another pattern's result to the workspace while it runs."""
 
     def work(path: Path) -> bool:
@@ -171,54 +171,54 @@ def losing(workspace: Workspace, mine: str, theirs: str) -> Any:
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
 
 
-def test_who_comes_second_with_the_same_lines_is_refused_and_kept(workspace: Workspace) -> None:
+def test_second_commit_of_the_same_lines_conflicts_and_its_branch_is_kept(workspace: Workspace) -> None:
     with pytest.raises(ConflictError, match=r"a\.txt") as caught:
-        Speculate([losing(workspace, "mine\n", "theirs\n")])(workspace)
+        Speculate([build_late_candidate(workspace, "mine\n", "theirs\n")])(workspace)
     assert caught.value.paths == ("a.txt",)
     assert (workspace.path / "a.txt").read_text() == "theirs\n"
-    branch = kept(workspace)
+    branch = find_remaining_branch(workspace)
     assert (branch.path / "a.txt").read_text() == "mine\n"
     branch.abort()
 
 
-def test_who_comes_second_with_other_lines_is_refused_unless_told_to_merge(workspace: Workspace) -> None:
+def test_second_commit_of_other_lines_conflicts_by_default(workspace: Workspace) -> None:
     (workspace.path / "a.txt").write_text(TEXT)
     mine, theirs = TEXT.replace("one", "mine"), TEXT.replace("seven", "theirs")
     both = mine.replace("seven", "theirs")
     with pytest.raises(ConflictError, match="The branch now holds both changes") as caught:
-        Speculate([losing(workspace, mine, theirs)])(workspace)
+        Speculate([build_late_candidate(workspace, mine, theirs)])(workspace)
     assert caught.value.paths == ("a.txt",)
     assert (workspace.path / "a.txt").read_text() == theirs
-    branch = kept(workspace)
+    branch = find_remaining_branch(workspace)
     assert (branch.path / "a.txt").read_text() == both
     branch.commit()
     assert (workspace.path / "a.txt").read_text() == both
 
 
 @pytest.mark.parametrize(("how", "text"), [("ours", "mine\n"), ("theirs", "theirs\n")])
-def test_who_comes_second_is_decided_as_was_said(how: Any, text: str, workspace: Workspace) -> None:
-    outcome = Speculate([losing(workspace, "mine\n", "theirs\n")], on_conflict=how)(workspace)
+def test_on_conflict_option_decides_the_second_commit(how: Any, text: str, workspace: Workspace) -> None:
+    outcome = Speculate([build_late_candidate(workspace, "mine\n", "theirs\n")], on_conflict=how)(workspace)
     assert outcome.committed
     assert (workspace.path / "a.txt").read_text() == text
     assert (workspace.path / "other").exists()
 
 
-def test_who_comes_second_and_merges(workspace: Workspace) -> None:
+def test_second_commit_is_merged_on_request(workspace: Workspace) -> None:
     (workspace.path / "a.txt").write_text(TEXT)
     mine, theirs = TEXT.replace("one", "mine"), TEXT.replace("seven", "theirs")
-    assert Speculate([losing(workspace, mine, theirs)], on_conflict="merge")(workspace).committed
+    assert Speculate([build_late_candidate(workspace, mine, theirs)], on_conflict="merge")(workspace).committed
     assert (workspace.path / "a.txt").read_text() == mine.replace("seven", "theirs")
 
 
-def test_a_tree_that_comes_second(workspace: Workspace) -> None:
+def test_tree_of_thoughts_commits_second(workspace: Workspace) -> None:
     def deeper(path: Path) -> bool:
         (path / "deeper").write_text((path / "a.txt").read_text())
         return True
 
-    work = losing(workspace, "mine\n", "theirs\n")
+    work = build_late_candidate(workspace, "mine\n", "theirs\n")
     with pytest.raises(ConflictError):
         TreeOfThoughts([work], expand=lambda *_: [deeper], max_depth=2)(workspace)
-    branch = kept(workspace)
+    branch = find_remaining_branch(workspace)
     assert (branch.path / "deeper").read_text() == "mine\n"
     branch.abort()
 
@@ -238,7 +238,7 @@ print(Speculate([work])(Workspace(sys.argv[1], durable=False)).committed)
 """
 
 
-def test_processes_at_once(workspace: Workspace) -> None:
+def test_patterns_in_several_processes(workspace: Workspace) -> None:
     names = ["first", "second", "third"]
     drivers = [
         subprocess.Popen(
@@ -263,7 +263,7 @@ def test_processes_at_once(workspace: Workspace) -> None:
     assert len(workspace.history()) == 3
 
 
-def test_a_fork_that_is_aborted_elsewhere_ends(workspace: Workspace) -> None:
+def test_fork_aborted_by_another_process_ends(workspace: Workspace) -> None:
     started = threading.Event()
     over = threading.Event()
 
@@ -289,7 +289,7 @@ def test_a_fork_that_is_aborted_elsewhere_ends(workspace: Workspace) -> None:
         assert all(str(a.reason).endswith("was decided elsewhere") for a in ledger.attempts(fork.id))
 
 
-def test_a_fork_that_is_aborted_elsewhere_between_two_attempts_ends(workspace: Workspace) -> None:
+def test_fork_aborted_between_two_attempts_ends(workspace: Workspace) -> None:
     from forkwise import Reflexion
 
     def work(_path: Path, _number: int, _told: str | None) -> bool:

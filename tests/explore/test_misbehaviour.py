@@ -40,7 +40,7 @@ def good(path: Path) -> bool:
     return True
 
 
-def beside(bad: Any, workspace: Workspace, **options: Any) -> SpeculationResult:
+def run_beside_good(bad: Any, workspace: Workspace, **options: Any) -> SpeculationResult:
     """Run a candidate beside one that succeeds; check that the other wins, and return the first one's result."""
     outcome = Speculate([bad, good], first_wins=False, **options)(workspace)
     assert outcome.winner is not None
@@ -76,7 +76,7 @@ class Mute:
 
 
 class Truth:
-    """A bool as NumPy has it."""
+    """A boolean type like NumPy's, which is no subclass of ``bool``."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -89,7 +89,7 @@ Truth.__name__ = "bool_"
 NewTruth = type("bool", (Truth,), {})
 
 
-def a_circle() -> list[Any]:
+def cyclic_list() -> list[Any]:
     made: list[Any] = []
     made.append(made)
     return made
@@ -119,12 +119,12 @@ by_error = pytest.mark.parametrize("error", [*ERRORS, KeyboardInterrupt()], ids=
 
 @by_error
 @pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
-def test_one_that_raises(error: BaseException, options: dict[str, Any], workspace: Workspace) -> None:
+def test_candidate_raises(error: BaseException, options: dict[str, Any], workspace: Workspace) -> None:
     def bad(path: Path) -> bool:
         (path / "bad").write_text("bad")
         raise error
 
-    failed = beside(bad, workspace, **options)
+    failed = run_beside_good(bad, workspace, **options)
     assert failed.reason is not None
     assert failed.reason.startswith(type(error).__name__)
     if not options and not isinstance(error, StopIteration):
@@ -133,16 +133,16 @@ def test_one_that_raises(error: BaseException, options: dict[str, Any], workspac
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_one_that_raises_on_the_event_loop(error: BaseException, workspace: Workspace) -> None:
+def test_coroutine_raises(error: BaseException, workspace: Workspace) -> None:
     async def bad(_: Path) -> bool:
         raise error
 
-    failed = beside(bad, workspace)
+    failed = run_beside_good(bad, workspace)
     assert failed.reason is not None
     assert type(error).__name__ in failed.reason
 
 
-def test_an_interrupt_on_the_event_loop_is_one(workspace: Workspace) -> None:
+def test_keyboard_interrupt_on_the_event_loop_stops_the_pattern(workspace: Workspace) -> None:
     async def bad(_: Path) -> bool:
         raise KeyboardInterrupt
 
@@ -153,11 +153,11 @@ def test_an_interrupt_on_the_event_loop_is_one(workspace: Workspace) -> None:
         assert [f.state for f in ledger.forks()] == ["aborted"]
 
 
-def test_a_message_of_many_megabytes_is_cut(workspace: Workspace) -> None:
+def test_very_long_message_is_truncated(workspace: Workspace) -> None:
     def bad(_: Path) -> bool:
         raise ValueError("x" * 20_000_000)
 
-    failed = beside(bad, workspace)
+    failed = run_beside_good(bad, workspace)
     assert isinstance(failed.exception, ValueError)
     assert (workspace.state / "ledger" / "ledger.db").stat().st_size < 2_000_000
 
@@ -207,7 +207,7 @@ by_runner = pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "i
 
 
 @by_runner
-def test_a_candidate_succeeds_if_its_result_is_true(options: dict[str, Any], workspace: Workspace) -> None:
+def test_true_result_is_success(options: dict[str, Any], workspace: Workspace) -> None:
     """The README's tournament returns an agent's result: ``return run_agent(workdir=path, seed=index)``.
 
     ``.success`` is "Whether the candidate succeeded", ``.return_value`` the "Raw return value".
@@ -224,7 +224,7 @@ def test_a_candidate_succeeds_if_its_result_is_true(options: dict[str, Any], wor
 
 
 @by_runner
-def test_a_candidate_fails_if_its_result_is_false(options: dict[str, Any], workspace: Workspace) -> None:
+def test_false_result_is_failure(options: dict[str, Any], workspace: Workspace) -> None:
     outcome = Speculate([lambda _, v=v: v for v, _ in FALSE], first_wins=False, **options)(workspace)
     assert outcome.winner is None
     assert [r.reason for r in outcome.all_results] == [reason for _, reason in FALSE]
@@ -232,7 +232,7 @@ def test_a_candidate_fails_if_its_result_is_false(options: dict[str, Any], works
 
 
 @by_runner
-def test_a_result_that_is_neither_fails_the_attempt_with_that_reason(
+def test_result_without_a_truth_value_or_score_fails_with_a_reason(
     options: dict[str, Any], workspace: Workspace
 ) -> None:
     """A strategy returns ``tuple[bool, float]``; ``.exception`` is the "Exception if failed, else ``None``"."""
@@ -245,7 +245,7 @@ def test_a_result_that_is_neither_fails_the_attempt_with_that_reason(
         assert options or result.return_value is value
 
 
-def test_the_truth_of_a_result_counts_against_the_timeout(workspace: Workspace) -> None:
+def test_timeout_covers_bool_of_the_result(workspace: Workspace) -> None:
     released = threading.Event()
 
     class Slow:
@@ -253,7 +253,7 @@ def test_the_truth_of_a_result_counts_against_the_timeout(workspace: Workspace) 
             return released.wait(60)
 
     try:
-        failed = beside(lambda _: Slow(), workspace, timeout=0.2)
+        failed = run_beside_good(lambda _: Slow(), workspace, timeout=0.2)
     finally:
         released.set()
     assert failed.reason == "timed out after 0.2 s"
@@ -263,36 +263,34 @@ def test_the_truth_of_a_result_counts_against_the_timeout(workspace: Workspace) 
     "make", [Mute, lambda: (True, Mute()), lambda: (Mute(), 1)], ids=["mute", "with-mute", "mute-first"]
 )
 @by_runner
-def test_one_that_returns_what_cannot_be_shown(
-    make: Callable[[], Any], options: dict[str, Any], workspace: Workspace
-) -> None:
-    assert beside(lambda _: make(), workspace, **options).exception is not None
+def test_false_result_whose_repr_raises(make: Callable[[], Any], options: dict[str, Any], workspace: Workspace) -> None:
+    assert run_beside_good(lambda _: make(), workspace, **options).exception is not None
 
 
-@pytest.mark.parametrize("make", [lambda: [Mute(), 1], a_circle, lambda: {Mute(): Mute()}, lambda: 10**5000, count])
+@pytest.mark.parametrize("make", [lambda: [Mute(), 1], cyclic_list, lambda: {Mute(): Mute()}, lambda: 10**5000, count])
 @by_runner
-def test_a_true_result_that_cannot_be_shown_is_a_success(
+def test_true_result_whose_repr_raises_is_success(
     make: Callable[[], Any], options: dict[str, Any], workspace: Workspace
 ) -> None:
     assert Speculate([lambda _: make()], **options)(workspace).committed
 
 
-def test_a_value_of_many_megabytes_is_cut(workspace: Workspace) -> None:
-    failed = beside(lambda _: (False, "x" * 20_000_000), workspace)
+def test_very_long_value_is_truncated(workspace: Workspace) -> None:
+    failed = run_beside_good(lambda _: (False, "x" * 20_000_000), workspace)
     assert len(failed.return_value[1]) == 20_000_000
     assert (workspace.state / "ledger" / "ledger.db").stat().st_size < 2_000_000
 
 
 @pytest.mark.parametrize("kind", [Truth, NewTruth], ids=["bool_", "bool"])
 @pytest.mark.parametrize("options", [{}, ISOLATED], ids=["thread", "isolated"])
-def test_truth_of_other_makes(kind: Callable[[bool], Any], options: dict[str, Any], workspace: Workspace) -> None:
+def test_foreign_boolean_types(kind: Callable[[bool], Any], options: dict[str, Any], workspace: Workspace) -> None:
     outcome = Speculate([lambda _: kind(False), lambda _: kind(True)], first_wins=False, **options)(workspace)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
     assert outcome.all_results[0].reason == "it returned False"
 
 
-def test_scores_of_other_makes(workspace: Workspace) -> None:
+def test_foreign_number_types_as_scores(workspace: Workspace) -> None:
     from fractions import Fraction
 
     outcome = BestOfN([lambda _: (True, Fraction(1, 2)), lambda _: (Truth(True), 10**300)])(workspace)
@@ -337,20 +335,20 @@ def _kill_all(_: Path) -> bool:
     ],
 )
 @pytest.mark.parametrize("confinement", ["standard", "strict"])
-def test_one_that_dies(bad: Any, reason: str, confinement: str, workspace: Workspace) -> None:
-    failed = beside(bad, workspace, runner=SandboxRunner(confinement))
+def test_candidate_process_dies(bad: Any, reason: str, confinement: str, workspace: Workspace) -> None:
+    failed = run_beside_good(bad, workspace, runner=SandboxRunner(confinement))
     assert reason in str(failed.reason)
     assert failed.exception is not None
 
 
 @pytest.mark.parametrize("argv", [["no-such-command"], ["/"], ["./a.txt"], [""], ["sh\0", "x"]], ids=repr)
-def test_a_command_that_cannot_be_started(argv: list[str], workspace: Workspace) -> None:
-    failed = beside(argv, workspace)
+def test_command_cannot_be_started(argv: list[str], workspace: Workspace) -> None:
+    failed = run_beside_good(argv, workspace)
     assert failed.exception is not None
 
 
 @pytest.mark.parametrize("argv", [[], "make test", [1], [None], b"x", None, 3], ids=repr)
-def test_what_is_no_candidate_is_said_at_once(argv: Any) -> None:
+def test_invalid_candidate_is_refused_immediately(argv: Any) -> None:
     with pytest.raises(TypeError, match="a candidate is a function or a command as a list of words, not"):
         Speculate([argv])
 
@@ -366,14 +364,14 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_thread_that_takes_too_long_is_left_behind(gate: threading.Event, workspace: Workspace) -> None:
-    failed = beside(lambda _: gate.wait(), workspace, timeout=0.2)
+def test_thread_is_abandoned_after_its_timeout(gate: threading.Event, workspace: Workspace) -> None:
+    failed = run_beside_good(lambda _: gate.wait(), workspace, timeout=0.2)
     assert failed.reason == "timed out after 0.2 s"
     assert isinstance(failed.exception, TimeoutError)
     assert not gate.is_set()
 
 
-def test_a_coroutine_that_takes_too_long_is_cancelled(workspace: Workspace) -> None:
+def test_coroutine_is_cancelled_after_its_timeout(workspace: Workspace) -> None:
     ended = []
 
     async def slow(_: Path) -> bool:
@@ -383,11 +381,11 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(workspace: Workspace) -> N
             await asyncio.sleep(0)  # cleaning up may take a moment
             ended.append("cancelled")
 
-    assert beside(slow, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+    assert run_beside_good(slow, workspace, timeout=0.2).reason == "timed out after 0.2 s"
     assert ended == ["cancelled"]
 
 
-def test_a_coroutine_that_will_not_be_cancelled_is_left_behind(workspace: Workspace) -> None:
+def test_coroutine_that_ignores_cancellation_is_abandoned(workspace: Workspace) -> None:
     async def stubborn(_: Path) -> bool:
         while True:
             try:
@@ -395,43 +393,43 @@ def test_a_coroutine_that_will_not_be_cancelled_is_left_behind(workspace: Worksp
             except asyncio.CancelledError:
                 continue
 
-    assert beside(stubborn, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+    assert run_beside_good(stubborn, workspace, timeout=0.2).reason == "timed out after 0.2 s"
 
 
-def test_a_coroutine_that_succeeds_when_it_is_cancelled_is_too_late(workspace: Workspace) -> None:
+def test_coroutine_that_returns_success_after_cancellation_has_failed(workspace: Workspace) -> None:
     async def late(_: Path) -> bool:
         try:
             return await asyncio.Future()
         except asyncio.CancelledError:
             return True
 
-    assert beside(late, workspace, timeout=0.2).reason == "timed out after 0.2 s"
+    assert run_beside_good(late, workspace, timeout=0.2).reason == "timed out after 0.2 s"
 
 
 STUBBORN = "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' & (sleep 1000 &); "
 
 
 @pytest.mark.parametrize("is_function", [True, False])
-def test_a_sandbox_that_takes_too_long_is_killed_with_all_descendants(is_function: bool, workspace: Workspace) -> None:
+def test_sandbox_is_killed_with_all_descendants_after_its_timeout(is_function: bool, workspace: Workspace) -> None:
     mark = f"echo {workspace.path} >/dev/null; "
 
     def slow(_: Path) -> bool:
         os.execlp("sh", "sh", "-c", f"{mark}{STUBBORN}sleep 1000")
 
     bad = slow if is_function else ["sh", "-c", f"{mark}{STUBBORN}sleep 1000"]
-    failed = beside(bad, workspace, timeout=0.5, isolate_processes=True)
+    failed = run_beside_good(bad, workspace, timeout=0.5, isolate_processes=True)
     assert failed.reason == "timed out after 0.5 s"
     assert isinstance(failed.exception, TimeoutError)
 
 
-def test_a_timeout_is_each_candidates_own(workspace: Workspace) -> None:
-    """A timeout does not include waiting: here candidates run in turn, and take longer than one timeout together."""
+def test_each_candidate_has_its_own_timeout(workspace: Workspace) -> None:
+    """A timeout excludes the wait for a free slot: these candidates run in turn and together exceed one timeout."""
     outcome = Speculate([["sleep", "0.4"]] * 3, first_wins=False, max_parallel=1, timeout=1)(workspace)
     assert [r.success for r in outcome.all_results] == [True] * 3
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan])
-def test_a_timeout_that_is_none(timeout: float) -> None:
+def test_invalid_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout must be above 0 seconds"):
         Speculate([good], timeout=timeout)
 
@@ -439,7 +437,7 @@ def test_a_timeout_that_is_none(timeout: float) -> None:
 # Output
 
 
-def test_a_gigabyte_of_output(workspace: Workspace) -> None:
+def test_gigabyte_of_output_is_not_kept_in_memory(workspace: Workspace) -> None:
     before = _peak_memory()
     argv = ["sh", "-c", "head -c 1073741824 /dev/zero; printf '\\nlast\\377line\\n' >&2"]
     outcome = Speculate([argv])(workspace)
@@ -465,7 +463,7 @@ def _peak_memory() -> int:
 
 
 @pytest.mark.parametrize("how", ["stdout", "stderr"])
-def test_output_that_is_no_text_is_feedback_all_the_same(how: str, workspace: Workspace) -> None:
+def test_binary_output_is_passed_on_as_feedback(how: str, workspace: Workspace) -> None:
     script = 'grep -q "�(" "$FORKWISE_FEEDBACK" && exit 0; printf "\\303(\\n"; exit 1'
     redirect = "" if how == "stdout" else "exec 1>&2; "
     outcome = Reflexion(["sh", "-c", redirect + script], 2)(workspace)
@@ -474,8 +472,8 @@ def test_output_that_is_no_text_is_feedback_all_the_same(how: str, workspace: Wo
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "yes", "1e999", "0.5 0.6", "0x10", "x" * 300])
-def test_a_score_that_is_none(word: str, workspace: Workspace) -> None:
-    failed = beside(["sh", "-c", f"echo {word} > $FORKWISE_SCORE"], workspace)
+def test_invalid_score_fails_the_attempt(word: str, workspace: Workspace) -> None:
+    failed = run_beside_good(["sh", "-c", f"echo {word} > $FORKWISE_SCORE"], workspace)
     assert "score" in str(failed.reason)
 
 
@@ -483,13 +481,13 @@ def test_a_score_that_is_none(word: str, workspace: Workspace) -> None:
     "script",
     ["ln -s /etc/passwd $FORKWISE_SCORE", "mkdir $FORKWISE_SCORE", "mkfifo $FORKWISE_SCORE"],
 )
-def test_a_score_that_is_no_plain_file(script: str, workspace: Workspace) -> None:
-    failed = beside(["sh", "-c", script], workspace, timeout=20)
+def test_score_must_be_a_regular_file(script: str, workspace: Workspace) -> None:
+    failed = run_beside_good(["sh", "-c", script], workspace, timeout=20)
     assert failed.reason == "its score is not a regular file of at most 200 bytes"
 
 
 @pytest.mark.parametrize("script", ["true", ": > $FORKWISE_SCORE", "rm -r ${FORKWISE_SCORE%/*}/*"])
-def test_without_a_score_it_is_one(script: str, workspace: Workspace) -> None:
+def test_default_score_is_one(script: str, workspace: Workspace) -> None:
     outcome = Speculate([["sh", "-c", script]], timeout=20)(workspace)
     assert [(r.success, r.score) for r in outcome.all_results] == [(True, 1.0)]
 
@@ -497,7 +495,7 @@ def test_without_a_score_it_is_one(script: str, workspace: Workspace) -> None:
 # Changes to the branch
 
 
-def test_one_that_deletes_everything_has_deleted_everything(workspace: Workspace) -> None:
+def test_winner_that_deletes_everything_is_committed(workspace: Workspace) -> None:
     def empty(path: Path) -> bool:
         for entry in path.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -512,19 +510,19 @@ def test_one_that_deletes_everything_has_deleted_everything(workspace: Workspace
 
 
 @pytest.mark.parametrize("how", ["commit", "abort"])
-def test_one_that_ends_its_branch_by_hand(how: str, workspace: Workspace) -> None:
+def test_candidate_ends_its_own_branch(how: str, workspace: Workspace) -> None:
     def bad(path: Path) -> bool:
         (path / "bad").write_text("bad")
         [own] = [b for b in Workspace(workspace.path).branches() if b.path == path]
         getattr(own, how)()
         return True
 
-    failed = beside(bad, workspace)
+    failed = run_beside_good(bad, workspace)
     assert failed.reason == "its branch was committed or aborted while it ran"
     assert (workspace.path / "bad").exists() == (how == "commit")
 
 
-def test_one_that_ends_its_siblings_branches(workspace: Workspace) -> None:
+def test_candidate_ends_the_branch_of_a_sibling(workspace: Workspace) -> None:
     started = threading.Event()
     aborted = threading.Event()
 
@@ -546,7 +544,7 @@ def test_one_that_ends_its_siblings_branches(workspace: Workspace) -> None:
     assert outcome.committed
 
 
-def test_one_that_goes_elsewhere(workspace: Workspace) -> None:
+def test_candidate_changes_the_working_directory(workspace: Workspace) -> None:
     """The working directory belongs to the whole process, and must not be left in a deleted directory."""
     before = Path.cwd()
 
@@ -561,7 +559,7 @@ def test_one_that_goes_elsewhere(workspace: Workspace) -> None:
     assert Path.cwd() == before
 
 
-def test_a_loser_that_keeps_writing(workspace: Workspace, gate: threading.Event) -> None:
+def test_loser_keeps_writing_after_the_commit(workspace: Workspace, gate: threading.Event) -> None:
     started, wrote = threading.Event(), threading.Event()
 
     def loser(path: Path) -> bool:
@@ -585,7 +583,7 @@ def test_a_loser_that_keeps_writing(workspace: Workspace, gate: threading.Event)
     assert not (workspace.path / "late").exists()
 
 
-def test_a_winner_that_keeps_writing(workspace: Workspace, gate: threading.Event) -> None:
+def test_winner_keeps_writing_after_the_commit(workspace: Workspace, gate: threading.Event) -> None:
     """An abandoned thread's later writes do not reach the workspace: it has the files as of the commit."""
     threads: list[threading.Thread] = []
     ready = threading.Event()
@@ -616,7 +614,7 @@ def test_background_processes_end_with_their_sandbox(workspace: Workspace) -> No
     assert (workspace.path / "done").exists()
 
 
-def test_one_that_changes_nothing_wins_all_the_same(workspace: Workspace) -> None:
+def test_candidate_without_changes_can_win(workspace: Workspace) -> None:
     outcome = Speculate([["true"]])(workspace)
     assert outcome.committed
     assert outcome.commit is not None
@@ -628,7 +626,7 @@ def test_one_that_changes_nothing_wins_all_the_same(workspace: Workspace) -> Non
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(1), KeyboardInterrupt(), MuteError()])
 @pytest.mark.parametrize("who", ["evaluate", "critique", "expand", "judge"])
-def test_one_that_is_asked_and_raises(who: str, error: BaseException, workspace: Workspace) -> None:
+def test_callback_raises(who: str, error: BaseException, workspace: Workspace) -> None:
     def bad(*_: Any) -> Any:
         raise error
 
@@ -660,7 +658,7 @@ def test_one_that_is_asked_and_raises(who: str, error: BaseException, workspace:
 @pytest.mark.parametrize(
     "said", [None, "a", 2, -1, True, math.nan, Mute()], ids=["none", "a", "2", "-1", "true", "nan", "mute"]
 )
-def test_a_judge_that_says_nonsense(said: Any, workspace: Workspace) -> None:
+def test_judge_returns_an_invalid_choice(said: Any, workspace: Workspace) -> None:
     outcome = Tournament([lambda _: (True, 0.1), lambda _: (True, 0.9)], judge=lambda *_: said)(workspace)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
@@ -670,7 +668,7 @@ def test_a_judge_that_says_nonsense(said: Any, workspace: Workspace) -> None:
     "given", [None, (), 3, "make", [["true"], 3], Mute()], ids=["none", "()", "3", "str", "odd", "mute"]
 )
 @pytest.mark.filterwarnings("ignore:.*could not be expanded")
-def test_an_expansion_that_is_none(given: Any, workspace: Workspace) -> None:
+def test_expand_returns_an_invalid_value(given: Any, workspace: Workspace) -> None:
     outcome = TreeOfThoughts([good], expand=lambda *_: given, max_depth=3)(workspace)
     assert outcome.committed
     assert len(outcome.all_results) == 1
@@ -679,13 +677,13 @@ def test_an_expansion_that_is_none(given: Any, workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     "value", [None, "good", math.nan, (True, "x"), (True, None), Mute(), 10**400], ids=lambda v: type(v).__name__
 )
-def test_an_evaluation_that_is_none(value: Any, workspace: Workspace) -> None:
+def test_evaluate_returns_an_invalid_value(value: Any, workspace: Workspace) -> None:
     outcome = BestOfN([good], evaluate=lambda _: value)(workspace)
     assert not outcome.committed
     assert "not a score" in str(outcome.all_results[0].reason)
 
 
-def test_critics_look_at_a_branch_that_is_gone(workspace: Workspace) -> None:
+def test_critique_of_a_branch_that_no_longer_exists(workspace: Workspace) -> None:
     told: list[str | None] = []
 
     def bad(path: Path, number: int, said: str | None) -> bool:

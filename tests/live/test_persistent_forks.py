@@ -29,7 +29,7 @@ from tests.modules.brain import Asked, Brain
 
 pytestmark = pytest.mark.anyio
 
-_ROUNDS = rounds(6, 50)
+_ROUNDS = rounds(8, 50)
 _TURNS = 5  # of every branch
 LEFT = """
 import asyncio, os
@@ -132,7 +132,7 @@ async def test_nothing_to_resume(workspace: Workspace) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(rounds(1, 2)))
 def test_killed_at_any_moment_of_a_fork_in_three(tmp_path: Path, seed: int) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     environment.pop("FORKWISE_STATE", None)

@@ -104,7 +104,7 @@ def _as_nobody() -> Results:
     need(bool(found), "no interpreter that another user may run")
     room = Path(tempfile.mkdtemp(prefix="forkwise-escapes-", dir="/var"))
     try:
-        ignore = shutil.ignore_patterns("__pycache__", ".*")
+        ignore = shutil.ignore_patterns(".*")
         shutil.copytree(ROOT / "src", room / "src", ignore=ignore)
         shutil.copytree(ROOT / "tests", room / "tests", ignore=ignore)
         for name in ("rapidfuzz", "pydantic_core", "typing_extensions"):

@@ -1,6 +1,6 @@
-"""Functions in sandboxes of programs that do other things meanwhile: threads, signals, kills, locks.
+"""BranchContext in programs that use threads, signals and locks, and whose processes are killed.
 
-Each program is a process of its own, so that all its descriptors and children are its own.
+Each test runs a program in a new process, which has no other descriptors and children.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def user_namespaces() -> None:
     need_user_namespaces()
 
 
-def said_by(program: str, place: Path) -> Any:
-    """Return what a program prints at the end."""
+def run_program(program: str, place: Path) -> Any:
+    """Run a program and return the JSON document in its last line of output."""
     done = subprocess.run(
         [sys.executable, "-c", BEGINNING + program, str(place)],
         stdin=subprocess.DEVNULL,
@@ -74,8 +74,8 @@ def said_by(program: str, place: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_what_other_threads_are_making_is_not_inherited(tmp_path: Path) -> None:
-    """Pipes of sandboxes that are being made, the forkserver's socket and locks are not inherited.
+def test_descriptors_of_other_threads_are_not_inherited(tmp_path: Path) -> None:
+    """A function inherits no pipe of a sandbox that another thread starts, no lock, and not the forkserver's socket.
 
     With them a function could forge an outcome, unlock a workspace, or keep a reader waiting for the end of a pipe.
     """
@@ -106,7 +106,7 @@ for thread in threads: thread.join()
 for branch in branches: branch.abort()
 print(json.dumps([seen, ends, len(children())]))
 """
-    seen, ends, children = said_by(program, tmp_path)
+    seen, ends, children = run_program(program, tmp_path)
     assert len(seen) == 36
     ours = {link for links in seen for link in links if link.startswith(("pipe:", "socket:", "anon_inode:[pidfd"))}
     assert ours == set()
@@ -116,7 +116,7 @@ print(json.dumps([seen, ends, len(children())]))
     assert children == 1
 
 
-def test_a_workspaces_lock_is_neither_held_nor_undone_by_a_function(tmp_path: Path) -> None:
+def test_function_can_neither_keep_nor_release_the_workspace_lock(tmp_path: Path) -> None:
     program = """
 import fcntl
 from forkwise.files.store.state import locked
@@ -159,7 +159,7 @@ os.write(2, json.dumps([while_held, after]).encode())
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_interrupted_at_any_moment_it_leaves_nothing(tmp_path: Path, threads: int) -> None:
+def test_interrupted_start_leaves_no_process_or_descriptor(tmp_path: Path, threads: int) -> None:
     program = f"""
 class Interrupted(Exception):
     pass
@@ -197,13 +197,13 @@ stop.set()
 for thread in others: thread.join()
 print(json.dumps([interrupted, is_alone, is_idle, works, launcher._client is server, len(held()) - before]))
 """
-    interrupted, is_alone, is_idle, works, is_same, more = said_by(program, tmp_path)
+    interrupted, is_alone, is_idle, works, is_same, more = run_program(program, tmp_path)
     assert interrupted == 40
     assert (is_alone, is_idle, works, is_same) == (True, True, "works", True)
     assert more < 20  # a descriptor created just when the signal arrived is never closed
 
 
-def test_a_killed_forkserver_takes_functions_with_it_and_is_replaced(tmp_path: Path) -> None:
+def test_functions_die_with_a_killed_forkserver_which_is_replaced(tmp_path: Path) -> None:
     program = """
 def stubborn(_):
     if os.fork() == 0:
@@ -224,7 +224,7 @@ for _ in range(8):
 print(json.dumps(said))
 """
     assert (
-        said_by(program, tmp_path)
+        run_program(program, tmp_path)
         == [
             ["the target failed: ProcessBranchError: killed", False, "works", True],
         ]
@@ -232,7 +232,7 @@ print(json.dumps(said))
     )
 
 
-def test_where_somebody_else_reaps_children(tmp_path: Path) -> None:
+def test_program_that_reaps_all_children(tmp_path: Path) -> None:
     program = """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 said = [call(lambda _: "ignored") for _ in range(3)]
@@ -252,14 +252,14 @@ signal.signal(signal.SIGCHLD, reap)
 said += [call(lambda _: "reaped") for _ in range(10)]
 print(json.dumps(said))
 """
-    assert said_by(program, tmp_path) == [
+    assert run_program(program, tmp_path) == [
         *["ignored"] * 3,
         "the target failed: ProcessBranchError: ended; its exit code is unknown, other code in this program reaped it",
         *["reaped"] * 10,
     ]
 
 
-def test_a_null_device_that_was_inherited_is_not_the_hosts(tmp_path: Path) -> None:
+def test_inherited_null_device_cannot_change_the_host(tmp_path: Path) -> None:
     need(os.geteuid() == 0, "only root could change the host's")
     before = os.stat("/dev/null")
     program = """
@@ -283,7 +283,7 @@ os.dup2(out, 1)
 print(json.dumps(said))
 """
     try:
-        said = said_by(program, tmp_path)
+        said = run_program(program, tmp_path)
         after = os.stat("/dev/null")
     finally:
         os.chmod("/dev/null", stat.S_IMODE(before.st_mode))
@@ -292,7 +292,7 @@ print(json.dumps(said))
     assert (after.st_mode, after.st_uid, after.st_mtime) == (before.st_mode, before.st_uid, before.st_mtime)
 
 
-def test_a_function_that_starts_others(tmp_path: Path) -> None:
+def test_function_starts_sandboxes_of_its_own(tmp_path: Path) -> None:
     """The function is a fork: it must not use its program's forkserver and sandboxes."""
     program = """
 def outer(path):
@@ -313,14 +313,14 @@ said = [call(outer, confinement=name) for name in ("open", "standard", "strict")
 print(json.dumps([said, other.alive]))
 other.abort()
 """
-    said, is_alive = said_by(program, tmp_path)
+    said, is_alive = run_program(program, tmp_path)
     assert all(set(tried) <= {"inner", "refused"} for tried in said)
     # Without root, a sandbox in a standard one gets its namespaces, but may not mount there: Landlock steps in.
     assert [tried[1] for tried in said] == ["inner"] * 3
     assert is_alive
 
 
-def test_many_threads_and_many_functions(tmp_path: Path) -> None:
+def test_many_threads_run_many_functions(tmp_path: Path) -> None:
     program = """
 results, lock = [], threading.Lock()
 
@@ -342,7 +342,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(json.dumps([results, children() == [launcher._client.process.pid], len(held())]))
 """
-    results, is_alone, _ = said_by(program, tmp_path)
+    results, is_alone, _ = run_program(program, tmp_path)
     assert results.count("killed") == 8
     assert sorted(r for r in results if r != "killed") == [[n, t, 1] for n in range(8) for t in (0, 1, 2, 4)]
     assert is_alone

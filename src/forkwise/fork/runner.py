@@ -17,19 +17,17 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
-
 from forkwise.concurrency import CallResult, finish_then_cancel, run_in_thread, try_call
 from forkwise.errors import ProcessBranchError
 from forkwise.fork.agent_paths import AgentPaths, take_logins
 from forkwise.fork.fault import Fault, find_fault
 from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.context import BranchContext
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.sandbox.context import BranchContext
 
 __all__ = [
     "Ending",
@@ -185,6 +183,8 @@ class SandboxRunner(Runner):
         )
 
     async def _run_function(self, job: Job, function: Function) -> RunEnd:
+        from forkwise.sandbox.context import BranchContext  # noqa: PLC0415 - commands need neither it nor pydantic
+
         started = time.monotonic()
         context = BranchContext(_InSandbox(function), job.branch, confinement=self.confinement)
         try:
@@ -252,6 +252,8 @@ class _InSandbox:
         self._function = function
 
     def __call__(self, path: Path) -> Any:
+        from pydantic_core import PydanticSerializationError, from_json, to_json  # noqa: PLC0415 - loaded before the fork
+
         value = self._function(path)
         value = asyncio.run(_await(value)) if inspect.isawaitable(value) else value
         success = find_success(value)

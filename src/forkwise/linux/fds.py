@@ -54,10 +54,14 @@ def socketpair() -> tuple[int, int]:
 
 
 def close(*fds: int) -> None:
-    """Close registered descriptors; numbers below zero are skipped."""
+    """Close descriptors that are still registered; others are skipped.
+
+    A signal handler that raises may interrupt the caller after the close and before it forgets the number, which by the
+    second close may belong to another file.
+    """
     with _lock:
         for fd in fds:
-            if fd >= 0:
+            if fd in _held:
                 _held.discard(fd)
                 os.close(fd)
 
