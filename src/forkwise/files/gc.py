@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forkwise.errors import BranchError, StateError
 from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.store.state import locked
-from forkwise.linux.mountinfo import is_mount_point
+from forkwise.files.store.state import StateDir, locked, read_workspace
+from forkwise.files.store.state_root import (
+    find_problem,
+    find_root_problem,
+    forget_roots,
+    key_of,
+    list_known_roots,
+    list_roots,
+)
+from forkwise.linux.mountinfo import is_mount_point, mounts
 from forkwise.linux.process_id import ProcessId
 from forkwise.linux.syscalls import MNT_DETACH, umount2
 from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root, remove_tree
@@ -25,13 +36,14 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
     from forkwise.files.workspace import Workspace
 
-__all__ = ["MIRRORS", "OWNER_FILE", "Collected", "collect"]
+__all__ = ["MIRRORS", "OWNER_FILE", "Collected", "Orphan", "collect", "collect_orphans"]
 
 MIRRORS = ".forkwise/forks"
 """The directory of the mirrors of forks in memory, below the current directory of their process."""
 OWNER_FILE = "owner"
 """In the directory of a fork's mirror: the process that made it, as JSON."""
 _MAX_OWNER = 4096  # bytes
+_KEY = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}(?:-mounted)?\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,95 @@ def _read_owner(root_fd: int, path: str) -> ProcessId | None:
             return ProcessId.load(json.loads(file.read(_MAX_OWNER)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """The state of a workspace that no longer exists; ``reason`` is why it is kept, empty if it is removed.
+
+    ``workspace`` is None if it is not known, which is so for state that version 0.1.0 wrote.
+    """
+
+    state: str
+    workspace: str | None
+    size: int
+    reason: str = ""
+
+
+def collect_orphans(*, force: bool, dry_run: bool) -> list[Orphan]:
+    """Remove the state of all workspaces of this user that were deleted, moved or renamed.
+
+    State with uncommitted changes in a branch is kept, unless ``force`` is given, and so is that of a workspace whose
+    filesystem is not mounted. With ``dry_run`` nothing is removed.
+    """
+    roots = dict.fromkeys([*list_known_roots(), *list_roots(os.getcwd())])
+    found = []
+    for root in roots:
+        if os.path.isdir(root) and find_root_problem(root, f"{root}/-") is None:
+            names = sorted(n for n in os.listdir(root) if _KEY.match(n) and os.path.isdir(f"{root}/{n}/head"))
+            found += [orphan for name in names if (orphan := _collect_orphan(root, name, force, dry_run)) is not None]
+    if not dry_run:
+        forget_roots()
+    return found
+
+
+def _collect_orphan(root: str, name: str, force: bool, dry_run: bool) -> Orphan | None:
+    state = f"{root}/{name}"
+    if find_problem(state) is not None:
+        return None
+    workspace, mount = read_workspace(state) or (_guess_workspace(root, name), None)
+    if workspace is None or key_of(workspace) != name.removesuffix("-mounted"):
+        return Orphan(state, None, _size(state), "its workspace is not known")
+    if (reason := _find_use(workspace, mount)) is None:
+        return None
+    with locked(state):
+        reason = reason or _find_work(StateDir(state, state), force)
+        orphan = Orphan(state, workspace, _size(state), reason)
+        if not reason and not dry_run:
+            for entry in reversed(mounts()):
+                if entry.point.startswith(f"{state}/"):
+                    umount2(entry.point, MNT_DETACH)
+            removed = f".removed-{secrets.token_hex(8)}"
+            os.rename(state, f"{root}/{removed}")
+            with closing_fd(open_root(root)) as parent:
+                remove_tree(parent, removed)
+    return orphan
+
+
+def _guess_workspace(root: str, name: str) -> str | None:
+    """Return the workspace of state that names none, if it is next to the root."""
+    parent = os.path.dirname(root)
+    guess = f"{parent.rstrip('/')}/{name.removesuffix('-mounted')[:-17]}"
+    return guess if key_of(guess) == name.removesuffix("-mounted") else None
+
+
+def _find_use(workspace: str, mount: str | None) -> str | None:
+    """Return None if a workspace exists, an empty text if it does not, or why that cannot be told."""
+    try:
+        os.stat(workspace)
+    except (FileNotFoundError, NotADirectoryError):
+        if mount is None or os.path.ismount(mount):
+            return ""
+        return f"no filesystem is mounted at {mount}, where its workspace was"
+    except OSError as error:
+        return f"its workspace cannot be reached: {error.strerror}"
+    return None
+
+
+def _find_work(state_dir: StateDir, force: bool) -> str:
+    """Return why state must be kept: a live process, or changes that were never committed."""
+    for name in state_dir.names():
+        home = state_dir.home(name)
+        try:
+            info = BranchInfo.load(home)
+        except (StateError, BranchError):
+            info = None
+        if info is not None and info.owner is not None and info.owner.alive and not info.kept:
+            return f"a running process uses its branch {name}"
+        with suppress(OSError):
+            if not force and os.listdir(f"{home}/layer"):
+                return f"its branch {name} has changes that were not committed"
+    return ""
 
 
 def _unmount_probe(home: str) -> None:

@@ -113,14 +113,20 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
     help="Number of forks to keep in the ledger, with the output of their attempts.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option(
+    "--all", "orphans", is_flag=True, help="Remove instead the state of workspaces that were deleted, moved or renamed."
+)
 @workspace_option
 @json_option
-def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, directory: Path, output: Output) -> None:
+def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, directory: Path, output: Output) -> None:
     """Remove leftovers of dead processes, and old undo data and forks.
 
     Branches with uncommitted changes and interrupted forks are listed and kept, unless --force is given. Resume such a
     fork with forkwise resume, or drop it with forkwise abort.
     """
+    if orphans:
+        _remove_orphans(force, dry_run, output)
+        return
     from forkwise.fork.control import clean_up
 
     report = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
@@ -140,6 +146,26 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, directory: Path, 
     if report.forgotten:
         output.line(f"{'would remove' if dry_run else 'removed'} {len(report.forgotten)} old forks from the ledger")
     output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.collected.freed)}.")
+
+
+def _remove_orphans(force: bool, dry_run: bool, output: Output) -> None:
+    from dataclasses import asdict
+
+    from forkwise.files.gc import collect_orphans
+
+    found = collect_orphans(force=force, dry_run=dry_run)
+    freed = sum(orphan.size for orphan in found if not orphan.reason)
+    if output.as_json:
+        orphans = [{**asdict(orphan), "removed": not orphan.reason} for orphan in found]
+        output.document({"orphans": orphans, "freed": freed, "dry_run": dry_run})
+        return
+    for orphan in found:
+        name = f"{orphan.state}, the state of {orphan.workspace or 'an unknown workspace'}"
+        if orphan.reason:
+            output.line(f"kept {name}: {orphan.reason}", "yellow")
+        else:
+            output.line(f"{'would remove' if dry_run else 'removed'} {name}, which no longer exists")
+    output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(freed)}.")
 
 
 @click.command("judges", cls=Verb, example=("forkwise judges", "forkwise judges --json"))

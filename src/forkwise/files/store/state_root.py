@@ -23,6 +23,7 @@ from forkwise.linux.trees import mount_id
 __all__ = [
     "find_problem",
     "find_root_problem",
+    "forget_roots",
     "is_own",
     "is_state_name",
     "is_state_path",
@@ -56,13 +57,15 @@ def is_state_path(path: str) -> bool:
 
 
 def user_roots() -> list[str]:
-    """List the roots in this user's own state directory: the one of the environment, and the one of the account.
+    """List the roots in this user's own state directory.
 
-    They differ for ``sudo`` with the caller's ``HOME``, which belongs to the caller.
+    If the one that the environment names belongs to another user, as with ``sudo`` and the caller's ``HOME``, that of
+    the account follows.
     """
-    homes = [os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")]
-    homes += _account_homes(os.geteuid())
-    return [f"{home}/forkwise" for home in dict.fromkeys(map(os.path.abspath, homes))]
+    root = os.path.abspath(f"{os.environ.get('XDG_STATE_HOME') or os.path.expanduser('~/.local/state')}/forkwise")
+    if os.stat(_existing(root)).st_uid == os.geteuid():
+        return [root]
+    return list(dict.fromkeys([root, *_account_roots(os.geteuid())]))
 
 
 def list_roots(workspace: str) -> list[str]:
@@ -158,6 +161,16 @@ def list_known_roots() -> list[str]:
     return [root for root in dict.fromkeys(found) if os.path.isabs(root)]
 
 
+def forget_roots() -> None:
+    """Remove roots that no longer exist from the list in this user's state directory."""
+    for directory in user_roots():
+        if find_problem(f"{directory}/{_LIST}") is None:
+            with suppress(OSError):
+                for name in os.listdir(f"{directory}/{_LIST}"):
+                    if not os.path.exists(f"{directory}/{_LIST}/{name}"):  # a dangling symlink
+                        os.unlink(f"{directory}/{_LIST}/{name}")
+
+
 def _is_workspace(directory: str) -> bool:
     """Return whether a directory has a state directory of this user."""
     beside = (f"{above.rstrip('/')}/{_HIDDEN}{os.geteuid()}" for above in _above(directory))
@@ -192,9 +205,9 @@ def _find_replaceable(directory: str) -> str | None:
 
 
 @lru_cache(maxsize=4)
-def _account_homes(user: int) -> list[str]:
+def _account_roots(user: int) -> list[str]:
     try:
-        return [f"{pwd.getpwuid(user).pw_dir}/.local/state"]
+        return [f"{pwd.getpwuid(user).pw_dir}/.local/state/forkwise"]
     except KeyError:
         return []
 
