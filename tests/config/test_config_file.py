@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from forkwise import Workspace
 from forkwise.config.config_file import (
     AGENTS,
     SETTINGS,
     ConfigFile,
-    find_config_directory,
     find_workspace_config,
-    is_configuration,
     read_user_config,
     read_workspace_config,
 )
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
 from forkwise.files.store.state import locate
+from forkwise.git.executable_config import find_config_directory
 from forkwise.linux.syscalls import MS_BIND, mount, umount2
 from tests.acceptance import write_accepted
 from tests.need import need
@@ -159,7 +159,7 @@ def test_the_users_own_file(home: Path, workspace: Path, tmp_path: Path, monkeyp
     assert is_trusted()
     monkeypatch.setenv("XDG_CONFIG_HOME", "workspace")  # relative: ignored
     monkeypatch.chdir(tmp_path)
-    assert find_config_directory() == home / ".config/forkwise"
+    assert find_config_directory() == str(home / ".config/forkwise")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
     assert read_user_config(AGENTS, workspace) is None
 
@@ -217,17 +217,18 @@ def test_the_workspace_under_another_path(home: Path, tmp_path: Path) -> None:
     assert not found.is_trusted
 
 
-def test_paths_of_configuration_in_a_delta(home: Path, tmp_path: Path) -> None:
-    for path in (".forkwise/agents.toml", "sub/.forkwise/config.toml", ".ForkWise/Agents.TOML"):
-        assert is_configuration(path, tmp_path)
-    for path in (
-        "agents.toml",
-        ".forkwise/other.toml",
-        ".forkwise",
-        ".forkwise/sub/agents.toml",
-        "forkwise/config.toml",
-    ):
-        assert not is_configuration(path, tmp_path)
-    assert is_configuration("home/.config/forkwise/agents.toml", tmp_path)
-    assert is_configuration(".config/forkwise/config.toml", home)
-    assert not is_configuration(".config/forkwise/config.toml", tmp_path)
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_delta_that_changes_the_users_file_is_labelled(home: Path, is_linked: bool) -> None:
+    directory = home / ".config/forkwise"
+    root, name = home, f".config/forkwise/{AGENTS}"
+    if is_linked:
+        root, name = home / "dotfiles", f"tools/{AGENTS}"
+        root.mkdir()
+        directory.rename(root / "tools")
+        directory.symlink_to(root / "tools")
+    branch = Workspace(root, durable=False).branch("planted", None, None)
+    (branch.path / name).write_text(TEXT)
+    (branch.path / "other.toml").write_text(TEXT)
+    found = dict(branch.delta().executable_config)
+    branch.abort()
+    assert found == {name: "forkwise"}

@@ -19,15 +19,14 @@ from typing import Any
 
 from forkwise.config.trust import Acceptances
 from forkwise.errors import ConfigError
+from forkwise.git.executable_config import find_config_directory
 
 __all__ = [
     "AGENTS",
     "SETTINGS",
     "ConfigFile",
-    "find_config_directory",
     "find_workspace_config",
     "format_ignored",
-    "is_configuration",
     "read_user_config",
     "read_workspace_config",
 ]
@@ -61,30 +60,9 @@ class ConfigFile:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def find_config_directory() -> Path:
-    """Return the user's configuration directory. A relative $XDG_CONFIG_HOME is ignored, as its specification says."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    parent = given if os.path.isabs(given) else os.path.expanduser("~/.config")
-    return Path(parent, "forkwise")
-
-
 def find_workspace_config(workspace: Path, name: str) -> Path:
     """Return the path of a workspace's file, whether or not it exists."""
     return workspace / _FOLDER / name
-
-
-def is_configuration(path: str, workspace: Path) -> bool:
-    """Return whether a path of a workspace is a configuration file of forkwise, the workspace's or the user's.
-
-    Names are compared without regard to case, because some filesystems open either.
-    """
-    parts = path.casefold().split("/")
-    if parts[-1] not in (AGENTS, SETTINGS):
-        return False
-    if parts[-2:-1] == [_FOLDER]:
-        return True
-    own = os.path.realpath(find_config_directory())
-    return os.path.join(os.path.realpath(workspace), os.path.dirname(path)).casefold() == own.casefold()
 
 
 def read_user_config(name: str, workspace: Path) -> ConfigFile | None:
@@ -92,7 +70,7 @@ def read_user_config(name: str, workspace: Path) -> ConfigFile | None:
 
     It is trusted unless it is inside the workspace, or another user owns it or may change it.
     """
-    path = find_config_directory() / name
+    path = Path(find_config_directory(), name)
     fd = _open(path, os.fspath(path), None)
     if fd is None:
         return None

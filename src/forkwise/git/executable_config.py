@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.scan import Entry, Scan
     from forkwise.files.versions import Versions
 
-__all__ = ["check_executable_config", "find_executable_config"]
+__all__ = ["check_executable_config", "find_config_directory", "find_executable_config"]
 
 _LARGEST = 1 << 20
 
@@ -94,10 +94,14 @@ def find_executable_config(
     is not ``thorough`` leaves out what only the repository's configuration names: included files, and hooks elsewhere.
     """
     included, hooks = _named_by_repository(branch) if thorough and scan.entries else ((), ())
+    own = _find_own_directory(branch)
+    directories = (*hooks, *own)
     candidates = [
         entry
         for entry in scan.entries
-        if _CANDIDATE.search(entry.path.casefold()) or included or (hooks and _is_below(branch, entry.path, hooks))
+        if _CANDIDATE.search(entry.path.casefold())
+        or included
+        or (directories and _is_below(branch, entry.path, directories))
     ]
     if not candidates:
         return {}
@@ -107,6 +111,8 @@ def find_executable_config(
         for entry in sorted(candidates, key=lambda e: e.path):
             if _is_below(branch, entry.path, hooks) and entry.new is not None and not stat.S_ISDIR(entry.new.st_mode):
                 executor: str | None = "git (core.hooksPath)"
+            elif _is_below(branch, entry.path, own) and entry.new is not None and not stat.S_ISDIR(entry.new.st_mode):
+                executor = "forkwise"
             elif os.path.join(branch.workspace.target, entry.path) in included:
                 executor = reader.label_config(entry)
             else:
@@ -135,8 +141,20 @@ def _named_by_repository(branch: Branch) -> tuple[tuple[str, ...], tuple[str, ..
     return (), ()
 
 
+def find_config_directory() -> str:
+    """Return the user's own configuration directory. A relative $XDG_CONFIG_HOME is ignored, as it has to be."""
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(given if os.path.isabs(given) else os.path.expanduser("~/.config"), "forkwise")
+
+
+def _find_own_directory(branch: Branch) -> tuple[str, ...]:
+    """Return the user's own configuration directory if the workspace contains it, as a home directory does."""
+    own = os.path.realpath(find_config_directory())
+    return (own,) if own.startswith(f"{branch.workspace.target.rstrip('/')}/") else ()
+
+
 def _is_below(branch: Branch, path: str, directories: tuple[str, ...]) -> bool:
-    return any(os.path.join(branch.workspace.target, path).startswith(f"{d}/") for d in directories)
+    return any(f"{os.path.join(branch.workspace.target, path)}/".startswith(f"{d}/") for d in directories)
 
 
 @cache
