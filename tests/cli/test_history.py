@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+
+from forkwise import Workspace
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -111,3 +114,36 @@ def test_undo_with_an_unusable_ledger_is_done_and_says_so(
     shown = run("log")
     assert "undone by 2" in shown.stdout
     assert "the forks of these commits are not known" in shown.stderr
+
+
+def test_disk_use(run: Callable[..., Result], ask: Callable[..., Any], project: Path) -> None:
+    run("run", "--", "sh", "-c", "head -c 1000000 /dev/urandom > a.txt")
+    run("run", "--", "sh", "-c", "echo small > a.txt; echo said")
+    shown = run("du").output
+    assert str(project) in shown
+    assert "undo" in shown
+    (use,) = ask("du")["workspaces"]
+    assert use["workspace"] == str(project)
+    assert 1_000_000 <= use["kinds"]["undo"] < 1_300_000
+    assert use["kinds"]["logs"] > 0
+    assert use["total"] == sum(use["kinds"].values())
+    assert [one["workspace"] for one in ask("du", "--all")["workspaces"]] == [str(project)]
+
+
+def test_limits_of_the_user_collect_after_an_exploration(
+    run: Callable[..., Result], ask: Callable[..., Any], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    run("run", "--", "sh", "-c", "echo 1 > a.txt")
+    history = Workspace(project).state_dir.history(1)
+    os.utime(history, (0, 0))
+    run("run", "--", "sh", "-c", "echo 2 > a.txt")
+    assert os.path.isdir(history)  # nothing is removed by default
+    (tmp_path / "config/forkwise").mkdir(parents=True)
+    config = tmp_path / "config/forkwise/config.toml"
+    config.write_text("[gc]\nmax_age = 'soon'\n")
+    assert "was not removed automatically" in run("run", "--", "sh", "-c", "echo 3 > a.txt").stderr
+    config.write_text("[gc]\nmax_age = '30d'\n")
+    assert "as [gc] in your config.toml says" in run("run", "--", "sh", "-c", "echo 4 > a.txt").output
+    assert not os.path.exists(history)
+    assert len(ask("ls")["forks"]) == 4

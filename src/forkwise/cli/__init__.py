@@ -15,7 +15,7 @@ from forkwise.cli.commands.decide import abort, combine, pick, resume
 from forkwise.cli.commands.doctor import doctor
 from forkwise.cli.commands.explore import EXPLORE_VERBS
 from forkwise.cli.commands.forks import diff, ls, show, watch
-from forkwise.cli.commands.history import gc, judges, log, undo
+from forkwise.cli.commands.history import du, gc, judges, log, undo
 from forkwise.cli.commands.model import model
 from forkwise.cli.commands.trust import trust
 from forkwise.cli.commands.walk import walk
@@ -43,7 +43,7 @@ forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, diff, log, judges))
 forkwise_command.add_section("Branch", (branch,))
 forkwise_command.add_section("Agent", (chat, walk, model))
-forkwise_command.add_section("Maintenance", (doctor, trust, gc))
+forkwise_command.add_section("Maintenance", (doctor, trust, gc, du))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from forkwise.cli.app import Exit, StoppedBySignalError
 from forkwise.cli.options import ExploreOptions
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record
-from forkwise.display.output import Output, command_line, commit_record, totals
+from forkwise.display.output import Output, command_line, commit_record, size_text, totals
 from forkwise.errors import BranchingError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
@@ -77,6 +77,7 @@ def run_and_report(
         except (click.ClickException, GitError, OSError) as error:
             failure = error
         _print_outcome(outcome, options, progress, git)
+    _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
         raise failure
     return Exit.NO_WINNER if outcome.winner is None and outcome.commit is None else Exit.OK
@@ -183,6 +184,22 @@ async def _run_until_signal(
         refresh_task.cancel()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def _collect_garbage(workspace: Workspace, options: ExploreOptions) -> None:
+    """Collect garbage if the user has set limits for it. Its failure is a warning: the exploration is over."""
+    from forkwise.config.gc_limits import read_gc_limits
+    from forkwise.fork.control import collect_by_limits
+
+    try:
+        report = collect_by_limits(workspace, read_gc_limits(workspace.path))
+    except (BranchingError, OSError) as error:
+        warnings.warn(f"old data was not removed automatically: {error}", ForkwiseWarning, stacklevel=1)
+        return
+    removed = () if report is None else (*report.collected.removed, *report.forgotten)
+    if report is not None and removed and not options.quiet and not options.output.as_json:
+        freed = size_text(report.collected.freed)
+        options.output.line(f"Removed {len(removed)} old items, as [gc] in your config.toml says; {freed} freed.")
 
 
 def _write_patch(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:

@@ -60,12 +60,19 @@ class Collected:
 
 
 def collect(
-    workspace: Workspace, *, force: bool, keep: int, dry_run: bool, wanted: Mapping[str, bool] | None = None
+    workspace: Workspace,
+    *,
+    force: bool,
+    keep: int,
+    dry_run: bool,
+    wanted: Mapping[str, bool] | None = None,
+    old_commits: Collection[int] | None = None,
 ) -> Collected:
     """Collect the garbage of one workspace.
 
     ``wanted`` maps the paths of branches to whether they are still needed, for a caller that knows more than is
-    recorded in the branch.
+    recorded in the branch. ``old_commits`` are the commits whose undo records are removed, instead of all but the last
+    ``keep``.
     """
     state_dir = workspace.state_dir
     with locked(state_dir.state):
@@ -88,6 +95,8 @@ def collect(
         probes = list(_abandoned_probes(state_dir.state))
         leftovers = [*_abandoned_homes(workspace), *probes]
         old = [n for n in state_dir.numbers() if n <= state_dir.head - keep]
+        if old_commits is not None:
+            old = [n for n in state_dir.numbers() if n in old_commits]
         removed += [f"commit {n}" for n in old]
         freed += sum(map(_size, [*leftovers, *(state_dir.history(n) for n in old)]))
         if not dry_run:

@@ -8,20 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchNotFoundError, ForkResolvedError, LedgerError
 from forkwise.files.gc import Collected, collect
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.evaluation import is_scratch
 from forkwise.fork.stored_fork import PATIENCE, StoredFork, reconcile
+from forkwise.ledger.disk_use import measure_disk_use
 from forkwise.ledger.sqlite import open_ledger
 
 if TYPE_CHECKING:
+    from forkwise.config.gc_limits import GcLimits
     from forkwise.files.branch import Branch
     from forkwise.fork.fork import Fork
     from forkwise.ledger.ledger import Ledger
@@ -32,6 +35,7 @@ __all__ = [
     "abort_attempt",
     "abort_fork",
     "clean_up",
+    "collect_by_limits",
     "is_decided",
     "poll_requests",
 ]
@@ -39,6 +43,8 @@ __all__ = [
 
 _POLL_INTERVAL = 0.25  # seconds
 _WAIT_INTERVAL = 0.05
+_COLLECT_INTERVAL = 86400.0  # between two automatic collections
+_STAMP = "collected"  # in the state directory: the time of the last automatic collection
 
 
 async def poll_requests(fork: Fork) -> None:
@@ -176,9 +182,14 @@ def clean_up(
     force: bool = False,
     keep: int = 50,
     keep_forks: int = 1000,
+    fork_age: float | None = 0.0,
+    old_commits: Collection[int] | None = None,
     dry_run: bool = False,
 ) -> CleanupReport:
     """Remove what dead processes left behind, and all but the newest ``keep_forks`` forks from the ledger.
+
+    Forks that ended within the last ``fork_age`` seconds stay as well; None keeps all. If ``old_commits`` is given, the
+    undo records of exactly these commits are removed, whatever ``keep`` says.
 
     Removes the branches of forks that are over, and those that tests and judges ran in. Branches of unfinished forks
     stay; ``force`` aborts the interrupted ones. For the other arguments see ``Workspace.gc``.
@@ -199,10 +210,54 @@ def clean_up(
         wanted = families.wanted(aborted)
         if not dry_run:
             _take_abandoned_logins(workspace)
-        collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted)
-        forgotten = ledger.prune(keep=keep_forks, dry_run=dry_run)
+        collected = collect(workspace, force=force, keep=keep, dry_run=dry_run, wanted=wanted, old_commits=old_commits)
+        forgotten = [] if fork_age is None else ledger.prune(keep=keep_forks, older_than=fork_age, dry_run=dry_run)
         unfinished = [fork for fork in families.unfinished() if fork.id not in aborted]
     return CleanupReport(collected, aborted, tuple(forgotten), tuple(unfinished))
+
+
+def collect_by_limits(workspace: Workspace, limits: GcLimits, *, now: float | None = None) -> CleanupReport | None:
+    """Collect garbage if limits are set and the last automatic collection was a day ago; otherwise return None.
+
+    Nothing that is in use is removed: no branch of a running process, none that is kept or has uncommitted changes, no
+    undo record since an open branch was forked, and, to free space, nothing younger than ``limits.min_age``.
+    """
+    if not limits.are_set or type(workspace) is not Workspace:  # a mount with branches of its own keeps no undo records
+        return None
+    now = time.time() if now is None else now
+    stamp = f"{workspace.state_dir.state}/{_STAMP}"
+    try:
+        if 0 <= now - os.stat(stamp).st_mtime < _COLLECT_INTERVAL:
+            return None
+    except FileNotFoundError:
+        os.close(os.open(stamp, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    os.utime(stamp, (now, now))
+    ages = {number: now - _find_time(workspace, number) for number in workspace.state_dir.numbers()}
+    generations = [BranchInfo.load(branch.home).generation for branch in workspace.children()]
+    last_free = min(generations, default=workspace.state_dir.head)
+    ages = {number: age for number, age in ages.items() if number <= last_free}
+    old = {number for number, age in ages.items() if limits.max_age is not None and age > limits.max_age}
+    keep_forks_s = limits.max_age
+    if limits.max_size is not None:
+        use = measure_disk_use(workspace)
+        left = use.total - use.kinds["trash"] - sum(use.undo.get(number, 0) for number in old)
+        for number in sorted(ages):
+            if left <= limits.max_size:
+                break
+            if number not in old and ages[number] > limits.min_age:
+                old.add(number)
+                left -= use.undo.get(number, 0)
+        if left > limits.max_size:
+            keep_forks_s = limits.min_age if keep_forks_s is None else min(limits.min_age, keep_forks_s)
+    return clean_up(workspace, keep_forks=0, fork_age=keep_forks_s, old_commits=old)
+
+
+def _find_time(workspace: Workspace, number: int) -> float:
+    """Return when a commit was made, or the largest time if its record was removed meanwhile."""
+    try:
+        return os.stat(workspace.state_dir.history(number)).st_mtime
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _take_abandoned_logins(workspace: Workspace) -> None:

@@ -1,8 +1,9 @@
-"""``forkwise log``, ``undo``, ``gc`` and ``judges``: the commits of a workspace, their undo, and its clean-up."""
+"""``forkwise log``, ``undo``, ``gc``, ``du`` and ``judges``: the commits of a workspace, their undo, its clean-up."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from forkwise.live.judging.confidence import Calibration
 
 __all__ = [
+    "du",
     "gc",
     "judges",
     "log",
     "undo",
 ]
+
+_LARGEST = 10  # branches listed by du
 
 
 @click.command("log", cls=Verb, example=("forkwise log", "forkwise log -n 5 --json"))
@@ -149,8 +153,6 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
 
 
 def _remove_orphans(force: bool, dry_run: bool, output: Output) -> None:
-    from dataclasses import asdict
-
     from forkwise.files.gc import collect_orphans
 
     found = collect_orphans(force=force, dry_run=dry_run)
@@ -166,6 +168,37 @@ def _remove_orphans(force: bool, dry_run: bool, output: Output) -> None:
         else:
             output.line(f"{'would remove' if dry_run else 'removed'} {name}, which no longer exists")
     output.line(f"{'Would free' if dry_run else 'Freed'} {size_text(freed)}.")
+
+
+@click.command("du", cls=Verb, example=("forkwise du", "forkwise du --all --json"))
+@click.option("--all", "everything", is_flag=True, help="List all workspaces whose state is kept in the same place.")
+@workspace_option
+@json_option
+def du(everything: bool, directory: Path, output: Output) -> None:
+    """Show what branches, undo data, logs and caches occupy on disk.
+
+    A file with several names counts once, and holes in files count as nothing. Blocks that files share on btrfs and XFS
+    count for each of them.
+    """
+    from forkwise.files.workspace import Workspace
+    from forkwise.ledger.disk_use import KINDS, list_disk_use, measure_disk_use
+
+    workspace = Workspace(directory)
+    found = list_disk_use(workspace) if everything else [measure_disk_use(workspace)]
+    if output.as_json:
+        output.document({"workspaces": [{**asdict(use), "total": use.total} for use in found]})
+        return
+    rows = [
+        (use.workspace or use.state, *(size_text(use.kinds[k]) for k in KINDS), size_text(use.total)) for use in found
+    ]
+    output.table(("workspace", *KINDS, "total"), rows)
+    if not everything:
+        largest = sorted(found[0].branches.items(), key=lambda item: -item[1])[:_LARGEST]
+        for name, size in largest:
+            output.line(f"branch {name}: {size_text(size)}")
+    for use in found:
+        if use.unreadable:
+            output.line(f"{use.unreadable} directories in {use.state} could not be read and are not counted", "yellow")
 
 
 @click.command("judges", cls=Verb, example=("forkwise judges", "forkwise judges --json"))
