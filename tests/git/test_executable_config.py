@@ -65,6 +65,8 @@ PLAIN = (
     *(".envrc", ".mise.toml", "mise.toml", ".vscode/tasks.json", ".vscode/settings.json", ".vscode/launch.json"),
     *("x.code-workspace", ".idea/runConfigurations/all.xml", ".idea/workspace.xml", ".run/all.run.xml"),
     *(".devcontainer/devcontainer.json", ".devcontainer.json", "sitecustomize.py", "usercustomize.py"),
+    *("sitecustomize.pyc", "sitecustomize/__init__.py", "usercustomize.cpython-312-x86_64-linux-gnu.so"),
+    "__pycache__/sitecustomize.cpython-312.pyc",
     *(".pre-commit-config.yaml", ".husky/pre-commit", "lefthook.yml", ".npmrc", ".yarnrc.yml", ".pnpmfile.cjs"),
     *(".cargo/config.toml", ".claude/settings.json", ".claude/settings.local.json", ".claude/hooks/x.sh", ".mcp.json"),
     *(".cursor/mcp.json", ".gemini/settings.json", ".codex/config.toml", "opencode.json", ".forkwise/agents.toml"),
@@ -148,6 +150,9 @@ def test_keys_that_only_hold_data(workspace: Workspace, project: Path, text: str
         ('[submodule "x"]\n\tupdate = !x\n', "submodule.x.update"),
         ('[remote "x"]\n\turl = ext::sh -c x\n', "remote.x.url"),
         ('[remote "x"]\n\turl = -oProxyCommand=x\n', "remote.x.url"),
+        ('[remote "x"]\n\tpushurl = ./evil.git\n', "remote.x.pushurl"),
+        ('[branch "x"]\n\tremote = ext::sh\n', "branch.x.remote"),
+        ('[remote "x"]\n\turl = ssh://-oProxyCommand=x/y\n', "remote.x.url"),
         ('[remote "x"]\n\tuploadpack = x\n', "remote.x.uploadpack"),
         ('[url "ext::x"]\n\tinsteadOf = https://\n', "url.ext::x.insteadof"),
         ("[gpg]\n\tprogram = x\n", "gpg.program"),
@@ -238,6 +243,31 @@ def test_bare_repositories_with_a_configuration_that_runs(workspace: Workspace, 
     (project / "fixture").mkdir()
     (project / "fixture/config").write_text(f"{CONFIG}\tfsmonitor = ./x\n")
     assert list(labels_of(workspace, bare)) == ["fixture/HEAD"]
+
+
+def test_hooks_of_bare_repositories(workspace: Workspace) -> None:
+    bare = {f"x.git/{name}": "x" for name in ("HEAD", "objects/x", "refs/x", "config", "hooks/update.sample")}
+    assert list(labels_of(workspace, {**bare, "x.git/config": CONFIG, "x.git/hooks/update": "x"})) == [
+        "x.git/hooks/update"
+    ]
+
+
+def test_links_in_the_place_of_configuration_directories(workspace: Workspace) -> None:
+    def change(root: Path) -> None:
+        (root / "evil").mkdir()
+        (root / "evil/tasks.json").write_text("x")
+        (root / ".vscode").symlink_to("evil")
+        (root / ".claude").symlink_to("evil")
+        (root / "link").symlink_to("evil")
+
+    assert list(labels(workspace, change)) == [".claude", ".vscode"]
+
+
+def test_hooks_behind_a_link(workspace: Workspace, project: Path) -> None:
+    (project / "tools").mkdir()
+    shutil.rmtree(project / ".git/hooks", ignore_errors=True)
+    (project / ".git/hooks").symlink_to("../tools")
+    assert list(labels_of(workspace, {"tools/pre-commit": "x", "other": "x"})) == ["tools/pre-commit"]
 
 
 def test_files_that_the_repository_s_configuration_names(workspace: Workspace, project: Path) -> None:

@@ -18,9 +18,9 @@ __all__ = ["find_attributes", "find_keys", "is_ordinary_pointer", "list_included
 _BOOLEAN = r"(?i:true|false|yes|no|on|off|0|1|)"
 _WORD = r"[\w.+-]*"
 _LINE = r"[^\x00-\x1f]*"
-#: Addresses that git itself understands. ``name::address`` starts the program ``git-remote-name``; a leading dash would
-#: be read as an option.
-_ADDRESS = r"(?!-)(?!\w+::)[^\x00-\x20]+"
+#: Addresses on other machines. ``name::address`` starts the program ``git-remote-name``, a leading dash is read as an
+#: option, and a push to a local repository runs the hooks in there.
+_ADDRESS = r"(?:https?|ssh|git)://[^-\x00-\x20][^\x00-\x20]*|[\w.]+@[\w][\w.-]*:[^\x00-\x20]*"
 
 #: Keys that only hold data, and the values that do. Everything is matched in full; names are in lower case.
 _HARMLESS: tuple[tuple[str, str], ...] = (
@@ -33,14 +33,15 @@ _HARMLESS: tuple[tuple[str, str], ...] = (
     ),
     (r"core\.fsmonitor", _BOOLEAN),  # git's own daemon
     (r"extensions\.(objectformat|refstorage|worktreeconfig|partialclone|noop|compatobjectformat)", _WORD),
-    (r"branch\..*\.(remote|pushremote|merge|rebase|description)", _LINE),
+    (r"branch\..*\.(remote|pushremote)|remote\.pushdefault", rf"[\w.-]+|{_ADDRESS}"),
+    (r"branch\..*\.(merge|rebase|description)", _LINE),
     (r"branch\..*\.(vscode-merge-base|github-pr-owner-number|gh-merge-base)", _LINE),
     (r"branch\.(autosetupmerge|autosetuprebase|sort)", _LINE),
     (r"remote\..*\.(url|pushurl)", _ADDRESS),
     (r"remote\..*\.(fetch|push|tagopt|prune|prunetags|mirror|skipdefaultupdate|skipfetchall|promisor)", _LINE),
     (r"remote\..*\.(partialclonefilter|gh-resolved|followremotehead)", _LINE),
-    (r"(remote\.pushdefault|checkout\.defaultremote|init\.defaultbranch)", _LINE),
-    (r"submodule\..*\.url", _ADDRESS),
+    (r"(checkout\.defaultremote|init\.defaultbranch)", _LINE),
+    (r"submodule\..*\.url", rf"{_ADDRESS}|\.\.?/[\w./-]+"),
     (r"submodule\..*\.(active|branch|fetchrecursesubmodules|ignore|shallow)", _LINE),
     (r"submodule\..*\.update", r"checkout|rebase|merge|none"),  # "!command" runs a command
     (r"submodule\.(active|recurse|fetchjobs|propagatebranches)", _LINE),

@@ -34,7 +34,7 @@ _FILES: tuple[tuple[str, str], ...] = (
     (r"\.idea/(runconfigurations/.+|watchertasks\.xml|externaltools\.xml|workspace\.xml)", "JetBrains IDEs"),
     (r"\.run/[^/]+\.run\.xml", "JetBrains IDEs"),
     (r"\.devcontainer/.+|\.devcontainer\.json", "development containers"),
-    (r"(sitecustomize|usercustomize)\.py|(sitecustomize|usercustomize)/__init__\.py", "every Python that finds it"),
+    (r"(__pycache__/)?(site|user)customize(/__init__)?(\.[^/]+)?\.(py|pyc|so)", "every Python that finds it"),
     (r"\.pre-commit-config\.ya?ml", "pre-commit"),
     (r"\.husky/.+", "husky"),
     (r"\.?lefthook(-local)?\.(ya?ml|toml|json)", "lefthook"),
@@ -58,8 +58,26 @@ _FILES: tuple[tuple[str, str], ...] = (
 )
 # A cheap test that every labelled path passes: most deltas need nothing else.
 _CANDIDATE = re.compile(
-    r"(?:^|/)(?:\.|(?:mise\.|lefthook|opencode\.|sitecustomize|usercustomize)|(?:config|head)$)|\.pth$|\.code-workspace$"
+    r"(?:^|/)(?:\.|(?:mise\.|lefthook|opencode\.|sitecustomize|usercustomize)|(?:config|head)$)|(?:^|/)(?:hooks|__pycache__)/|\.pth$|\.code-workspace$"
 )
+
+#: Directories of which the list above names files: a link in such a place could lead to any others.
+_DIRECTORIES = {
+    *(
+        ".vscode",
+        ".zed",
+        ".idea",
+        ".run",
+        ".devcontainer",
+        ".husky",
+        ".yarn",
+        ".cargo",
+        ".claude",
+        ".cursor",
+        ".gemini",
+    ),
+    *(".codex", ".opencode", ".forkwise", ".ssh", ".config"),
+}
 
 #: Directories of a repository with data only, in which a name such as ``config`` is that of a branch.
 _GIT_DATA = {"refs", "logs", "objects", "lfs", "rr-cache"}
@@ -132,13 +150,16 @@ def _named_by_repository(branch: Branch) -> tuple[tuple[str, ...], tuple[str, ..
         return (), ()
     if repository is None:
         return (), ()
+    linked = f"{repository.common_directory}/hooks"
+    hooks = (os.path.realpath(linked),) if os.path.islink(linked) else ()
     with suppress(OSError), open(f"{repository.common_directory}/config", "rb") as file:
         content = file.read(_LARGEST)
         if re.search(rb"include|hookspath", content, re.IGNORECASE):
             from forkwise.git.configuration import list_included  # noqa: PLC0415 - rarely needed
 
-            return list_included(content, repository.common_directory, repository.work_tree)
-    return (), ()
+            included, named = list_included(content, repository.common_directory, repository.work_tree)
+            return included, (*named, *hooks)
+    return (), hooks
 
 
 def find_config_directory() -> str:
@@ -193,6 +214,13 @@ class _Reader:
         if name in ("config", "head") and (found := self._label_bare(entry)):
             return found
         path = entry.path.casefold()
+        if stat.S_ISLNK(entry.new.st_mode) and name in _DIRECTORIES:
+            return f"a link in the place of the configuration directory {name}"
+        if "hooks" in parts[:-1] and not name.endswith(".sample"):
+            at = parts.index("hooks")
+            above = "".join(f"{part}/" for part in entry.path.split("/")[:at])
+            if all(self._is_there(f"{above}{other}") for other in ("HEAD", "objects", "refs")):
+                return f"git (hook {name} of a bare repository)"
         return next((executor for pattern, executor in _patterns() if pattern.fullmatch(path)), None)
 
     def label_config(self, entry: Entry) -> str | None:
