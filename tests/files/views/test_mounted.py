@@ -20,6 +20,7 @@ from forkwise import (
     BranchNotFoundError,
     BranchStaleError,
     Commit,
+    ExecutableConfigError,
     ForkwiseWarning,
     MountError,
     Workspace,
@@ -65,6 +66,20 @@ def test_a_branch_is_made_committed_and_aborted_by_the_filesystem(ws: Workspace)
     assert (ws.path / "a.txt").read_text() == "two\n"
     assert ws.branches() == []
     assert [(c.id, c.branch, c.paths) for c in ws.history()] == [(1, "/main/one", ())]
+
+
+def test_executable_configuration_of_a_confined_program_is_refused(ws: Workspace) -> None:
+    outer = ws.branch("outer", None, None)
+    inner = outer.branch("inner", None, None)
+    (inner.path / ".envrc").write_text("x")
+    inner.mark_confined()
+    inner.commit()
+    with pytest.raises(ExecutableConfigError) as caught:
+        outer.commit()
+    assert caught.value.executors == {".envrc": "direnv"}
+    assert not (ws.path / ".envrc").exists()
+    outer.commit(allow_executable_config=True)
+    assert (ws.path / ".envrc").exists()
 
 
 def test_branches_nest(ws: Workspace) -> None:
