@@ -93,9 +93,13 @@ def test_what_a_file_takes_away_counts(project: Path, home: Path, agents_file: P
     assert (agent.command, agent.credentials, agent.paths.logins) == (
         before.command, before.credentials, before.paths.logins,
     )  # fmt: skip
-    agents_file.write_text("[claude]\nbranched = []\npasses = []\ncredentials = []\nsessions = []\nlogins = []\n")
+    agents_file.write_text("[claude]\nbranched = []\npasses = []\ncredentials = []\nsessions = []\n")
     agent = load_agents(project)["claude"]
-    assert (agent.paths, agent.passes, agent.credentials, agent.notes) == (AgentPaths(), (), (), ())
+    assert (agent.paths, agent.passes, agent.credentials, agent.notes) == (
+        AgentPaths(logins=before.paths.logins), (), (), (),
+    )  # fmt: skip
+    agents_file.write_text("[claude]\nlogins = []\n")  # would log the user out
+    assert load_agents(project)["claude"].paths == before.paths
 
 
 def test_accepting_a_file(

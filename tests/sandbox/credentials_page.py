@@ -21,8 +21,9 @@ Under `standard` and `strict` these files and directories are empty inside a san
 A path that begins with a variable counts if the variable is set. Links are followed, and a workspace that is itself a
 home directory is no exception. `--show PATH`, or `Confinement(shown=…)`, shows one again; `--writable` does so too.
 
-Not hidden are files that configure more than a login, such as `pip.conf`, Maven's `settings.xml`, `gradle.properties`,
-a project's own `.env`, and histories of shells: list them in `Confinement(hidden=(*CREDENTIALS, …))`."""
+Not hidden are files that configure more than a login, such as `pip.conf`, Maven's `settings.xml`,
+`gradle.properties`, a project's own `.env`, and histories of shells: list them in `Confinement(hidden=(*CREDENTIALS,
+…))`, with `CREDENTIALS` from `forkwise.sandbox.confinement`."""
 
 _AGENTS = """\
 The logins and keys of coding agents are hidden as well. With `--agent`, an agent sees its own."""

@@ -28,8 +28,8 @@ PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
 
 _PROMPT = "{prompt}"
-_PATHS = ("writable", "credentials", "branched", "sessions", "logins")
-"""Keys that list paths, or files by path: each entry is a permission."""
+_PATHS = ("writable", "credentials", "branched", "sessions")
+"""Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
 _WITH_FEEDBACK = """\
