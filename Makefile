@@ -54,7 +54,7 @@ test-integration: system $(INTEGRATION)/.installed  ## run the tests that need l
 	-@$(INTEGRATION)/bin/forkwise model fetch --quiet  # without the weights, the tests themselves skip or fail
 	@$(INTEGRATION)/bin/python scripts/run-tests --integration $(PYTEST_ARGS)
 
-crash: system $(DEV)  ## kill commits, forks and sandboxes at many more moments than make test
+crash: system $(DEV)  ## kill commits, forks and sandboxes, and cut the power, at many more moments than make test
 	FORKWISE_FULL=1 $(BIN)/python -m pytest -m crash --timeout 3600 $(PYTEST_ARGS)
 
 fuzz: system $(DEV)  ## run the property tests with random examples, and many more of them

@@ -11,13 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import forkwise
-from forkwise import BranchNotFoundError, CommitError, Workspace
+from forkwise import BranchError, BranchNotFoundError, CommitError, Workspace
+from forkwise.errors import ForkwiseWarning, StateError
 from forkwise.files.store import trash
 from forkwise.files.store.trash import discard
 from tests.files.images import mounted_tmpfs
@@ -398,3 +400,47 @@ def test_after_a_restart_a_live_number_is_not_taken_for_the_owner(workspace: Wor
     restart(workspace, "mine")
     assert not workspace.open("mine").owner_alive
     assert workspace.gc().removed == ("/main/mine",)
+
+
+# After a power failure
+
+
+@pytest.mark.parametrize("content", ["", "\0" * 300, None], ids=["empty", "zeros", "missing"])
+def test_a_branch_that_a_power_failure_took_affects_no_other(workspace: Workspace, content: str | None) -> None:
+    leave_behind(workspace, "lost+", "other+", "kept!")
+    facts = workspace.state / "branches/lost/branch.json"
+    facts.unlink()
+    if content is not None:
+        facts.write_text(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForkwiseWarning)
+        assert [b.name for b in workspace.branches()] == ["kept", "other"]
+        with pytest.raises(BranchNotFoundError if content is None else StateError):
+            workspace.open("lost")
+        workspace.open("other").abort()
+        assert workspace.gc().listed == ("/main/lost",)
+        assert workspace.gc(force=True).removed == ("/main/lost",)
+    assert [b.name for b in workspace.branches()] == ["kept"]
+    assert not facts.parent.exists()
+
+
+def test_the_name_of_a_branch_that_a_power_failure_took_is_free(workspace: Workspace) -> None:
+    leave_behind(workspace, "lost+")
+    (workspace.state / "branches/lost/branch.json").write_bytes(b"")
+    with workspace.branch("lost") as branch:
+        assert (branch.path / "f").read_text() == "f\n"
+        (branch.path / "f").write_text("again\n")
+    assert (workspace.path / "f").read_text() == "again\n"
+
+
+def test_a_copy_without_its_record_is_listed_and_can_be_removed(tmp_path: Path, open_workspace: Open) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/f").write_text("f\n")
+    workspace = open_workspace(tmp_path / "project", view="copy")
+    leave_behind(workspace, "torn")
+    (workspace.state / "branches/torn/base.json").write_bytes(b"")
+    assert workspace.gc().listed == ("/main/torn",)
+    with pytest.raises(BranchError, match=r"base\.json is empty or damaged"):
+        workspace.open("torn").delta()
+    workspace.open("torn").abort()
+    assert workspace.branches() == []

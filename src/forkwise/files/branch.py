@@ -169,7 +169,7 @@ class Parent(ABC):
             self._recover()
             try:
                 found = self._open_child(name)
-            except BranchNotFoundError:
+            except (BranchNotFoundError, StateError):
                 return self._discard_unusable(home)
             tree = found._list_tree()
             if any(one.kept or one.owner_alive for one in tree):
@@ -195,8 +195,19 @@ class Parent(ABC):
         return True
 
     def _discard_unusable(self, home: str) -> bool:
-        """Remove a home that no branch can be opened from, if it may be removed; return whether its name is free."""
-        return not os.path.isdir(home)
+        """Remove a home that no branch can be opened from, if it may be removed; return whether its name is free.
+
+        A home whose info is blank was created shortly before a power failure and not kept.
+        """
+        if not os.path.isdir(home):
+            return True
+        if not BranchInfo.is_blank(home):
+            return False
+        from forkwise.files.gc import unmount_home  # noqa: PLC0415 - rarely needed
+
+        unmount_home(home)
+        discard(self.state_dir, home)
+        return True
 
     def _free_name(self, name: str) -> str:
         """Return a name for an abandoned branch that no other branch has."""
@@ -612,7 +623,9 @@ class Branch(Parent):
             self.view_kind.hide(self.home)
 
     def _sync(self, lock: Lock, *, keep: bool = False) -> None:
+        """Sync the content first, then record that: what the record says is true whenever the power fails."""
         info = BranchInfo.load(self.home)
+        self.view_kind.flush(self.home)
         info.synced = lock.now()
         info.kept = info.kept or keep
         sync_filesystem(self.target)
@@ -673,7 +686,7 @@ class Branch(Parent):
         """Return whether it has changes; True if it cannot be read, for example because of a mount inside."""
         try:
             return bool(self._scan().delta())
-        except OSError:
+        except (OSError, BranchError):
             return True
 
     def _remove(self) -> None:

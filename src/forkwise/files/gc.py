@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forkwise.errors import BranchError, StateError
+from forkwise.errors import BranchError, BranchNotFoundError, StateError
 from forkwise.files.store import trash
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.state import StateDir, locked, read_workspace
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
     from forkwise.files.workspace import Workspace
 
-__all__ = ["MIRRORS", "OWNER_FILE", "Collected", "Orphan", "collect", "collect_orphans"]
+__all__ = ["MIRRORS", "OWNER_FILE", "Collected", "Orphan", "collect", "collect_orphans", "unmount_home"]
 
 MIRRORS = ".forkwise/forks"
 """The directory of the mirrors of forks in memory, below the current directory of their process."""
@@ -51,7 +51,7 @@ class Collected:
     """The result of a garbage collection.
 
     ``removed`` lists branches, ``commit N`` and ``mirror of fork ID``, ``listed`` the branches that were left because
-    they have uncommitted changes, ``freed`` is the freed disk space in bytes.
+    they have uncommitted changes or cannot be opened, ``freed`` is the freed disk space in bytes.
     """
 
     removed: tuple[str, ...] = ()
@@ -92,16 +92,21 @@ def collect(
             if not dry_run:
                 branch._remove()
                 branch.parent._after_child_removed()
+        unusable = list(_unusable_homes(workspace))
+        if force:
+            removed += [name for name, _ in unusable]
+        else:
+            listed += [name for name, _ in unusable]
         probes = list(_abandoned_probes(state_dir.state))
-        leftovers = [*_abandoned_homes(workspace), *probes]
+        leftovers = [*_abandoned_homes(workspace), *probes, *(home for _, home in unusable if force)]
         old = [n for n in state_dir.numbers() if n <= state_dir.head - keep]
         if old_commits is not None:
             old = [n for n in state_dir.numbers() if n in old_commits]
         removed += [f"commit {n}" for n in old]
         freed += sum(map(_size, [*leftovers, *(state_dir.history(n) for n in old)]))
         if not dry_run:
-            for home in probes:
-                _unmount_probe(home)
+            for home in [*probes, *(home for _, home in unusable if force)]:
+                unmount_home(home)
             for path in [*leftovers, *(state_dir.history(n) for n in old)]:
                 trash.discard(state_dir, path)
         for root in (f"{state_dir.state}/mirrors", f"{workspace.path}/{MIRRORS}"):
@@ -246,7 +251,8 @@ def _find_work(state_dir: StateDir, force: bool) -> str:
     return ""
 
 
-def _unmount_probe(home: str) -> None:
+def unmount_home(home: str) -> None:
+    """Unmount the view in a home from which no branch can be opened."""
     if os.path.exists(f"{home}/alive"):  # of a fuse view, which only fusermount3 may unmount without root
         from forkwise.files.views.fuse import FuseView  # noqa: PLC0415
 
@@ -261,6 +267,17 @@ def _is_needed(branch: Branch, is_wanted: bool | None, removed: Collection[str])
         info = BranchInfo.load(branch.home)
         is_wanted = info.kept or (info.owner is not None and info.owner.alive)
     return is_wanted or any(f"{branch.branch_path}/{name}" not in removed for name in branch.state_dir.names())
+
+
+def _unusable_homes(workspace: Workspace) -> Iterator[tuple[str, str]]:
+    """Yield the path in the tree of branches and the home of every branch whose info is lost or damaged."""
+    parents: list[Parent] = [workspace, *workspace._settled_branches()]
+    for parent in parents:
+        for name in parent.state_dir.names():
+            try:
+                BranchInfo.load(parent.state_dir.home(name))
+            except (BranchNotFoundError, StateError):
+                yield f"{parent.branch_path}/{name}", parent.state_dir.home(name)
 
 
 def _abandoned_homes(workspace: Workspace) -> Iterator[str]:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from forkwise.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLV
 __all__ = [
     "FICLONE",
     "NOT_THERE",
+    "SUBVOLUME_INODE",
     "CopiedTree",
     "EarlierCopy",
     "Identity",
@@ -34,6 +36,7 @@ __all__ = [
     "open_root",
     "proc_path",
     "remove_tree",
+    "set_read_only",
     "writable",
 ]
 
@@ -140,6 +143,21 @@ def closing_fd(fd: int) -> Iterator[int]:
 
 # Remove.
 
+#: The inode number of the root of every btrfs subvolume.
+SUBVOLUME_INODE = 256
+
+_SUBVOL_GETFLAGS = 0x80089419
+_SUBVOL_SETFLAGS = 0x4008941A
+_SUBVOL_READ_ONLY = 1 << 1
+
+
+def set_read_only(subvolume: int, read_only: bool) -> None:
+    """Make an open btrfs subvolume read-only, or writable again."""
+    (flags,) = struct.unpack("=Q", fcntl.ioctl(subvolume, _SUBVOL_GETFLAGS, bytes(8)))
+    wanted = flags | _SUBVOL_READ_ONLY if read_only else flags & ~_SUBVOL_READ_ONLY
+    if wanted != flags:
+        fcntl.ioctl(subvolume, _SUBVOL_SETFLAGS, struct.pack("=Q", wanted))
+
 
 def remove_tree(parent_dir: int, name: str) -> list[str]:
     """Remove ``name`` with everything in it; return the paths that remain because they are mount points."""
@@ -190,9 +208,16 @@ def _empty_directory(root: int, path: str, left: list[str]) -> list[str] | None:
 
 
 def _open_to_empty(above: int, name: str) -> int:
-    """Open a directory to empty it; give its owner the right to list and change it first."""
+    """Open a directory to empty it; give its owner the right to list and change it first.
+
+    A read-only btrfs subvolume becomes writable.
+    """
     with closing_fd(open_beneath(above, name, os.O_PATH | os.O_DIRECTORY)) as found:
-        mode = stat.S_IMODE(os.fstat(found).st_mode)
+        status = os.fstat(found)
+        if status.st_ino == SUBVOLUME_INODE:
+            with suppress(OSError), closing_fd(open_beneath(above, name, _DIRECTORY)) as subvolume:
+                set_read_only(subvolume, False)  # fails on other filesystems, where the number means nothing
+        mode = stat.S_IMODE(status.st_mode)
         if mode & 0o700 != 0o700:
             with suppress(PermissionError):
                 os.chmod(f"/proc/self/fd/{found}", mode | 0o700)

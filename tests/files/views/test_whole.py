@@ -17,6 +17,7 @@ from forkwise.files.views.btrfs import BtrfsView, is_subvolume
 from forkwise.files.views.reflink import ReflinkView
 from forkwise.files.views.whole import CopyView
 from forkwise.linux.syscalls import MNT_DETACH, umount2
+from forkwise.linux.trees import open_root, remove_tree
 from tests.files.images import loop_image
 from tests.need import need
 
@@ -272,3 +273,13 @@ def test_a_frozen_copy_keeps_the_flags_of_its_mount(tmp_path: Path) -> None:
         assert flags & os.ST_RDONLY
         assert flags & os.ST_NOSUID
         assert flags & os.ST_NODEV
+
+
+def test_a_home_that_was_never_released_can_be_deleted(bench: Bench) -> None:
+    home = bench.branch()
+    root = open_root(bench.site.state)
+    try:
+        assert remove_tree(root, os.path.basename(home)) == []
+    finally:
+        os.close(root)
+    assert os.listdir(bench.site.state) == []

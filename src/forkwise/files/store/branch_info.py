@@ -21,6 +21,7 @@ from forkwise.files.store.document import (
     load_process_id,
     read_document,
 )
+from forkwise.files.store.journal import sync_directories
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
@@ -32,6 +33,7 @@ BASES = "bases"
 _CLOCK_NOISE = 100_000_000  # two clocks are not read at the same instant
 _FORMAT = 1
 _FILE = "branch.json"
+_MAX_BLANK = 1 << 16  # bytes; zeros replace the content, whose length is kept
 _VIEW = re.compile(r"[a-z]{1,32}\Z", re.ASCII)
 
 
@@ -75,7 +77,10 @@ class BranchInfo:
         return self.forked - self.set_back
 
     def save(self, home: str) -> None:
-        """Replace the file atomically."""
+        """Replace the file atomically; that of a kept branch also survives a power failure.
+
+        Other branches live as long as this process, so that they need no syncs.
+        """
         data = asdict(self)
         data["format"] = _FORMAT
         data["owner"] = self.owner.dump() if self.owner else None
@@ -84,9 +89,13 @@ class BranchInfo:
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, json.dumps(data).encode())
+            if self.kept:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(path + ".new", path)
+        if self.kept:
+            sync_directories([home])
 
     def create(self, home: str) -> None:
         """Write the file into a home that is not published yet."""
@@ -141,6 +150,15 @@ class BranchInfo:
             data["root"] = None if data.get("root") is None else RootIdentity.load(data["root"])
             data["unmerged"] = [Conflict(**c) for c in check_type(data.get("unmerged", []), list, "conflicts")]
             return _check(cls(**data))
+
+    @staticmethod
+    def is_blank(home: str) -> bool:
+        """Return whether nothing was ever written to the disk of a branch's info: no file, no content or zeros."""
+        try:
+            with open(f"{home}/{_FILE}", "rb") as file:
+                return not file.read(_MAX_BLANK).strip(b"\0")
+        except FileNotFoundError:
+            return True
 
 
 def read_clock() -> int:

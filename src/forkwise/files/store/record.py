@@ -33,6 +33,7 @@ from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark
 from forkwise.files.store.state import StateDir, tick
 from forkwise.linux.root_identity import RootIdentity
+from forkwise.linux.syscalls import filesystem_magic
 from forkwise.linux.trees import join
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ __all__ = [
 
 
 _FORMAT = 1
+_JOURNALS = (0xEF53, 0x58465342, 0x01021994)  # ext4 and XFS, with one journal for all metadata, and tmpfs
 _FILE = "record.json"
 _NEW_FILE = "record.new"
 _SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
@@ -152,12 +154,14 @@ class Record:
             os.close(fd)
         os.rename(f"{directory}/{_NEW_FILE}", f"{directory}/{_FILE}")
 
-    @staticmethod
-    def finish(directory: str) -> None:
+    def finish(self, directory: str) -> None:
         """Store the current time by the filesystem's clock, as the mtime of the file, as the end of all steps."""
         fd = os.open(f"{directory}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             tick(fd)
+            # Elsewhere the syncs of directories that follow also write this; btrfs writes what is synced and no more.
+            if self.durable and filesystem_magic(directory) not in _JOURNALS:
+                os.fsync(fd)
         finally:
             os.close(fd)
 

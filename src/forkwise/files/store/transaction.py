@@ -52,6 +52,7 @@ __all__ = ["Transaction", "as_commit_error", "check_root", "recover"]
 
 _STAGE = ".forkwise-stage-"
 _MTIME = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
+_LOST_LAYER = "lost-layer"
 
 
 class Transaction:
@@ -124,8 +125,10 @@ class Transaction:
         self.stage = f"{_STAGE}{secrets.token_hex(4)}"
         self.side = f"{self.target}/{self.stage}"
         self.root = Meta.change("", found := os.stat(self.target), found)
-        # Written first: recovery removes the stage that it names, and restores the target's mtime.
+        # Written first: recovery removes the stage that it names, and restores the target's mtime. It is synced even if
+        # the commit is not, because the target's filesystem may write the stage to its disk at any time.
         os.symlink(f"{self.stage}:{found.st_mtime_ns}", f"{self.state_dir.path}/stage")
+        sync_directories([self.state_dir.path])
         os.mkdir(self.side, 0o700)
 
     def fill(self, plan: Plan, layer: str, merged: dict[str, bytes]) -> None:
@@ -303,7 +306,12 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
     if record.home:
         if os.path.isdir(f"{history}/home"):
             os.rename(f"{history}/home", state_dir.home(record.home))
-        layer: str | None = state_dir.beneath(f"branches/{record.home}/layer")
+        if os.path.isdir(f"{state_dir.home(record.home)}/layer"):
+            layer: str | None = state_dir.beneath(f"branches/{record.home}/layer")
+        else:
+            # On btrfs a power failure may leave the record and not the branch, which was never synced. What steps have
+            # moved out of its layer is dropped with the record.
+            layer = _make_empty_layer(f"{history}/{_LOST_LAYER}", record)
     elif record.layer is not None and os.path.isdir(f"{state_dir.path}/{record.layer}"):
         layer = state_dir.beneath(record.layer)
     else:
@@ -315,7 +323,7 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
             sync_steps(record.runs, record.metas, slots)
     finally:
         slots.close()
-    if layer:
+    if layer and os.path.basename(layer) != _LOST_LAYER:
         write_marks(layer, record.marks)
     return left
 
@@ -335,6 +343,14 @@ def _load_if_possible(history: str) -> Record | None:
         return Record.load(history)
     except StateError:
         return None
+
+
+def _make_empty_layer(path: str, record: Record) -> str:
+    """Create a layer with the directories that the steps of a record refer to, and return its path."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    for run in record.runs:
+        os.makedirs(f"{path}/{run.directory}", mode=0o700, exist_ok=True)
+    return path
 
 
 def _rewrite(side: int, slot: str, content: bytes) -> None:
@@ -369,4 +385,5 @@ def _remove_stage(state_dir: StateDir, target: str, record: Record | None, side:
             set_mtime(root, ".", os.stat(".", dir_fd=root).st_atime_ns, int(mtime))
     finally:
         os.close(root)
+    sync_directories([target])  # before the name of the stage is forgotten
     os.unlink(f"{state_dir.path}/stage")

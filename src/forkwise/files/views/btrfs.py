@@ -17,17 +17,14 @@ from typing import ClassVar
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store.view import Base, Refusal, Site
 from forkwise.files.views.whole import WholeView, layer_of, state_refusal
-from forkwise.linux.trees import open_beneath, remove_tree
+from forkwise.linux.trees import SUBVOLUME_INODE, open_beneath, remove_tree, set_read_only
 
 __all__ = ["BtrfsView", "SnapshotBase", "filesystem_id", "is_subvolume"]
 
 _SNAP_DESTROY = 0x5000940F
 _SNAP_CREATE_V2 = 0x50009417
-_SUBVOL_GETFLAGS = 0x80089419
-_SUBVOL_SETFLAGS = 0x4008941A
 _FS_INFO = 0x8400941F
 _READ_ONLY = 1 << 1
-_SUBVOLUME_INODE = 256  # the inode number of the root of every subvolume
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
@@ -126,7 +123,7 @@ def filesystem_id(path: str) -> bytes | None:
 
 def is_subvolume(path: str) -> bool:
     """Return whether a directory is the root of a btrfs subvolume."""
-    return os.stat(path).st_ino == _SUBVOLUME_INODE and filesystem_id(path) is not None
+    return os.stat(path).st_ino == SUBVOLUME_INODE and filesystem_id(path) is not None
 
 
 @contextmanager
@@ -147,10 +144,7 @@ def _snapshot(source: int, directory: int, name: str, *, flags: int) -> None:
 
 def _set_read_only(path: str, read_only: bool) -> None:
     with _directory(path) as fd:
-        (flags,) = struct.unpack("=Q", fcntl.ioctl(fd, _SUBVOL_GETFLAGS, bytes(8)))
-        wanted = flags | _READ_ONLY if read_only else flags & ~_READ_ONLY
-        if wanted != flags:
-            fcntl.ioctl(fd, _SUBVOL_SETFLAGS, struct.pack("=Q", wanted))
+        set_read_only(fd, read_only)
 
 
 def _delete_subvolume(home: str, name: str) -> None:

@@ -171,8 +171,15 @@ class RecordedBase(Base):
 
     @cached_property
     def _directories(self) -> Mapping[str, tuple[int, list[str], int]]:
-        with open(_record_of(self.home), encoding="ascii") as file:
-            directories: dict[str, tuple[int, list[str], int]] = json.load(file)
+        try:
+            with open(_record_of(self.home), encoding="ascii") as file:
+                directories: dict[str, tuple[int, list[str], int]] = json.load(file)
+        except ValueError:
+            raise BranchError(
+                f"the changes of the branch in {self.home} cannot be found: base.json is empty or damaged, as after a "
+                "power failure of a branch that was not kept. Copy the files that are needed, then abort the branch",
+                branch=os.path.basename(self.home),
+            ) from None
         return directories
 
 
