@@ -208,8 +208,7 @@ class Transaction:
             record.metas.append(self.root)  # creating and removing the stage must not change the target's own mtime
         if sync:
             sync_content(record.runs, layer, self.side)
-        os.utime(self.history)
-        record.started = os.stat(self.history).st_mtime_ns
+        record.started = _read_clock(self.history)
         record.save(self.history, sync=sync)
         if sync:
             sync_directories([self.history, f"{self.state_dir.path}/history", self.state_dir.path])
@@ -351,6 +350,16 @@ def _make_empty_layer(path: str, record: Record) -> str:
     for run in record.runs:
         os.makedirs(f"{path}/{run.directory}", mode=0o700, exist_ok=True)
     return path
+
+
+def _read_clock(directory: str) -> int:
+    """Return the current time by the filesystem's clock, which no later change on it is before."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.utime(fd)
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
 
 
 def _rewrite(side: int, slot: str, content: bytes) -> None:
