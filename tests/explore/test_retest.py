@@ -19,6 +19,7 @@ from forkwise import (
     Cascaded,
     CommitError,
     ConflictError,
+    ForkResolvedError,
     ForkwiseWarning,
     Reflexion,
     RetestError,
@@ -34,7 +35,8 @@ from forkwise.explore.resume import find_retest, resume
 from forkwise.fork.combine import combine_attempts
 from forkwise.fork.fork import open_ledger
 from forkwise.fork.resolve import pick
-from tests.fork.kill_at_point import POINTS, Scene
+from tests.fork.kill_at_point import POINTS, Scene, becomes_so
+from tests.leftovers import processes_about
 
 CHECK = "test ! -e m.py -o ! -e n.py"  # passes with either file, fails with both
 OTHER = "commit 1 (/main/other)"
@@ -498,3 +500,28 @@ def test_processes_at_once_never_break_the_tests(workspace: Workspace) -> None:
     assert said == ["False\n", "False\n", "True\n"]
     assert len(set(os.listdir(workspace.path)) & set(names)) == 1
     drop_kept(workspace)
+
+
+def test_a_pick_during_the_retest_ends_it(workspace: Workspace) -> None:
+    """Somebody commits the attempt while it is tested again: the tests are stopped, and their branch is dropped."""
+    line = f"sleep 1000; echo {workspace.path}"
+    picked: list[Any] = []
+
+    class Slow(Overtaken):
+        async def retest(self, branch: Any) -> Any:
+            self.command = CHECK if self._left else line
+            return await super().retest(branch)
+
+    def decide() -> None:
+        assert becomes_so(lambda: any(line in command for command in processes_about(line)))
+        with open_ledger(workspace) as ledger:
+            [fork] = ledger.forks()
+        picked.append(pick(workspace, f"{fork.id}.1").added)
+
+    other = threading.Thread(target=decide)
+    other.start()
+    with pytest.raises(ForkResolvedError, match="decided already"):
+        Speculate([write("mine")], evaluate=Slow(workspace))(workspace)
+    other.join()
+    assert picked == [("mine",)]
+    assert (workspace.path / "mine").exists()

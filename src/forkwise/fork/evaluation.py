@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
@@ -43,7 +42,6 @@ __all__ = [
     "SmallerDiff",
     "Tests",
     "evaluator",
-    "is_scratch",
     "scratch",
 ]
 
@@ -197,9 +195,6 @@ def _to_evaluation(value: Any) -> Evaluation:
     return Evaluation(scores, success is not False, _RETURNED_FALSE if success is False else None)
 
 
-_SCRATCH_NAME = re.compile(r"scratch-[0-9a-f]{12}")
-
-
 @asynccontextmanager
 async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     """Create a branch for the block, and drop it afterwards.
@@ -215,11 +210,6 @@ async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     finally:
         branch = await finish(creation)  # even if cancelled: otherwise the branch would leak
         await finish(run_in_thread(branch.abort))
-
-
-def is_scratch(branch: Branch) -> bool:
-    """Return whether ``branch`` was created by ``scratch``."""
-    return _SCRATCH_NAME.fullmatch(branch.name) is not None
 
 
 _MAX_REPORT = 32 << 20

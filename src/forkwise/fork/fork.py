@@ -428,6 +428,8 @@ class Fork:
         retest = self._build_retest()
         if retest is None or winner.id in self._refusals or winner.own_branch.view_kind.native:
             return
+        if self._is_decided_elsewhere or is_decided(self):
+            return
         on_conflict, merges = self.settings.on_conflict, True
         if self.settings.policy is not None:
             on_conflict, merges = decide_conflicts(self.settings.policy), False

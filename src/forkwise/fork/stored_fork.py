@@ -6,6 +6,7 @@ Also reconciles the two: a commit or undo changes the workspace first and is rec
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ __all__ = [
     "branch_gone_error",
     "branch_of",
     "forks_of",
+    "is_scratch",
     "reconcile",
     "undo",
     "warn_if_unrecorded",
@@ -39,6 +41,14 @@ PATIENCE = 60.0
 """Seconds to wait for another process to end its attempts after a request in the ledger."""
 
 _POLL_INTERVAL = 0.05
+
+
+_SCRATCH_NAME = re.compile(r"scratch-[0-9a-f]{12}")
+
+
+def is_scratch(branch: Branch) -> bool:
+    """Return whether a branch was created by ``forkwise.fork.evaluation.scratch``, for tests or a judge."""
+    return _SCRATCH_NAME.fullmatch(branch.name) is not None
 
 
 class StoredFork:
@@ -130,14 +140,14 @@ class StoredFork:
             fork.abort_inside(reason)
 
     def wait_until_idle(self, *, lost: bool = False) -> None:
-        """Wait until no attempt of the fork runs any more.
+        """Wait until no attempt of the fork runs or is tested any more.
 
         The process that runs the fork reads in the ledger that it was decided. If that process was killed, its
         unfinished attempts are recorded as cancelled. ``lost`` says that a process on another machine is dead; for
         processes of this machine that is detected. Raises BranchError after ``PATIENCE`` seconds.
         """
         deadline = time.monotonic() + PATIENCE
-        while self._is_owner_running(lost) and (running := self._find_unfinished()):
+        while self._is_owner_running(lost) and (running := self._find_unfinished() or self._find_retested()):
             if time.monotonic() > deadline:
                 owner = self.record.owner
                 remedy = (
@@ -160,6 +170,16 @@ class StoredFork:
     def _find_unfinished(self) -> list[str]:
         own = [attempt.id for attempt in self.attempts if not attempt.is_over]
         return own + [name for fork in self.inside() for name in fork._find_unfinished()]
+
+    def _find_retested(self) -> list[str]:
+        """Return the attempts that were over and are being tested again, by a process that lives."""
+        found = []
+        for attempt in self.attempts:
+            branch = self.branch(attempt.branch)
+            with suppress(BranchNotFoundError):  # the tests have ended
+                children = [] if branch is None else branch.children()
+                found += [attempt.id for child in children if is_scratch(child) and child.owner_alive]
+        return found
 
 
 def branch_of(ledger: Ledger, workspace: Workspace, name: str) -> Branch:
