@@ -121,3 +121,42 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("no")
     with pytest.raises(ConversationError, match="holds no conversation"):
         import_conversation(tmp_path / "x")
+
+
+DEEP = "[" * 100_000
+HOSTILE = {
+    "format": [2, "1", None, True, []],
+    "here": [99, -1, "x", None, 1e9, []],
+    "labels": [[], {"x": 99}, {"x": "y"}, None],
+    "parents": [[99], [-1] * 6, ["x"] * 6, None, 1, [[]] * 6],
+    "awaits": [{"x": ["a"]}, {"1": 1}, [], {"9" * 5000: []}],
+    "results": [{"2": [1]}, {"2": "x"}, {"x": []}, []],
+    "messages": [[], [1], None, "x", [{"kind": "request"}], [{"kind": "other", "parts": []}]],
+}
+
+
+def test_a_hostile_file_is_no_conversation(tmp_path: Path, talk: Conversation) -> None:
+    path = tmp_path / "talk.json"
+    export_conversation(talk, path)
+    document = json.loads(path.read_text())
+    for field, values in HOSTILE.items():
+        for value in values:
+            path.write_text(json.dumps({**document, field: value}))
+            with pytest.raises(ConversationError):
+                import_conversation(path)
+    for content in ("", "null", "{}", DEEP, '{"format": 1, "messages": ' + DEEP, '{"format": ' + "9" * 5000 + "}"):
+        path.write_text(content)
+        with pytest.raises(ConversationError):
+            import_conversation(path)
+
+
+@pytest.mark.parametrize("value", ["", "x", "[1]", "-1", DEEP], ids=range(5))
+def test_a_damaged_message_takes_away_its_conversation_only(tmp_path: Path, talk: Conversation, value: str) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        bad, good = (StoredConversation(talk, ledger.conversations, title=title) for title in ("bad", "good"))
+        for stored in (bad, good):
+            stored.save()
+        ledger._database.rows("UPDATE messages SET message = ? WHERE conversation = ? AND node = 2", (value, bad.id))
+        with pytest.raises((ConversationError, LedgerError)):
+            StoredConversation.load(ledger.conversations, bad.id)
+        assert same(StoredConversation.load(ledger.conversations, good.id).conversation, talk)

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from forkwise import BranchNotFoundError, CommitError, ForkwiseWarning, NewerStateError, StateError, Workspace
+from forkwise import (
+    BranchError,
+    BranchNotFoundError,
+    CommitError,
+    ForkwiseWarning,
+    NewerStateError,
+    StateError,
+    Workspace,
+)
+from forkwise.files.shelf import drop_copy, restore_copy, save_copy
 from tests.files.sample import picture
 
 RECORD: dict[str, Any] = {
@@ -274,6 +283,7 @@ BRANCH_FIELDS = {
     "generation": NUMBERS,
     "forked": ["x", None, [], 1 << 80],
     "made": ["x", None, [], 1 << 80],
+    "clock": ["x", None, [], 1 << 80],
     "created": ["x", None, -1, 1e300, float("nan"), True],
     "boot": [1, None, []],
     "owner": ["x", [], [1], [1, 2, 3, 4], ["a", "b", "c", "d"], [1, 2, "a", "b", "c", "d", "e"], DEEP],
@@ -299,7 +309,7 @@ def test_a_damaged_branch_takes_away_that_branch_only(tmp_path: Path) -> None:
         for value in values:
             file.write_text(json.dumps({**document, field: value}))
             check_only_good(workspace)
-    for field in document.keys() - {"root"}:  # a branch of version 0.1.0 has none
+    for field in ("format", "view", "generation", "forked", "made", "created", "boot", "owner"):
         file.write_text(json.dumps({k: v for k, v in document.items() if k != field}))
         check_only_good(workspace)
     file.write_text(json.dumps({**document, "format": 7}))
@@ -377,3 +387,20 @@ def test_reading_sound_state_warns_of_nothing(tmp_path: Path) -> None:
         assert len(workspace.history()) == 3
         workspace.gc(keep=0)
         assert workspace.history() == []
+
+
+@pytest.mark.parametrize("name", ["../../../victim", "/etc", "..", "", ".last"])
+def test_the_name_of_a_copy_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ws").mkdir()
+    workspace = Workspace(tmp_path / "ws", view="overlay", state=tmp_path / "state")
+    branch = workspace.branch("b")
+    (branch.path / "a").write_text("a")
+    save_copy(branch)
+    victim = workspace.state / "victim"
+    (victim / "layer").mkdir(parents=True)
+    drop_copy(branch, name)
+    with pytest.raises(BranchError, match="no saved copy"):
+        restore_copy(branch, name)
+    assert victim.is_dir()
+    assert (branch.path / "a").read_text() == "a"
+    branch.abort()

@@ -11,7 +11,7 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import FunctionModel
 
-from forkwise import CommitError, ConflictError, Workspace
+from forkwise import CommitError, ConflictError, ForkwiseWarning, StateError, Workspace
 from forkwise.live.backends.backend import Backend
 from forkwise.live.backends.branch_overlay import BranchOverlay
 from forkwise.live.backends.local import LocalBackend
@@ -105,6 +105,17 @@ class TestFilesOfAStore:
     async def test_are_there_for_the_next_process(self, tmp_path: Path) -> None:
         checkpoint = await save_checkpoint(FileCheckpointStore(tmp_path), "x", said("hello"), StateBackend({"a": "b"}))
         assert await FileCheckpointStore(tmp_path).list_all() == [checkpoint]
+
+    @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"format": 2}', '{"format": 1, "id": 7}'])
+    async def test_a_damaged_one_takes_away_itself_only(self, tmp_path: Path, content: str) -> None:
+        store = FileCheckpointStore(tmp_path)
+        checkpoint = await save_checkpoint(store, "x", said("hello"), StateBackend({"a": "b"}))
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.warns(ForkwiseWarning, match="a checkpoint is left out"):
+            assert await store.list_all() == [checkpoint]
+        with pytest.raises(StateError, match="remove the file"):
+            await store.get("bad")
+        assert await store.remove("bad")
 
     async def test_an_id_that_leads_elsewhere_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text("{}")

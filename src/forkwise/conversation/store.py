@@ -25,6 +25,7 @@ from forkwise.text.redaction import process_redactor
 __all__ = ["StoredConversation", "export_conversation", "import_conversation"]
 
 _FORMAT = 1
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 class StoredConversation:
@@ -66,14 +67,17 @@ class StoredConversation:
     def load(cls, conversations: Conversations, id_: str) -> StoredConversation:
         """Load a conversation from the ledger."""
         record, rows = conversations.load(id_)
-        messages = _parse("[" + ",".join(row.message for row in rows) + "]")
-        talk = _build(
-            [row.parent for row in rows],
-            messages,
-            {row.node: row.awaits for row in rows if row.awaits},
-            {row.node: json.loads(row.results) for row in rows if row.results},
-        )
-        _set_position(talk, record.here, record.labels)
+        try:
+            messages = _parse("[" + ",".join(row.message for row in rows) + "]")
+            talk = _build(
+                [row.parent for row in rows],
+                messages,
+                {row.node: row.awaits for row in rows if row.awaits},
+                {row.node: json.loads(row.results) for row in rows if row.results},
+            )
+            _set_position(talk, record.here, record.labels)
+        except _DAMAGE as error:
+            raise ConversationError(f"the conversation {id_} in the ledger is damaged: {str(error)[:500]}") from error
         stored = cls(talk, conversations, id_=record.id, title=record.title)
         stored._written = len(talk)
         stored._result_counts = {n.id: len(n.results) for n in talk if n.results}
@@ -111,15 +115,18 @@ def import_conversation(path: str | os.PathLike[str]) -> Conversation:
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if document["format"] != _FORMAT:
-            raise ConversationError(f"{path} has format {document['format']}; this forkwise reads format {_FORMAT}")
+        if type(document["format"]) is not int or document["format"] != _FORMAT:
+            raise ConversationError(
+                f"{path} has format {str(document['format'])[:20]}; this forkwise reads format {_FORMAT}: if a newer "
+                "forkwise has written it, install that"
+            )
         messages = ModelMessagesTypeAdapter.validate_python(document["messages"])
         awaits = {int(node): calls for node, calls in document["awaits"].items()}
         results = {int(node): parts for node, parts in document["results"].items()}
         talk = _build(document["parents"], messages, awaits, results)
         _set_position(talk, document["here"], document["labels"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConversationError(f"{path} holds no conversation: {error}") from error
+    except _DAMAGE as error:
+        raise ConversationError(f"{path} holds no conversation: {str(error)[:500]}") from error
     return talk
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from forkwise.errors import BranchError, BranchNotFoundError, MountError
 from forkwise.files.branch import Branch, Parent
 from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.document import check_path
 from forkwise.files.store.state import locked
 from forkwise.files.store.trash import discard, wait_until_empty
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
@@ -25,6 +27,8 @@ from forkwise.linux.trees import EarlierCopy, Identity, copy_layer, open_root
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import View
+
+_COPY = re.compile(r"[0-9a-f]{12}\Z", re.ASCII)
 
 __all__ = [
     "ShelvedBranch",
@@ -138,7 +142,7 @@ def restore_copy(branch: Branch, name: str) -> None:
     """
     _require_duplicable(branch)
     saved, beside = f"{_copies(branch)}/{name}/layer", f"{_copies(branch)}/.{secrets.token_hex(6)}"
-    if not os.path.isdir(saved):
+    if not _COPY.match(name) or not os.path.isdir(saved):
         raise BranchError(
             f"{branch.branch_path} has no saved copy {name!r}; it may have been dropped", branch=branch.name
         )
@@ -164,6 +168,8 @@ def restore_copy(branch: Branch, name: str) -> None:
 
 def drop_copy(branch: Branch, name: str) -> None:
     """Drop a saved copy; do nothing if it does not exist."""
+    if not _COPY.match(name):
+        return
     with suppress(FileNotFoundError):
         discard(branch.state_dir, f"{_copies(branch)}/{name}")
 
@@ -191,12 +197,15 @@ def _set_last(branch: Branch, name: str) -> None:
 @contextmanager
 def _open_last(branch: Branch) -> Iterator[EarlierCopy | None]:
     """Open the last saved copy; yield None if there is none."""
-    last = f"{_copies(branch)}/.last"
     try:
-        with open(f"{last}/index") as file:
-            paths: dict[Identity, str] = {(ino, at, size): path for ino, at, size, path in json.load(file)}
-        root = open_root(os.path.realpath(f"{last}/layer"))
-    except FileNotFoundError:
+        name = os.readlink(f"{_copies(branch)}/.last")
+        if not _COPY.match(name):
+            raise ValueError("it names no copy")
+        with open(f"{_copies(branch)}/{name}/index") as file:
+            listed = json.load(file)
+        paths: dict[Identity, str] = {(ino, at, size): check_path(path, "path") for ino, at, size, path in listed}
+        root = open_root(f"{_copies(branch)}/{name}/layer")
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):  # without it, all files are copied
         yield None
         return
     try:

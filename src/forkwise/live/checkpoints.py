@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_ai.models import ModelRequestContext
 
 from forkwise.concurrency import finish_then_cancel, run_in_thread
-from forkwise.errors import BranchingError, CommitError
+from forkwise.errors import BranchingError, CommitError, ForkwiseWarning, StateError
 from forkwise.files.branch import Branch
 from forkwise.files.shelf import drop_copy, is_duplicable, restore_copy, save_copy
 from forkwise.files.store.changes import Commit
@@ -236,10 +237,18 @@ class FileCheckpointStore:
             return _load(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            reason = f"it is no checkpoint ({str(error)[:200]})"
+            raise StateError(str(path), reason, remedy="remove the file") from error
 
     def _read_all(self) -> list[Checkpoint]:
-        found = filter(None, map(self._read, self._paths()))
-        return sorted(found, key=lambda checkpoint: checkpoint.created_at)
+        found = []
+        for path in self._paths():
+            try:
+                found.append(self._read(path))
+            except StateError as error:
+                warnings.warn(f"a checkpoint is left out: {error}", ForkwiseWarning, stacklevel=3)
+        return sorted(filter(None, found), key=lambda checkpoint: checkpoint.created_at)
 
 
 def _dump(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -271,6 +280,11 @@ def _encode(files: Mapping[str, bytes] | Mapping[str, bytes | None] | None) -> d
 
 
 def _load(data: dict[str, Any]) -> Checkpoint:
+    if data["format"] != _FORMAT:
+        raise ValueError(f"its format is {str(data['format'])[:20]}; this forkwise reads format {_FORMAT}")
+    texts = (data["label"], data["id"], data["created_at"])
+    if any(type(text) is not str for text in texts) or type(data["turn"]) is not int:
+        raise ValueError("one of its fields has another type")
     files = data["files"]
     for name in ("contents", "changes"):
         if files is not None and files.get(name) is not None:
