@@ -516,3 +516,12 @@ def test_secrets_are_not_recorded(
             content = path.read_bytes()
             assert key.encode() not in content, path
             assert b"correct-horse-battery" not in content, path
+
+
+def test_a_secret_variable_of_a_fork_is_not_shown(run: Run, hold: Callable[..., str]) -> None:
+    line = "echo $DEPLOY_TOKEN; exit 3"
+    fork = hold(line, options=("--env", "DEPLOY_TOKEN=given-on-the-line"), code=7)
+    for words in (("show", fork, "--json"), ("show", f"{fork}.1", "--output"), ("watch", fork, "--json")):
+        text = run(*words).output
+        assert "given-on-the-line" not in text, words
+        assert "[redacted]" in text, words

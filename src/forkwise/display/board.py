@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.display.output import Output, grid, printable
 from forkwise.ledger.logs import follow_log
 from forkwise.text.clean import TerminalCleaner, truncate_line
-from forkwise.text.redaction import process_redactor
+from forkwise.text.redaction import Redactor, process_redactor
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -32,6 +32,7 @@ __all__ = [
     "attempt_record",
     "event_record",
     "rows_of",
+    "spec_record",
     "tests_text",
     "time_text",
 ]
@@ -307,8 +308,21 @@ def _short_label(label: str) -> str:
 
 def event_record(event: Event) -> dict[str, Any]:
     """Return an event of the ledger as a JSON value, without known secrets."""
-    record: dict[str, Any] = process_redactor().redact_data(asdict(event))
+    record: dict[str, Any] = _redactor_for(event.data.get("spec")).redact_data(asdict(event))
     return record
+
+
+def spec_record(fork: ForkRecord) -> dict[str, Any]:
+    """Return the spec of a fork as a JSON value, without known secrets and those among its variables."""
+    record: dict[str, Any] = _redactor_for(fork.spec).redact_data(fork.spec)
+    return record
+
+
+def _redactor_for(spec: object) -> Redactor:
+    given = spec.get("environment") if isinstance(spec, dict) else None
+    pairs = given if isinstance(given, list | tuple) else ()
+    variables = {str(pair[0]): str(pair[1]) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2}
+    return process_redactor(variables)
 
 
 def attempt_record(row: Row) -> dict[str, Any]:

@@ -312,8 +312,9 @@ class LiveFork:
 
         Forks whose event loop was closed without them are dropped here, because nothing can await them any more.
         """
-        for other in [fork for fork in _held if fork.loop is not None and fork.loop.is_closed()]:
-            other.drop()
+        for other in _list_held():
+            if other.loop is not None and other.loop.is_closed():
+                other.drop()
         self.loop = asyncio.get_running_loop()
         _held[self] = fds.process_token()
 
@@ -447,10 +448,15 @@ _TASK_SOURCES = tuple(
 )
 
 
+def _list_held() -> list[LiveFork]:
+    """List the forks that this process opened, and not the one that it was forked from."""
+    return [fork for fork, owner in _held.items() if owner is fds.process_token()]
+
+
 @atexit.register
 def _end_held() -> None:
     """End the unresolved forks of this process: abort them on their event loops, as far as those can still run."""
-    for live in [fork for fork, owner in _held.items() if owner is fds.process_token()]:
+    for live in _list_held():
         loop = live.loop
         if (
             loop is not None

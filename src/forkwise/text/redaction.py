@@ -193,9 +193,9 @@ def add_secrets(environment: Mapping[str, str]) -> None:
     _given.update(find_secrets(environment))
 
 
-def process_redactor() -> Redactor:
-    """Return the redactor for the secrets that attempts of this process may know."""
-    return _build_redactor(find_secrets(os.environ) | _given)
+def process_redactor(variables: Mapping[str, str] | None = None) -> Redactor:
+    """Return the redactor for the secrets that attempts of this process may know, and those among ``variables``."""
+    return _build_redactor(find_secrets(os.environ) | _given | find_secrets(variables or {}))
 
 
 def redact(text: str) -> str:

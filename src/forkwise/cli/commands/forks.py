@@ -129,14 +129,14 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
-    from forkwise.display.board import Board, attempt_record
+    from forkwise.display.board import Board, attempt_record, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
 
     board = Board(ledger, fork.id, output)
     if output.as_json:
         attempts = [attempt_record(row) for row in board.rows()]
-        output.document({"fork": {**fork_record(fork), "spec": fork.spec, "attempts": attempts}})
+        output.document({"fork": {**fork_record(fork), "spec": spec_record(fork), "attempts": attempts}})
         return
     output.line(f"{fork.id}: {fork.kind}, {fork.state}", "bold")
     _print_facts(

@@ -53,7 +53,12 @@ class Expression:
 
     def __enter__(self) -> Expression:
         if self._compiled is None:
-            self._process = _start_process()
+            try:
+                self._process = _start_process()
+            except OSError as error:  # such as too many processes
+                raise ExpressionError(
+                    f"the search for {self.pattern!r} could not be started: {error.strerror}"
+                ) from error
             try:
                 answer = self._ask([self.pattern], b"")
                 if isinstance(answer, str):
