@@ -13,8 +13,8 @@ import pytest
 from tests.counts import IS_FULL, rounds
 from tests.explore import kill_at_random
 
-_SHARES = 2
-_ROUNDS = rounds(10, 100)
+_SHARES = rounds(1, 2)
+_ROUNDS = rounds(16, 100)
 
 
 @pytest.mark.crash
