@@ -112,6 +112,9 @@ def hostile_records() -> Iterator[tuple[str, Any]]:
         yield "root", root
     yield "kind", "other"
     yield "durable", "yes"
+    for name in ("/etc/x", "../x", "a/../../x", "", 1):
+        yield "added", [name]
+        yield "deleted", ["fine", name]
     yield "added", [[1]]
     yield "conflicts", [["a"]]
     yield "at", float("nan")

@@ -158,6 +158,27 @@ def test_a_given_state_directory_is_checked(shared: Path, how: str) -> None:
         Workspace(shared / "ws", state=given)
 
 
+@pytest.mark.usefixtures("other_users")
+def test_another_user_who_is_faster_gains_nothing(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root is created by another user between the check that it does not exist and its creation."""
+    shared.chmod(0o1777)
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "home"))
+    os.mkdir(shared / "home", 0o700)
+    root = shared / "home/forkwise"
+    make = os.makedirs
+
+    def raced(path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
+        if path == str(root) and not root.exists():
+            plant(root / key_of(str(shared / "ws")), as_other=False)
+            subprocess.run(["chown", "-R", str(UNPRIVILEGED), str(root)], check=True)
+        make(path, mode, exist_ok)
+
+    monkeypatch.setattr("os.makedirs", raced)
+    state = Workspace(shared / "ws").state
+    assert not state.is_relative_to(root)
+    assert list((shared / "ws").iterdir()) == []
+
+
 def test_state_that_a_clone_brought_along_is_not_read(shared: Path) -> None:
     (shared / "ws/.git").mkdir()
     (shared / "ws/sub").mkdir()

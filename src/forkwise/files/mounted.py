@@ -23,6 +23,8 @@ from forkwise.errors import (
     BranchNotFoundError,
     ForkwiseWarning,
     MountError,
+    NewerStateError,
+    StateError,
 )
 from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
 from forkwise.files.commit import check_committable
@@ -204,7 +206,13 @@ class _MountedParent(Parent):
             return
         number = state_dir.head + 1
         history = state_dir.history(number)
-        record = Record.load(history)
+        try:
+            record = Record.load(history)
+        except NewerStateError:
+            raise
+        except StateError as error:
+            state_dir.set_aside(history, error)
+            record = None
         if record is None or record.home is None or not _view_of(self).is_gone(state_dir.home(record.home)):
             if os.path.isdir(history):
                 discard(state_dir, history)

@@ -214,7 +214,8 @@ def _parse(data: dict[str, Any], number: int) -> Record:
         check_hex_values(marks, is_mark, "marks")
     for paths in (record.added, record.changed, record.deleted, record.skipped):
         for path in check_type(paths, list, "paths"):
-            check_text(path, "path")
+            for name in check_text(path, "path").split("/") if path != "." else ():
+                check_name(name, "path")
     for conflict in record.conflicts:
         for text in (conflict.path, conflict.kind, conflict.detail):
             check_text(text, "conflict")

@@ -200,8 +200,18 @@ def _find_replaceable(directory: str) -> str | None:
         return f"{directory} belongs to another user (uid {found.st_uid})"
     if found.st_mode & stat.S_ISVTX:
         return None  # entries can be renamed and removed by their owners only
-    is_open = found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_private_group(found.st_gid))
+    is_open = found.st_mode & 0o002 or (
+        found.st_mode & 0o020 and (not _is_private_group(found.st_gid) or _has_access_list(directory))
+    )
     return f"other users may write to {directory}" if is_open else None
+
+
+def _has_access_list(directory: str) -> bool:
+    """Return whether an ACL may give other users access; the group's bits of the mode are then its mask."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(directory)
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=4)
