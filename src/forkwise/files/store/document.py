@@ -127,7 +127,7 @@ def check_name(value: object, field: str) -> str:
     """Return a plain name: one that names an entry of a directory, and nothing above or below it."""
     if type(value) is not str or value in ("", ".", "..") or "/" in value or "\0" in value:
         raise ValueError(f"its {field} is not a plain name")
-    if len(os.fsencode(value)) > _LONGEST_NAME:
+    if (len(value) > _LONGEST_NAME // 4 or not value.isascii()) and len(os.fsencode(value)) > _LONGEST_NAME:
         raise ValueError(f"its {field} is too long for a name")
     return value
 

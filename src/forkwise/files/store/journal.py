@@ -147,6 +147,7 @@ _SLOT = re.compile(r"[0-9]{0,18}\Z", re.ASCII)
 _MODE = 0o7777
 _ID = (1 << 32) - 1
 _LATEST = (1 << 63) - 1
+_INODES = 1 << 64
 
 #: Mode and mtime of the directory that enters the target, and of the one that leaves it.
 Held: TypeAlias = tuple[list[int] | None, list[int] | None]
@@ -196,11 +197,14 @@ class JournalStep:
             raise ValueError("it changes a state directory")
         if not _SLOT.match(check_text(step.slot, "slot")):
             raise ValueError("its slot is not a plain name")
-        check_integer(step.enters, "inode number")
-        check_integer(step.leaves, "inode number")
-        before, after = check_integers(step.changed, 2, "ctimes")
+        before, after = step.changed
+        if not (
+            type(step.enters) is type(step.leaves) is type(step.dated) is type(before) is type(after) is int
+            and 0 <= step.enters < _INODES > step.leaves >= 0
+            and -_LATEST <= min(step.dated, before, after) <= max(step.dated, before, after) <= _LATEST
+        ):
+            raise ValueError("it has a step with numbers that are not possible")
         step.changed = before, after
-        check_integer(step.dated, "mtime", -_LATEST, _LATEST)
         if step.held is not None:
             entering, leaving = step.held
             for held in (entering, leaving):

@@ -48,7 +48,7 @@ def key_of(workspace: str) -> str:
 
 def is_state_name(name: str) -> bool:
     """Return whether a name is reserved for forkwise's own directories next to or inside a workspace."""
-    return name.casefold().startswith(_HIDDEN)
+    return name.startswith(".") and name.casefold().startswith(_HIDDEN)
 
 
 def is_state_path(path: str) -> bool:
