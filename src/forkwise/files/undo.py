@@ -86,7 +86,8 @@ def _run_undo(
     """Apply the inverted steps and metadata as a transaction."""
     state_dir = workspace.state_dir
     slots = state_dir.beneath(undone.side)
-    with Transaction(state_dir, workspace.target, undone.branch, side=slots) as transaction:
+    failure = f"commit {undone.number} was not undone"
+    with Transaction(state_dir, workspace.target, undone.branch, side=slots, failure=failure) as transaction:
         side = undone.side
         if transaction.stage:
             side = f"history/{transaction.number}"

@@ -61,7 +61,8 @@ class Transaction:
     As a context manager it rolls everything back if the block raises, and turns an OSError into a CommitError. ``side``
     is the directory of its slots while the steps run: in the state directory, or, if that is on another filesystem
     than the target, in a directory inside the target (``stage``), because a rename cannot cross filesystems.
-    ``prepared_directory`` is a directory for the record that may exist already.
+    ``prepared_directory`` is a directory for the record that may exist already, ``failure`` the beginning of the
+    message if it is rolled back.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Transaction:
         *,
         side: str | None = None,
         prepared_directory: str | None = None,
+        failure: str | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.target = target
@@ -80,6 +82,7 @@ class Transaction:
         self.history = state_dir.history(self.number)
         self.side = side or self.history
         self.prepared_directory = prepared_directory
+        self.failure = failure or f"{branch} was not committed"
         self.stage: str | None = None
         self.record: Record | None = None
 
@@ -102,11 +105,11 @@ class Transaction:
         left = recover(self.state_dir, self.target)
         changed = f" (except paths that another process changed meanwhile: {', '.join(left)})" if left else ""
         if isinstance(error, ConflictError):
-            error.args = (f"{self.branch} was not committed, everything is as before{changed}: {error.args[0]}",)
+            error.args = (f"{self.failure}, everything is as before{changed}: {error.args[0]}",)
         if isinstance(error, OSError):
             at_path = f" at {error.filename!r}" if error.filename else ""
             raise CommitError(
-                f"{self.branch} was not committed, everything is as before{changed}: {error.strerror}{at_path}",
+                f"{self.failure}, everything is as before{changed}: {error.strerror}{at_path}",
                 branch=self.branch,
                 paths=left,
             ) from error
@@ -237,11 +240,7 @@ class Transaction:
     def _raise_conflicts(self, conflicts: list[Conflict]) -> None:
         if conflicts:
             shown = "; ".join(str(c) for c in conflicts[:5]) + ("; …" if len(conflicts) > 5 else "")
-            raise ConflictError(
-                f"{self.branch} was not committed, nothing was changed: {shown}",
-                branch=self.branch,
-                conflicts=conflicts,
-            )
+            raise ConflictError(shown, branch=self.branch, conflicts=conflicts)
 
     def _save_slots(self, sync: bool) -> None:
         """Copy the target's old content from the stage to the record's directory, for undo."""
