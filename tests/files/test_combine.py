@@ -905,7 +905,7 @@ def test_directories_and_files_that_may_not_be_written_to() -> None:
     }
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
         assert scene(Path(one)) == expected  # root loads modules that other users may not read
-        os.chmod(two, 0o777)
+        os.chmod(two, 0o1777)
         outcome = in_child(lambda: scene(Path(two)), user=NOBODY)
         assert (outcome.raised, outcome.value) == (None, expected)
 
