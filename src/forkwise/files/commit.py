@@ -169,8 +169,14 @@ def check_committable(branch: Branch, info: BranchInfo, open_branches: Sequence[
 
 
 def _check_root(branch: Branch, info: BranchInfo) -> None:
-    """Raise CommitError if the workspace's path leads to another directory than at the fork."""
+    """Raise CommitError if the workspace's path leads to another directory than at the fork, or to none."""
     if info.root is not None and not info.root.is_at(branch.parent.target):
+        if not os.path.lexists(branch.parent.target):
+            raise CommitError(
+                f"{branch.branch_path} was not committed: {branch.parent.target}: No such file or directory; it was "
+                "moved or deleted since the fork. Move it back and commit again, or abort the branch",
+                branch=branch.name,
+            )
         raise CommitError(
             f"{branch.branch_path} was not committed, nothing was changed: {branch.parent.target} is not the directory "
             "that the branch was forked from; another one was moved or created there since. Move the original back, or "
