@@ -442,7 +442,11 @@ class Branch(Parent):
 
     def mark_confined(self) -> None:
         """Record that a confined program may have written to it. Internal."""
-        os.close(os.open(f"{self.home}/confined", os.O_CREAT | os.O_CLOEXEC, 0o600))
+        try:
+            os.close(os.open(f"{self.home}/confined", os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except FileNotFoundError:
+            BranchInfo.load(self.home)  # raises BranchNotFoundError
+            raise
 
     @property
     def lowers(self) -> list[str]:
