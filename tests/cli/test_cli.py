@@ -41,7 +41,7 @@ def test_the_verbs_there_are() -> None:
     branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "run", "shell")
     exploring = ("run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade")
     forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort")
-    plain = ("doctor", "log", "undo", "gc", "judges", "walk", "chat", *exploring, *forks)
+    plain = ("doctor", "log", "undo", "gc", "du", "trust", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
     grouped = {("branch", name) for name in branch} | {("model", name) for name in models}
     assert set(VERBS) == {(name,) for name in plain} | grouped
