@@ -25,7 +25,7 @@ IN_MEMORY = True
 Open = Callable[..., Workspace]
 Hook = Callable[[], object]
 
-_ROUNDS = rounds(4, 125)  # for each of eight races
+_ROUNDS = rounds(4, 500)  # for each of eight races
 
 
 @pytest.fixture(params=["overlay", "copy"])
