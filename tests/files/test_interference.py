@@ -26,6 +26,7 @@ Open = Callable[..., Workspace]
 Hook = Callable[[], object]
 
 _ROUNDS = rounds(4, 500)  # for each of eight races
+_LONGEST_DELAY_S = 0.008  # so that the first save comes before, during or after the renames
 
 
 @pytest.fixture(params=["overlay", "copy"])
@@ -305,6 +306,7 @@ class Editor:
         number = 0
         while (seed := line.recv()) is not None:
             chosen, saved = random.Random(seed), {}
+            line.poll(chosen.random() * _LONGEST_DELAY_S)
             while not line.poll():
                 path = directory / str(chosen.randrange(count))
                 number += 1
