@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.journal import JournalStep, Slots
     from forkwise.linux.lease import Leases
 
-__all__ = ["OldEntry", "find_interference", "find_waiting", "is_saved_since"]
+__all__ = ["OldEntry", "find_interference", "find_waiting", "is_dated_since", "is_saved_since"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -80,7 +80,7 @@ def is_saved_since(fd: int, name: str, started: int, leases: Leases) -> bool:
         path = pending.pop()
         here = open_directory(fd, path)
         try:
-            if _is_dated_since(os.fstat(here), started):
+            if is_dated_since(os.fstat(here), started):
                 return True
             with os.scandir(here) as entries:
                 for entry in entries:
@@ -97,10 +97,11 @@ def _is_leaf_saved(fd: int, name: str, started: int, leases: Leases) -> bool:
     file = _open(fd, name)
     if file is not None and not leases.take(file, name):
         return True
-    return _is_dated_since(os.stat(name, dir_fd=fd, follow_symlinks=False), started)
+    return is_dated_since(os.stat(name, dir_fd=fd, follow_symlinks=False), started)
 
 
-def _is_dated_since(entry: os.stat_result, started: int) -> bool:
+def is_dated_since(entry: os.stat_result, started: int) -> bool:
+    """Return whether an entry's mtime says that it was saved since ``started``; a date in the future does not."""
     return started < entry.st_mtime_ns <= entry.st_ctime_ns
 
 

@@ -26,7 +26,7 @@ from forkwise.files.store.document import (
     check_text,
     check_type,
 )
-from forkwise.files.store.interference import is_saved_since
+from forkwise.files.store.interference import is_dated_since, is_saved_since
 from forkwise.files.store.overlayfs import is_of_user
 from forkwise.files.store.state_root import is_state_name
 from forkwise.linux import namespace
@@ -142,6 +142,7 @@ def has_same_owner(new: os.stat_result, old: os.stat_result) -> bool:
 StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _OVERTAKEN = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
+_MOST_EXCHANGES = 1000  # with a process that saves a file again and again
 _HALFWAY = "halfway"  # no slot has this name
 _SLOT = re.compile(r"[0-9]{0,18}\Z", re.ASCII)
 _MODE = 0o7777
@@ -355,7 +356,7 @@ class _RunDirectories:
                 return self._move_unless_saved(
                     step.name,
                     started,
-                    lambda: _move(self.target, step.name, fd, slot),
+                    lambda: self._move_out(step, fd, slot, started),
                     lambda: _move(fd, slot, self.target, step.name),
                 )
             if step.code == "take":
@@ -363,7 +364,10 @@ class _RunDirectories:
                     return True
                 if there:
                     return False
-                _move(fd, slot, self.target, step.name)
+                try:
+                    _move(fd, slot, self.target, step.name)
+                except FileExistsError:
+                    return False  # another process has just created it
             elif step.code == "rmdir":
                 if not there:
                     self._mkdir(step)
@@ -381,23 +385,47 @@ class _RunDirectories:
         return True
 
     def _move_unless_saved(
-        self, name: str, started: int, move: Callable[[], None], move_back: Callable[[], None]
+        self, name: str, started: int, move: Callable[[], bool], move_back: Callable[[], object]
     ) -> bool:
         """Move an entry out of the target, unless another process saved it there or has it open for writing."""
-        if not started:
-            move()
-            return True
         leases = Leases()
         try:
-            if is_saved_since(self.target, name, started, leases):
+            if started and is_saved_since(self.target, name, started, leases):
                 return False
-            move()
+            if not move():
+                return False
             if leases.find_wanted():  # a process is about to write into it, wherever it is then
                 move_back()
                 return False
             return True
+        except (FileNotFoundError, FileExistsError):
+            return False  # deleted, or saved under that name, at this moment
         finally:
             leases.close()
+
+    def _move_out(self, step: JournalStep, fd: int, slot: str, started: int) -> bool:
+        """Move the entry that a step put out of the target; leave there what another process puts there meanwhile."""
+        _move(self.target, step.name, fd, slot)
+        if _inode(fd, slot) == step.enters and not _is_new_file(fd, slot, started):
+            return True
+        _move(fd, slot, self.target, step.name)
+        return False
+
+    def _exchange_out(self, fd: int, slot: str, name: str, started: int, expected: int) -> bool:
+        """Exchange the entry ``expected`` in the target for that of a slot; return whether that is there at the end.
+
+        If another process puts an entry there meanwhile, that comes out instead and is exchanged back.
+        """
+        is_in_target = True
+        entering = _inode(fd, slot)
+        for _ in range(_MOST_EXCHANGES):
+            self._exchange(fd, slot, name)
+            came_out = _inode(fd, slot)
+            if came_out == expected and not (is_in_target and _is_new_file(fd, slot, started)):
+                break
+            expected, entering = entering, came_out
+            is_in_target = not is_in_target
+        return is_in_target
 
     def _undo_swap(self, step: JournalStep, fd: int, slot: str, started: int) -> bool:
         there, kept = _inode(self.target, step.name), _inode(fd, slot)
@@ -413,8 +441,10 @@ class _RunDirectories:
                 _move(self.slots.side, _HALFWAY, self.target, step.name)
             return True
         if there == step.enters:
-            exchange = partial(self._exchange, fd, slot, step.name)
-            return self._move_unless_saved(step.name, started, exchange, exchange)
+            exchange = partial(self._exchange_out, fd, slot, step.name, started)
+            return self._move_unless_saved(
+                step.name, started, partial(exchange, step.enters), partial(exchange, step.leaves)
+            )
         return kept == step.enters
 
     def _exchange(self, fd: int, slot: str, name: str) -> None:
@@ -472,6 +502,12 @@ def _inode(fd: int, name: str) -> int:
         return os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino
     except FileNotFoundError:
         return 0
+
+
+def _is_new_file(fd: int, name: str, started: int) -> bool:
+    """Return whether a file was saved since ``started``: a new file may get the inode number of one just deleted."""
+    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    return bool(started) and not stat.S_ISDIR(found.st_mode) and is_dated_since(found, started)
 
 
 def _has(root: int, path: str) -> bool:
