@@ -181,7 +181,8 @@ interrupted = 0
 for turn in range(40):
     context = BranchContext(lambda _: signal.pause(), place + "/project")
     try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-4 + longest * turn / 33)
+        # Again after a while: Python ignores an exception that a handler raises during a finalizer.
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + longest * turn / 33, 5)
         context.start()
         context.wait(60)
     except Interrupted:
