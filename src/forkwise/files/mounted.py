@@ -23,13 +23,11 @@ from forkwise.errors import (
     BranchNotFoundError,
     ForkwiseWarning,
     MountError,
-    NewerStateError,
-    StateError,
 )
 from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
 from forkwise.files.commit import check_committable
 from forkwise.files.store.branch_info import BranchInfo
-from forkwise.files.store.record import Record
+from forkwise.files.store.record import Record, load_interrupted
 from forkwise.files.store.scan import Scan, compare_trees
 from forkwise.files.store.state import StateDir, locate, locked
 from forkwise.files.store.transaction import as_commit_error
@@ -206,13 +204,7 @@ class _MountedParent(Parent):
             return
         number = state_dir.head + 1
         history = state_dir.history(number)
-        try:
-            record = Record.load(history)
-        except NewerStateError:
-            raise
-        except StateError as error:
-            state_dir.set_aside(history, error)
-            record = None
+        record = load_interrupted(state_dir, history)
         if record is None or record.home is None or not _view_of(self).is_gone(state_dir.home(record.home)):
             if os.path.isdir(history):
                 discard(state_dir, history)

@@ -28,17 +28,24 @@ from forkwise.errors import (
 from forkwise.files.file_tree import FileTree
 from forkwise.files.rebase import compare_with_parent
 from forkwise.files.shelf import ShelvedBranch, shelve
-from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
 from forkwise.files.undo import commits_to_undo
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_paths import conclude_agent_paths
-from forkwise.fork.retest import MAX_ROUNDS, Retest, build_busy_error, commit_retested, prepare_commit
+from forkwise.fork.retest import (
+    MAX_ROUNDS,
+    Retest,
+    build_busy_error,
+    commit_retested,
+    prepare_commit,
+    require_accepted,
+)
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.files.store.changes import Commit, Conflict, ConflictPolicy, OnConflict
     from forkwise.fork.attempt import Attempt
     from forkwise.fork.evaluation import Evaluator
     from forkwise.ledger.ledger import Ledger
@@ -76,13 +83,7 @@ def commit_winner(
             if branch.view_kind.native:
                 raise
             done = branch.rebase()
-        if done.merged and on_conflict == "refuse":
-            raise ConflictError(
-                f"{branch.branch_path} was not committed: other commits changed {', '.join(done.merged[:5])} in the "
-                "meantime. The branch now holds both changes: review and commit it, or use on_conflict='merge'",
-                branch=branch.name,
-                conflicts=[Conflict(path, "changed", "committed to by others") for path in done.merged],
-            )
+        require_accepted(branch, done, on_conflict)
 
 
 @dataclass(frozen=True, slots=True)

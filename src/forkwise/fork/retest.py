@@ -22,9 +22,10 @@ from forkwise.fork.candidate import describe_error
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
 
 if TYPE_CHECKING:
+    from forkwise.files.rebase import Rebase
     from forkwise.files.store.changes import Commit, OnConflict
 
-__all__ = ["MAX_ROUNDS", "Retest", "build_busy_error", "commit_retested", "prepare_commit"]
+__all__ = ["MAX_ROUNDS", "Retest", "build_busy_error", "commit_retested", "prepare_commit", "require_accepted"]
 
 MAX_ROUNDS = 5
 """How often a winner is rebased and tested again, before it is given up for now."""
@@ -131,8 +132,8 @@ def prepare_commit(branch: Branch, on_conflict: OnConflict, retest: Retest, *, m
     raise build_busy_error(branch)
 
 
-def _rebase(branch: Branch, standing: Standing, on_conflict: OnConflict, *, merges: bool) -> None:
-    done = branch.rebase(merge=merges if standing.commits else on_conflict == "merge")
+def require_accepted(branch: Branch, done: Rebase, on_conflict: OnConflict) -> None:
+    """Raise ConflictError if a rebase merged text and ``on_conflict`` does not accept that unseen."""
     if done.merged and on_conflict == "refuse":
         raise ConflictError(
             f"{branch.branch_path} was not committed: other commits changed {', '.join(done.merged[:5])} in the "
@@ -140,6 +141,11 @@ def _rebase(branch: Branch, standing: Standing, on_conflict: OnConflict, *, merg
             branch=branch.name,
             conflicts=[Conflict(path, "changed", "committed to by others") for path in done.merged],
         )
+
+
+def _rebase(branch: Branch, standing: Standing, on_conflict: OnConflict, *, merges: bool) -> None:
+    done = branch.rebase(merge=merges if standing.commits else on_conflict == "merge")
+    require_accepted(branch, done, on_conflict)
     if done.conflicts and on_conflict in ("refuse", "merge"):
         shown = "; ".join(map(str, done.conflicts[:5]))
         raise ConflictError(

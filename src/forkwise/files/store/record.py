@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forkwise.errors import StateError
+from forkwise.errors import NewerStateError, StateError
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
 from forkwise.files.store.document import (
     check_hex_values,
@@ -48,6 +48,7 @@ __all__ = [
     "is_rolled_back",
     "is_stage",
     "keep_rolled_back",
+    "load_interrupted",
     "mark_rolled_back",
 ]
 
@@ -274,6 +275,20 @@ class RolledBack:
             if earlier is not None and ctime <= moment and earlier[1] == entry.st_mtime_ns:
                 ctime = min(ctime, earlier[0])
         return ctime
+
+
+def load_interrupted(state_dir: StateDir, history: str) -> Record | None:
+    """Read the record of a commit that was started and not finished; None if there is none.
+
+    A damaged one is set aside, with everything next to it: which of its steps were applied is not known.
+    """
+    try:
+        return Record.load(history)
+    except NewerStateError:
+        raise
+    except StateError as error:
+        state_dir.set_aside(history, error)
+        return None
 
 
 def forget_times(record: Record, conflicts: Iterable[Conflict]) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, NewerStateError, StateError
+from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, StateError
 from forkwise.files.store.interference import find_interference, find_waiting
 from forkwise.files.store.journal import (
     Meta,
@@ -36,6 +36,7 @@ from forkwise.files.store.record import (
     is_rolled_back,
     is_stage,
     keep_rolled_back,
+    load_interrupted,
     mark_rolled_back,
 )
 from forkwise.files.store.state import StateDir, same_mount
@@ -267,16 +268,7 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
             _remove_stage(state_dir, target, _load_if_possible(state_dir.history(number - 1)), "after")
             state_dir.settle()
             return []
-        try:
-            record = Record.load(history)
-        except NewerStateError:
-            raise
-        except StateError as error:
-            # Which of its steps were applied is not known, so nothing is moved; its slots are kept.
-            state_dir.set_aside(history, error)
-            _remove_stage(state_dir, target, None, "before")
-            state_dir.settle()
-            return []
+        record = load_interrupted(state_dir, history)
         if record is not None:
             check_root(record, target, f"an interrupted commit of {record.branch} was not rolled back")
         left = []
@@ -286,7 +278,8 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         _remove_stage(state_dir, target, record, "before")
         if record:
             keep_rolled_back(history)
-        discard(state_dir, history)
+        if os.path.isdir(history):  # a damaged one was set aside
+            discard(state_dir, history)
         state_dir.settle()
         return left
 
