@@ -14,6 +14,7 @@ import pytest
 from forkwise import BranchNotFoundError, Workspace
 from forkwise.linux.mountinfo import mounts
 from tests.files.images import mounted_tmpfs
+from tests.need import need
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,13 @@ def memory_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         except OSError:  # a kernel before 6.6: tmpfs has no user attributes, so no layers
             directory = Path(instead.enter_context(tempfile.TemporaryDirectory(dir=directory.parent)))
         yield directory
+
+
+@pytest.fixture(scope="module", params=["overlay", "copy"])
+def view(request: pytest.FixtureRequest) -> str:
+    """A view with a layer and one with a whole tree; ``test_views`` runs on all of them."""
+    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
+    return str(request.param)
 
 
 @pytest.fixture

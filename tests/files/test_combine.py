@@ -75,12 +75,6 @@ class Directory(NamedTuple):
 Did = Mapping[str, Any]  # changes by path: text or bytes to write, None for a deletion, or one of these
 
 
-@pytest.fixture(scope="module", params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
-    return str(request.param)
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     return fill(tmp_path / "project")

@@ -14,19 +14,12 @@ import pytest
 from forkwise import Branch, BranchError, BranchStaleError, CommitError, ConflictError, Workspace
 from forkwise.files.store.branch_info import BranchInfo
 from tests.files.snapshot import snapshot
-from tests.need import need
 
 IN_MEMORY = True
 
 Open = Callable[..., Workspace]
 
 LINES = "".join(f"line {n}\n" for n in range(1, 10))
-
-
-@pytest.fixture(params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
-    return str(request.param)
 
 
 @pytest.fixture

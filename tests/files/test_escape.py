@@ -15,15 +15,8 @@ import pytest
 from forkwise import BranchingError, ConflictError, Workspace
 from forkwise.linux.trees import open_directory, open_root
 from tests.files.snapshot import snapshot
-from tests.need import need
 
 Open = Callable[..., Workspace]
-
-
-@pytest.fixture(params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
-    return str(request.param)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from forkwise.files.store import trash
 from forkwise.files.store.trash import discard
 from tests.files.images import mounted_tmpfs
 from tests.files.snapshot import snapshot
-from tests.need import need
 
 Open = Callable[..., Workspace]
 
@@ -51,12 +50,6 @@ for name in sys.argv[3:]:
         assert (branch.path / "f").read_text() == "f\\n"
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-@pytest.fixture(params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
-    return str(request.param)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from forkwise import CommitError, ConflictError, Workspace
 from forkwise.files.store import transaction
 from tests.counts import rounds
 from tests.files.snapshot import Seen, snapshot
-from tests.need import need
 
 IN_MEMORY = True
 
@@ -27,12 +26,6 @@ Hook = Callable[[], object]
 
 _ROUNDS = rounds(4, 500)  # for each of eight races
 _LONGEST_DELAY_S = 0.008  # so that the first save comes before, during or after the renames
-
-
-@pytest.fixture(params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or os.geteuid() == 0, "mounting an overlay needs root")
-    return str(request.param)
 
 
 @pytest.fixture

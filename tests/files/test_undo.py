@@ -13,7 +13,6 @@ import pytest
 from forkwise import Commit, CommitError, ConflictError, Workspace
 from tests.files.images import mounted_tmpfs
 from tests.files.snapshot import Seen, snapshot
-from tests.need import need
 
 IN_MEMORY = True
 
@@ -21,12 +20,6 @@ Open = Callable[..., Workspace]
 
 is_root = os.geteuid() == 0
 LONG_AGO = 1_000_000_000_123_456_789
-
-
-@pytest.fixture(params=["overlay", "copy"])
-def view(request: pytest.FixtureRequest) -> str:
-    need(request.param != "overlay" or is_root, "mounting an overlay needs root")
-    return str(request.param)
 
 
 @pytest.fixture(params=["same filesystem", "across filesystems"])
