@@ -34,6 +34,7 @@ from forkwise.files.path_view import (
     paths_directory,
     set_path_views_aside,
 )
+from forkwise.files.store.overlayfs import is_whiteout
 from forkwise.linux import fds
 from forkwise.linux.trees import closing_fd, join, open_beneath, open_directory, open_root
 
@@ -219,7 +220,7 @@ class _SessionCopy:
                 if stat.S_ISDIR(status.st_mode):
                     if path.count("/") < _DEEPEST:
                         pending.append(path)
-                elif any(matches(path, pattern) for pattern in self.patterns) and not _is_whiteout(status):
+                elif any(matches(path, pattern) for pattern in self.patterns) and not is_whiteout(status):
                     self._try_copy(source, target, path)
 
     def _count(self, entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
@@ -255,11 +256,6 @@ def _fixed_part(pattern: str) -> str:
             break
         fixed.append(part)
     return "/".join(fixed)
-
-
-def _is_whiteout(status: os.stat_result) -> bool:
-    """Return whether an entry is overlayfs's mark of a deleted file."""
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 def _open_regular(root: int, path: str, largest: int) -> int:
@@ -485,7 +481,7 @@ def _take_login_file(view: PathView, login: Login, directory: str, name: str, pa
         except FileNotFoundError:
             return  # the attempt did not change it
         except _SkippedError:
-            if (status := _stat_below(layer, path)) is not None and _is_whiteout(status):
+            if (status := _stat_below(layer, path)) is not None and is_whiteout(status):
                 return  # it logged out, in its view only
             raise
         with closing_fd(fd):
