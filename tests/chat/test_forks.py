@@ -17,6 +17,7 @@ from forkwise.chat.events import (
     ForkLeft,
     ForkOpened,
     ForkResolved,
+    MergeRefused,
     MergeUndone,
     Notice,
     TurnBegan,
@@ -329,3 +330,29 @@ async def test_a_chat_ends_although_a_merge_waits(project: Path, model: str) -> 
         await merging
         assert [event.how for event in log.of(ForkResolved)] == ["abort"]
         assert session.fork is None
+
+
+async def test_executable_configuration_needs_a_permission(project: Path) -> None:
+    directory = project.parent / "script"
+    directory.mkdir()
+    steps = [{"calls": [call("write", path=".envrc", content="x\n")]}, {"say": "a is done."}]
+    model = write_script(directory, [{"when": "^plan", "branch": "a", "steps": steps}, {"when": "^plan", "say": "b"}])
+    async with chatting(project, model) as (session, log):
+        await session.submit("/fork a: plan | b: plan")
+        await log.branch("a", "done")
+        for line in ("/merge a", "/merge combine:a,b"):
+            await session.submit(line)
+            refused = log.last(MergeRefused)
+            assert refused == MergeRefused(((".envrc", "direnv"),), f"{line} --allow-executable-config")
+        assert session.fork is not None
+        assert not (project / ".envrc").exists()
+        await session.submit(refused.retry)
+        assert log.last(ForkResolved).winners == ("a", "b")
+        assert (project / ".envrc").read_text() == "x\n"
+        log.check_no_failures()
+        await session.submit("/undo")
+    async with chatting(project, model, allow_executable_config=True) as (session, log):
+        await session.submit("/fork a: plan | b: plan")
+        await log.branch("a", "done")
+        await session.submit("/merge a")
+        assert (project / ".envrc").read_text() == "x\n"

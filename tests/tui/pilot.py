@@ -57,14 +57,25 @@ class RecordingFork(ScriptedFork):
     def read_commit(self, fork: ForkRecord) -> str:
         return f"diff of commit {fork.commit}"
 
-    def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
-        return self._record("pick", attempt, on_conflict, force)
+    def pick(
+        self,
+        attempt: str,
+        *,
+        on_conflict: OnConflict = "refuse",
+        force: bool = False,
+        allow_executable_config: bool | None = None,
+    ) -> Commit:
+        return self._record("pick", attempt, on_conflict, force, *_list_allowed(allow_executable_config))
 
-    def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
-        return self._record("combine", tuple(attempts), force)
+    def combine(
+        self, attempts: Sequence[str], *, force: bool = False, allow_executable_config: bool | None = None
+    ) -> Combined:
+        return self._record("combine", tuple(attempts), force, *_list_allowed(allow_executable_config))
 
-    def commit(self, prepared: Prepared, *, on_conflict: OnConflict = "refuse") -> Commit:
-        return self._record("commit", prepared.diff, on_conflict)
+    def commit(
+        self, prepared: Prepared, *, on_conflict: OnConflict = "refuse", allow_executable_config: bool | None = None
+    ) -> Commit:
+        return self._record("commit", prepared.diff, on_conflict, *_list_allowed(allow_executable_config))
 
     def drop(self, prepared: Prepared) -> None:
         self._record("drop")
@@ -84,6 +95,10 @@ class RecordingFork(ScriptedFork):
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+
+def _list_allowed(allow_executable_config: bool | None) -> list[str]:
+    return ["allowed"] if allow_executable_config else []
 
 
 class RecordedNotifications(Notifications):

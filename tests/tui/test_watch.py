@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.widgets import Button
 
-from forkwise import ConflictError, LedgerError
+from forkwise import ConflictError, ExecutableConfigError, LedgerError
 from forkwise.display.board import Row
 from forkwise.files.path_merge import Clash
 from forkwise.files.store.changes import Conflict
@@ -280,6 +280,34 @@ def test_pick_in_conflict(fork: RecordingFork) -> None:
             await scene.comes_back()
             decided = [first, ("pick", "k3f9ab.1", how, False)] if how else [first]
             await until(lambda decided=decided: fork.decisions == decided and not scene.watch.activity)
+
+    watching(fork, script)
+
+
+def test_executable_configuration_is_asked_about(fork: RecordingFork) -> None:
+    refused = ExecutableConfigError("no", executors={".envrc": "direnv", "a\x1b[2J.pth": "every Python"})
+    first = ("pick", "k3f9ab.1", "refuse", False)
+    fork.outcomes = [refused, refused, COMMIT, refused, combined(commit=COMMIT)]
+
+    async def script(scene: Scene) -> None:
+        await scene.press("p")
+        await answered(scene, "y")
+        await scene.shows("Commit it anyway?")
+        assert "This changes what your machine will run" in scene.text
+        assert ".envrc: direnv" in scene.text
+        await scene.press("escape")
+        await scene.comes_back()
+        await until(lambda: fork.decisions == [first] and not scene.watch.activity)
+        await scene.press("p")
+        await answered(scene, "y")
+        await answered(scene, "y")
+        await scene.notifies("Committed as 3")
+        assert fork.decisions[1:] == [first, (*first, "allowed")]
+        await scene.press("space", "space", "up", "space", "space", "c")
+        await answered(scene, "y")
+        await answered(scene, "y")
+        await until(lambda: len(fork.decisions) == 5)
+        assert [decision[-1] for decision in fork.decisions[3:]] == [False, "allowed"]
 
     watching(fork, script)
 

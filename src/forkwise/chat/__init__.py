@@ -29,6 +29,7 @@ async def open_session(
     conversation: str | None = None,
     is_new: bool = False,
     ask: Sequence[str] = (),
+    allow_executable_config: bool = False,
     listener: Listener | None = None,
 ) -> Session:
     """Open a session as `Session.open` does, importing what it needs in a thread."""
@@ -36,5 +37,11 @@ async def open_session(
     from forkwise.chat.session import Session
 
     return await Session.open(
-        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=listener
+        directory,
+        model=model,
+        conversation=conversation,
+        is_new=is_new,
+        ask=ask,
+        allow_executable_config=allow_executable_config,
+        listener=listener,
     )

@@ -30,6 +30,7 @@ __all__ = [
     "ForkResolved",
     "Judged",
     "Listener",
+    "MergeRefused",
     "MergeUndone",
     "Moved",
     "Notice",
@@ -227,6 +228,17 @@ class ForkResolved(ChatEvent):
     errors: tuple[str, ...] = ()
     commit: str | None = None
     by: Literal["user", "agent"] = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRefused(ChatEvent):
+    """A merge would change what the user's machine will run. Nothing was changed, and the fork is as it was.
+
+    ``executable_config`` has the paths, each with what will run or read it; the line ``retry`` merges anyway.
+    """
+
+    executable_config: tuple[tuple[str, str], ...]
+    retry: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import forkwise
 from forkwise.chat import render
-from forkwise.chat.events import Copied, Failed, Notice, Shown, error_text
+from forkwise.chat.events import Copied, Failed, MergeRefused, Notice, Shown, error_text
 from forkwise.chat.settings import Settings, parse_form
-from forkwise.chat.slash_commands import UsageError, format_help, parse
+from forkwise.chat.slash_commands import ALLOW_EXECUTABLE_CONFIG, UsageError, format_help, parse
 from forkwise.concurrency import run_in_thread
 from forkwise.conversation.talk import RECOMBINATIONS
+from forkwise.errors import ExecutableConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from forkwise.chat.events import ChatEvent
     from forkwise.chat.forks import Forks
     from forkwise.chat.merges import Choices
     from forkwise.chat.services import ChatServices
@@ -118,6 +120,19 @@ def _check_model(model: str) -> str:
     return model
 
 
+def _build_failure(text: str, error: Exception) -> ChatEvent:
+    if isinstance(error, ExecutableConfigError) and text.lstrip().startswith(("/merge", "/override")):
+        return MergeRefused(tuple(error.executors.items()), f"{text.strip()} {ALLOW_EXECUTABLE_CONFIG}")
+    return Failed(error_text(error))
+
+
+def _split_permission(text: str) -> tuple[str, bool | None]:
+    """Split the permission to merge executable configuration off a command's arguments."""
+    rest = text.removesuffix(ALLOW_EXECUTABLE_CONFIG)
+    is_given = rest != text and (not rest or rest[-1].isspace())
+    return (rest.strip(), True) if is_given else (text, None)
+
+
 #: When to run a line: see `Session.submit`.
 When = Literal["now", "soon", "in_order"]
 
@@ -163,7 +178,7 @@ class Interpreter:
             async with self._lock:
                 await self._run(line)
         except Exception as error:  # noqa: BLE001 - an error of any kind is published, and the chat continues
-            self._services.feed.publish(Failed(error_text(error)))
+            self._services.feed.publish(_build_failure(text, error))
 
     def _can_run_beside(self, line: Line, when: When) -> bool:
         """Whether a line may run while another one runs."""
@@ -234,12 +249,13 @@ class Interpreter:
     async def _do_merge(self, line: Line) -> None:
         if not self._forks.is_open:
             raise RuntimeError("no fork is open: /fork opens one")
-        if not line.rest:
+        choice, allow = _split_permission(line.rest)
+        if not choice:
             await self._do_branches(line)
             self._notify("/merge LABEL keeps one branch, /merge combine:A,B several, /merge auto the judge's choice")
-        elif line.rest == "judge":
+        elif choice == "judge":
             await self._session.judge()
-        elif await self._session.merge(line.rest) is None:
+        elif await self._session.merge(choice, allow_executable_config=allow) is None:
             self._notify("nothing was merged: no judge gave a verdict; /merge LABEL keeps a branch")
 
     async def _do_abort(self, line: Line) -> None:
@@ -249,9 +265,10 @@ class Interpreter:
             await self._forks.abort()
 
     async def _do_override(self, line: Line) -> None:
-        if not line.rest:
+        label, allow = _split_permission(line.rest)
+        if not label:
             raise UsageError("name the branch to keep instead: /override LABEL")
-        await self._session.override(line.rest)
+        await self._session.override(label, allow_executable_config=allow)
 
     async def _do_undo(self, line: Line) -> None:
         await self._session.undo()

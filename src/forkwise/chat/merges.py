@@ -17,6 +17,7 @@ from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import BranchingError, CommitError
 from forkwise.fork.combine import commit_choice, line_up_attempts, prepare_choice
 from forkwise.fork.evaluation import Tests
+from forkwise.fork.resolve import check_executables
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.diff.mirror import EditorDetector
@@ -54,16 +55,17 @@ class Merges:
 
     # Resolve
 
-    async def judge(self, kind: _Kind = "auto_with_fallback") -> ResolveOutcome:
+    async def judge(self, kind: _Kind = "auto_with_fallback", *, allow: bool | None = None) -> ResolveOutcome:
         """Ask judges for the best branch and publish their verdict.
 
-        ``auto`` and ``vote`` also merge it. Asking again reuses the verdict, at no cost.
+        ``auto`` and ``vote`` also merge it, for ``allow`` see `merge`. Asking again reuses the verdict, at no cost.
         """
         coordinator, services = self._forks.current, self._services
         name = services.settings.judge or services.model_name
         by_panel = kind == "vote" and services.settings.judge is None and not is_chat_model(name)
         coordinator.judge = None if by_panel else services.models.open(name)
-        outcome = await coordinator.resolve(MergeStrategy(kind=kind, judge_model=name))
+        strategy = MergeStrategy(kind=kind, judge_model=name)
+        outcome = await coordinator.resolve(strategy, allow_executable_config=allow)
         verdict = outcome.verdict
         label = None if verdict is None else coordinator.branches[verdict.winner_branch_id].spec.label
         services.feed.publish(
@@ -82,21 +84,24 @@ class Merges:
             await self.finish_merge(outcome.merge_result, kind)
         return outcome
 
-    async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
+    async def merge(
+        self, choice: str, prefer: Mapping[str, str] | None = None, *, allow: bool | None = None
+    ) -> MergeResult | None:
         """Merge a branch by its label, several (``combine:a,b``), or the judges' choice (``auto``, ``vote``).
 
         Waits until the chosen branches are done. ``prefer`` names, by path, the branch whose version a combination
-        takes on a conflict. Returns None if no judge gave a verdict.
+        takes on a conflict. ``allow`` lets it change what the user's machine will run: ExecutableConfigError without.
+        Returns None if no judge gave a verdict.
         """
         coordinator = self._forks.current
         if choice in ("auto", "vote"):
-            outcome = await self.judge("vote" if choice == "vote" else "auto")
+            outcome = await self.judge("vote" if choice == "vote" else "auto", allow=allow)
             return outcome.merge_result
         kind, _, names = choice.partition(":") if choice.startswith("combine:") else ("pick", "", choice)
         runtimes = [self._forks.find(name.strip()) for name in (names.split(",") if kind == "combine" else [names])]
         ids = ",".join(runtime.id for runtime in runtimes)
         by_id = {path: self._forks.find(name).id for path, name in (prefer or {}).items()}
-        result = await coordinator.merge_or_select(f"{kind}:{ids}", prefer=by_id)
+        result = await coordinator.merge_or_select(f"{kind}:{ids}", prefer=by_id, allow_executable_config=allow)
         await self.finish_merge(result, kind)
         return result
 
@@ -109,7 +114,7 @@ class Merges:
         self._forks.release_resolved()
         self._services.feed.publish(build_resolved_event(result, labels, how))
 
-    async def override(self, label: str) -> MergeResult:
+    async def override(self, label: str, *, allow: bool | None = None) -> MergeResult:
         """Merge another branch than the judges' choice, whose files are undone first.
 
         Raises as `ForkCoordinator.override` does.
@@ -123,7 +128,7 @@ class Merges:
         chat.unmark(MERGED, fork)
         chat.save()
         try:
-            result = await coordinator.override(label)
+            result = await coordinator.override(label, allow_executable_config=allow)
         except BaseException:
             if merged is not None:
                 chat.mark(MERGED, fork, merged)
@@ -297,17 +302,26 @@ class Choices:
         """Drop a prepared branch."""
         await finish_then_cancel(run_in_thread(prepared.branch.abort))
 
-    async def commit(self, prepared: Prepared) -> None:
+    async def commit(self, prepared: Prepared, *, allow: bool | None = None) -> None:
         """Resolve the fork with a prepared branch, and continue as the branches whose changes are in it.
 
-        Conflicts with changes by other processes are handled by the default policy, as in every merge of a chat.
+        Conflicts with changes by other processes are handled by the default policy, as in every merge of a chat. For
+        ``allow`` see `Merges.merge`.
         """
         coordinator = self._forks.current
+        await finish_then_cancel(run_in_thread(check_executables, prepared.branch, allow))
         for runtime in coordinator.branches.values():
             if runtime.is_running:
                 await coordinator.terminate_branch(runtime.id)
         await finish_then_cancel(
-            run_in_thread(partial(commit_choice, prepared, policy=MergeStrategy().conflict_policy))
+            run_in_thread(
+                partial(
+                    commit_choice,
+                    prepared,
+                    policy=MergeStrategy().conflict_policy,
+                    allow_executable_config=allow,
+                )
+            )
         )
         await coordinator.aclose()
         result = load_merge_result(self._services.chat.ledger, self._services.workspace, prepared.fork)

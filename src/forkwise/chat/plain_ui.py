@@ -30,6 +30,7 @@ from forkwise.chat.events import (
     ForkResolved,
     Judged,
     Listener,
+    MergeRefused,
     MergeUndone,
     Moved,
     Notice,
@@ -44,7 +45,7 @@ from forkwise.chat.events import (
     TurnEnded,
     as_json,
 )
-from forkwise.chat.render import format_merge
+from forkwise.chat.render import format_merge, format_refusal
 from forkwise.text.clean import truncate_line
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def _format_event(event: ChatEvent) -> list[str]:
             return [f"[judged: {event.winner or 'no branch'}, {event.confidence:.2f}, {sure}: {reasoning}]"]
         case ForkResolved():
             return [f"[{line}]" for line in format_merge(event)]
+        case MergeRefused():
+            return [f"[{line}]" for line in format_refusal(event)]
         case ForkLeft(fork, branches):
             return [f"[fork {fork} is kept open ({', '.join(branches)}): the next chat resumes it]"]
         case MergeUndone(fork, commit, node):
@@ -185,12 +188,19 @@ async def chat_in_lines(
     conversation: str | None,
     is_new: bool,
     ask: Sequence[str],
+    allow_executable_config: bool = False,
     source: TextIO = sys.stdin,
 ) -> signal.Signals | None:
     """Chat until the input, the user or a signal ends it. Return the signal, if it was one."""
     ui = _PlainUI(show, "soon" if source.isatty() else "in_order")
     session = await open_session(
-        directory, model=model, conversation=conversation, is_new=is_new, ask=ask, listener=ui.on_event
+        directory,
+        model=model,
+        conversation=conversation,
+        is_new=is_new,
+        ask=ask,
+        allow_executable_config=allow_executable_config,
+        listener=ui.on_event,
     )
     with _signal_handlers(lambda number: ui.on_signal(session, number)):
         try:

@@ -10,7 +10,7 @@ from forkwise.text.clean import truncate_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from forkwise.chat.events import CostChanged, ForkResolved
+    from forkwise.chat.events import CostChanged, ForkResolved, MergeRefused
     from forkwise.chat.forks import BranchView
     from forkwise.conversation.conversation import Conversation
     from forkwise.conversation.node import Node
@@ -26,11 +26,13 @@ __all__ = [
     "format_cost",
     "format_diffs",
     "format_merge",
+    "format_refusal",
     "format_tokens",
     "format_tree",
 ]
 
 _MAX_CHARS = 70  # of a message, on one line
+_MAX_PATHS = 8
 
 
 def format_branches(views: Sequence[BranchView]) -> str:
@@ -63,6 +65,25 @@ def format_merge(event: ForkResolved) -> list[str]:
         outcome = "overwritten, although" if path in written else "not merged, because"
         lines.append(f"{outcome} it was changed in the workspace meanwhile: {path}")
     return [*lines, *(f"not written: {error}" for error in event.errors)]
+
+
+def format_refusal(event: MergeRefused) -> list[str]:
+    """Format a refused merge as lines: which files, what runs them, how to merge anyway.
+
+    >>> from forkwise.chat.events import MergeRefused
+    >>> format_refusal(MergeRefused(((".envrc", "direnv"),), "/merge a --allow-executable-config"))[1:]
+    ['  .envrc: direnv', 'Look at the changes with /fork diff; /merge a --allow-executable-config merges them anyway']
+    """
+    shown = [f"  {path}: {executor}" for path, executor in event.executable_config[:_MAX_PATHS]]
+    more = (
+        [f"  and {len(event.executable_config) - _MAX_PATHS} more"] if len(event.executable_config) > _MAX_PATHS else []
+    )
+    return [
+        "Nothing was merged, because it would change what your machine will run:",
+        *shown,
+        *more,
+        f"Look at the changes with /fork diff; {event.retry} merges them anyway",
+    ]
 
 
 def format_changed_paths(report: BranchDiffReport) -> str:

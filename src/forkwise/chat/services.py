@@ -213,10 +213,17 @@ class ChatServices:
 
 
 def open_services(
-    directory: Path, model: str | None, conversation: str | None, is_new: bool, ask: tuple[str, ...], feed: Feed
+    directory: Path,
+    model: str | None,
+    conversation: str | None,
+    is_new: bool,
+    ask: tuple[str, ...],
+    feed: Feed,
+    *,
+    allow_executable_config: bool = False,
 ) -> ChatServices:
     """Open the services of a chat in a directory. Raises ChatModelError, SettingsError, ConversationError."""
-    workspace = Workspace(directory)
+    workspace = Workspace(directory, allow_executable_config=allow_executable_config)
     settings = load_settings(workspace.path)
     if ask:
         settings = replace(settings, ask=tuple(dict.fromkeys((*settings.ask, *ask))))

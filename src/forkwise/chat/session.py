@@ -91,17 +91,28 @@ class Session:
         conversation: str | None = None,
         is_new: bool = False,
         ask: Sequence[str] = (),
+        allow_executable_config: bool = False,
         listener: Listener | None = None,
     ) -> Session:
         """Open a chat in a directory, with the named conversation, the last one, or a new one.
 
+        ``allow_executable_config`` lets merges change what the user's machine will run, such as git hooks.
         What an earlier chat left unfinished is finished first, and published to the listener. Raises ChatModelError,
         SettingsError, ConversationError.
         """
         feed = Feed()
         if listener is not None:
             feed.subscribe(listener)
-        services = await run_in_thread(open_services, directory, model, conversation, is_new, tuple(ask), feed)
+        services = await run_in_thread(
+            open_services,
+            directory,
+            model,
+            conversation,
+            is_new,
+            tuple(ask),
+            feed,
+            allow_executable_config=allow_executable_config,
+        )
         try:
             session = cls(services)
             if services.chat.is_last_locked:
@@ -322,16 +333,21 @@ class Session:
         with self.services.approvals.deny_unattended():
             return await self._merges.judge()
 
-    async def merge(self, choice: str, prefer: Mapping[str, str] | None = None) -> MergeResult | None:
-        """Merge a label, ``combine:a,b``, ``auto`` or ``vote``. Return None if no judge gave a verdict."""
+    async def merge(
+        self, choice: str, prefer: Mapping[str, str] | None = None, *, allow_executable_config: bool | None = None
+    ) -> MergeResult | None:
+        """Merge a label, ``combine:a,b``, ``auto`` or ``vote``. Return None if no judge gave a verdict.
+
+        Raises ExecutableConfigError, with the fork open, unless ``allow_executable_config`` is set.
+        """
         async with self._exclusive():
             with self.services.approvals.deny_unattended():
-                return await self._merges.merge(choice, prefer)
+                return await self._merges.merge(choice, prefer, allow=allow_executable_config)
 
-    async def choose(self, prepared: Prepared) -> None:
-        """Resolve the fork with a branch that `choices` prepared."""
+    async def choose(self, prepared: Prepared, *, allow_executable_config: bool | None = None) -> None:
+        """Resolve the fork with a branch that `choices` prepared. Raises ExecutableConfigError as `merge` does."""
         async with self._lock:
-            await self.choices.commit(prepared)
+            await self.choices.commit(prepared, allow=allow_executable_config)
 
     async def terminate(self, branch: str) -> None:
         """Terminate a branch; its changes can still be merged."""
@@ -341,11 +357,14 @@ class Session:
         """Drop the fork with all its branches."""
         await self._forks.abort()
 
-    async def override(self, branch: str) -> MergeResult:
-        """After ``auto`` or ``vote``: keep another branch instead, its files and its messages."""
+    async def override(self, branch: str, *, allow_executable_config: bool | None = None) -> MergeResult:
+        """After ``auto`` or ``vote``: keep another branch instead, its files and its messages.
+
+        Raises ExecutableConfigError, with nothing changed, unless ``allow_executable_config`` is set.
+        """
         async with self._exclusive():
             self._require_no_fork()
-            return await self._merges.override(branch)
+            return await self._merges.override(branch, allow=allow_executable_config)
 
     async def undo(self) -> str:
         """Undo the last merge, its files and its messages. Return the fork."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["COMMANDS", "Command", "Line", "UsageError", "find_command", "format_help", "parse"]
+__all__ = [
+    "ALLOW_EXECUTABLE_CONFIG",
+    "COMMANDS",
+    "Command",
+    "Line",
+    "UsageError",
+    "find_command",
+    "format_help",
+    "parse",
+]
 
 
 class UsageError(ValueError):
@@ -31,6 +40,9 @@ class Command:
         return f"/{self.name} {self.arguments}".rstrip()
 
 
+#: The last word of a merge that may change what the user's machine will run.
+ALLOW_EXECUTABLE_CONFIG = "--allow-executable-config"
+
 COMMANDS: tuple[Command, ...] = (
     Command("fork", "[TASK | LABEL: TASK | …]", "split into branches that run side by side"),
     Command("fork diff", "[PATH]", "show the branches' changes, in a diff tool if there is one", True, True),
@@ -39,10 +51,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("fork-model", "[N MODEL | N clear | MODEL | clear]", "set the models of the next fork's branches"),
     Command("branches", "", "list the branches and their states", True, True),
     Command(
-        "merge", "[LABEL | auto | judge | vote | combine:A,B]", "resolve the fork: keep one branch or several", True
+        "merge",
+        f"[LABEL | auto | judge | vote | combine:A,B] [{ALLOW_EXECUTABLE_CONFIG}]",
+        "resolve the fork: keep one branch or several",
+        True,
     ),
     Command("abort", "[LABEL]", "drop the fork, or terminate one of its branches", True, True),
-    Command("override", "LABEL", "after auto or vote: keep another branch instead"),
+    Command("override", f"LABEL [{ALLOW_EXECUTABLE_CONFIG}]", "after auto or vote: keep another branch instead"),
     Command("undo", "", "undo the last merge, its files and its messages"),
     Command("nway", "[PATH]", "show the parent's and every branch's version side by side", True, True),
     Command("load", "[CHECKPOINT]", "go back to a checkpoint, with its files"),

@@ -18,7 +18,7 @@ from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.files.combine import Combination, combine
 from forkwise.files.selection import AlignedPath, Choice, align_branches, select
 from forkwise.files.workspace import Workspace
-from forkwise.fork.resolve import Landed, conclude
+from forkwise.fork.resolve import Landed, check_executables, conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.linux.process_id import ProcessId
@@ -74,6 +74,7 @@ async def combine_attempts(
     partial: bool = False,
     policy: ConflictPolicy | None = None,
     retest: bool = True,
+    allow_executable_config: bool | None = None,
 ) -> Combined:
     """Resolve a fork by merging several of its attempts, and commit the result.
 
@@ -86,6 +87,8 @@ async def combine_attempts(
 
     If the workspace changes while the combination is tested, the tests run again on the two together (``retest=False``:
     they do not); if they fail then, nothing is committed, and ``tests`` is the second report.
+
+    Raises ExecutableConfigError, with the fork undecided, as ``Branch.commit`` does.
 
     Only the process that runs a fork inside an attempt can resolve it.
     """
@@ -104,6 +107,7 @@ async def combine_attempts(
             report = None if tests is None or not made.clean else await tests.test(made.branch)
             landed = None
             if made.clean and (force or report is None or report.is_pass):
+                await run_in_thread(check_executables, made.branch, allow_executable_config)
                 detail = {
                     "attempts": list(records),
                     "branch": made.branch.name,
@@ -115,7 +119,13 @@ async def combine_attempts(
                 again = tests if retest and not force else None
                 try:
                     landed = await run_in_thread(
-                        conclude, fork, keep=keep, policy=policy, on_conflict=on_conflict, tests=again
+                        conclude,
+                        fork,
+                        keep=keep,
+                        policy=policy,
+                        on_conflict=on_conflict,
+                        tests=again,
+                        allow_executable_config=allow_executable_config,
                     )
                 except RetestError as error:
                     report = None if error.tests is None else TestReport.from_json(error.tests)
@@ -277,6 +287,7 @@ def commit_choice(
     policy: ConflictPolicy | None = None,
     keep: bool = False,
     retest: bool = True,
+    allow_executable_config: bool | None = None,
 ) -> Commit:
     """Resolve the fork with a prepared choice, commit it, and drop all attempts (``keep``: keep them).
 
@@ -285,9 +296,11 @@ def commit_choice(
     without losing either version.
 
     If the choice passed its tests and the workspace changed since, it is rebased and has to pass them again, unless
-    ``retest=False``: RetestError if it fails, and the fork stays undecided.
+    ``retest=False``: RetestError if it fails, and the fork stays undecided. The same holds for ExecutableConfigError,
+    which is raised as by ``Branch.commit``.
     """
     workspace = prepared.branch.workspace
+    check_executables(prepared.branch, allow_executable_config)
     with open_ledger(workspace) as ledger:
         stored = StoredFork(ledger, workspace, prepared.fork)
         detail = {
@@ -300,7 +313,14 @@ def commit_choice(
         if not is_new and (stored.outcome() != prepared.branch.name or stored.record.commit is not None):
             raise ForkResolvedError(f"fork {stored.id} was decided in the meantime", fork=stored.id)
         tests = prepared.evaluator if retest else None
-        return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, tests=tests).commit
+        return conclude(
+            stored,
+            keep=keep,
+            policy=policy,
+            on_conflict=on_conflict,
+            tests=tests,
+            allow_executable_config=allow_executable_config,
+        ).commit
 
 
 def _load_undecided(ledger: Ledger, workspace: Workspace, fork: str) -> StoredFork:

@@ -167,6 +167,7 @@ class ForkSettings:
     attempts. A ``policy`` decides conflicts without losing either version (see ``land``), and overrides
     ``on_conflict``. With ``reopens``, an attempt whose process was killed continues in its branch instead of a new one.
     ``retest`` are the tests that a winner has to pass again if the parent was changed since the fork.
+    ``allow_executable_config`` is that of the commit.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -178,6 +179,7 @@ class ForkSettings:
     policy: ConflictPolicy | None = None
     reopens: bool = False
     retest: Evaluator | None = None
+    allow_executable_config: bool | None = None
 
 
 class Fork:
@@ -503,10 +505,11 @@ class Fork:
                 await run_in_thread(lambda: parent.path)
 
     def _commit(self, branch: Branch, retest: Retest | None) -> Commit:
+        allow = self.settings.allow_executable_config
         with conclude_agent_paths(branch):
             if self.settings.policy is None:
-                return commit_winner(branch, self.settings.on_conflict, retest=retest)
-            self.landed = land(branch, self.settings.policy, retest=retest)
+                return commit_winner(branch, self.settings.on_conflict, retest=retest, allow_executable_config=allow)
+            self.landed = land(branch, self.settings.policy, retest=retest, allow_executable_config=allow)
             return self.landed.commit
 
     async def await_pick(self, favourite: Attempt | None, how: str) -> None:

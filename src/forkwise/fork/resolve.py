@@ -40,6 +40,7 @@ from forkwise.fork.retest import (
     require_accepted,
 )
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
+from forkwise.git.executable_config import check_executable_config
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.testing.report import TestReport
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Landed",
+    "check_executables",
     "commit_resolved",
     "commit_winner",
     "conclude",
@@ -65,8 +67,24 @@ __all__ = [
 ]
 
 
+def check_executables(branch: Branch, allow_executable_config: bool | None = None) -> None:
+    """Raise ExecutableConfigError if a commit of the branch would: for callers that must know before they decide.
+
+    ``allow_executable_config`` is that of the commit.
+    """
+    allow = branch.workspace.allow_executable_config if allow_executable_config is None else allow_executable_config
+    is_checked = not allow and branch.parent is branch.workspace and not branch.view_kind.native
+    if is_checked and branch.is_confined:
+        check_executable_config(branch, dict(branch.delta().executable_config))
+
+
 def commit_winner(
-    branch: Branch, on_conflict: OnConflict, *, trust: bool = False, retest: Retest | None = None
+    branch: Branch,
+    on_conflict: OnConflict,
+    *,
+    trust: bool = False,
+    retest: Retest | None = None,
+    allow_executable_config: bool | None = None,
 ) -> Commit:
     """Commit a branch, after rebasing it if its parent has newer commits.
 
@@ -75,10 +93,12 @@ def commit_winner(
     tested again: RetestError if it fails.
     """
     if retest is not None and not branch.view_kind.native:
-        return commit_retested(branch, on_conflict, retest, trust=trust)
+        return commit_retested(
+            branch, on_conflict, retest, trust=trust, allow_executable_config=allow_executable_config
+        )
     while True:
         try:
-            return branch.commit(on_conflict=on_conflict, trust=trust)
+            return branch.commit(on_conflict=on_conflict, trust=trust, allow_executable_config=allow_executable_config)
         except BranchStaleError:
             if branch.view_kind.native:
                 raise
@@ -98,7 +118,13 @@ class Landed:
     kept: Branch | None = None
 
 
-def land(branch: Branch, policy: ConflictPolicy = "keep_newer", *, retest: Retest | None = None) -> Landed:
+def land(
+    branch: Branch,
+    policy: ConflictPolicy = "keep_newer",
+    *,
+    retest: Retest | None = None,
+    allow_executable_config: bool | None = None,
+) -> Landed:
     """Commit a branch atomically; ``policy`` decides every conflict, and neither version is lost.
 
     Versions that the winner replaces are in the commit's undo record. If the parent's versions are used, the winner's
@@ -106,15 +132,15 @@ def land(branch: Branch, policy: ConflictPolicy = "keep_newer", *, retest: Retes
     parent changed is tested again: RetestError if it fails.
     """
     if retest is not None and not branch.view_kind.native:
-        return _land_retested(branch, policy, retest)
+        return _land_retested(branch, policy, retest, allow_executable_config)
     while True:
         try:
             try:
-                return Landed(branch.commit())
+                return Landed(branch.commit(allow_executable_config=allow_executable_config))
             except BranchStaleError:
                 raise
             except ConflictError as error:
-                return _land_with_conflicts(branch, policy, error.conflicts)
+                return _land_with_conflicts(branch, policy, error.conflicts, allow_executable_config)
         except BranchStaleError:
             if branch.view_kind.native:
                 raise
@@ -126,14 +152,14 @@ def decide_conflicts(policy: ConflictPolicy) -> OnConflict:
     return "ours" if policy == "last_write_wins" else "theirs"
 
 
-def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest) -> Landed:
+def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest, allow: bool | None) -> Landed:
     on_conflict = decide_conflicts(policy)
     for _ in range(MAX_ROUNDS):
         prepare_commit(branch, on_conflict, retest, merges=False)
         left = [c.path for c in compare_with_parent(branch).unresolved if c.kind != "metadata"]
         kept = _keep_versions(branch, left) if on_conflict == "theirs" else None
         try:
-            commit = branch.commit(on_conflict=on_conflict, rebased=True)
+            commit = branch.commit(on_conflict=on_conflict, rebased=True, allow_executable_config=allow)
             return Landed(commit, commit.conflicts, kept)
         except BaseException as error:
             if kept is not None:
@@ -143,13 +169,15 @@ def _land_retested(branch: Branch, policy: ConflictPolicy, retest: Retest) -> La
     raise build_busy_error(branch)
 
 
-def _land_with_conflicts(branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict]) -> Landed:
+def _land_with_conflicts(
+    branch: Branch, policy: ConflictPolicy, conflicts: Sequence[Conflict], allow: bool | None
+) -> Landed:
     if policy == "last_write_wins":
-        commit = branch.commit(on_conflict="ours")
+        commit = branch.commit(on_conflict="ours", allow_executable_config=allow)
         return Landed(commit, commit.conflicts)
     kept = _keep_versions(branch, [c.path for c in conflicts if c.kind != "metadata"])
     try:
-        commit = branch.commit(on_conflict="theirs")
+        commit = branch.commit(on_conflict="theirs", allow_executable_config=allow)
     except BaseException:
         if kept is not None:
             kept.abort()
@@ -182,6 +210,7 @@ def pick(
     trust: bool = False,
     force: bool = False,
     tests: Evaluator | None = None,
+    allow_executable_config: bool | None = None,
 ) -> Commit:
     """Resolve a fork with one of its attempts: commit its changes, and drop the others (``keep``: keep them).
 
@@ -193,13 +222,21 @@ def pick(
     ``tests`` are those that the attempt passed: if the workspace changed since, the attempt is rebased and has to pass
     them again. If it fails, RetestError is raised, nothing is committed and the fork stays undecided.
 
-    Raises ForkResolvedError if the fork was decided differently before.
+    Raises ForkResolvedError if the fork was decided differently before, and ExecutableConfigError, with the fork
+    undecided, as ``Branch.commit`` does.
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
             return commit_resolved(
-                ledger, workspace, attempt, on_conflict=on_conflict, trust=trust, keep=keep, tests=tests
+                ledger,
+                workspace,
+                attempt,
+                on_conflict=on_conflict,
+                trust=trust,
+                keep=keep,
+                tests=tests,
+                allow_executable_config=allow_executable_config,
             ).commit
         chain = _list_enclosing(
             ledger, ledger.attempt(attempt) if "." in attempt else _find_verdict_winner(ledger, attempt)
@@ -209,11 +246,20 @@ def pick(
             _decide(fork, chain[-1], {})
         else:
             _require_committable(innermost, chain[0], force=force)
+            if (branch := fork.branch(chain[-1].branch)) is not None:
+                check_executables(branch, allow_executable_config)
             # From the inside out: an inner decision has no effect until the outermost fork is decided.
             detail = {"keep": keep} if chain[0].state == "succeeded" else {"keep": keep, "force": True}
             for one in chain:
                 _decide(StoredFork(ledger, workspace, one.fork), one, detail)
-        return conclude(fork, keep=keep, on_conflict=on_conflict, trust=trust, tests=tests).commit
+        return conclude(
+            fork,
+            keep=keep,
+            on_conflict=on_conflict,
+            trust=trust,
+            tests=tests,
+            allow_executable_config=allow_executable_config,
+        ).commit
 
 
 def commit_resolved(
@@ -226,6 +272,7 @@ def commit_resolved(
     trust: bool = False,
     keep: bool = False,
     tests: Evaluator | None = None,
+    allow_executable_config: bool | None = None,
 ) -> Landed:
     """Commit a fork that was resolved but not committed, because of a conflict or because its process was killed.
 
@@ -236,7 +283,15 @@ def commit_resolved(
     if record.stored != "resolved" or record.commit is not None:
         how = record.state if record.commit is None else f"committed as {record.commit} already"
         raise ForkResolvedError(f"fork {record.id} has nothing to commit: it is {how}", fork=record.id)
-    return conclude(stored, keep=keep, policy=policy, on_conflict=on_conflict, trust=trust, tests=tests)
+    return conclude(
+        stored,
+        keep=keep,
+        policy=policy,
+        on_conflict=on_conflict,
+        trust=trust,
+        tests=tests,
+        allow_executable_config=allow_executable_config,
+    )
 
 
 def conclude(
@@ -247,6 +302,7 @@ def conclude(
     on_conflict: OnConflict = "refuse",
     trust: bool = False,
     tests: Evaluator | None = None,
+    allow_executable_config: bool | None = None,
 ) -> Landed:
     """Commit a resolved fork and drop its other branches; ``policy`` (see ``land``) overrides ``on_conflict``.
 
@@ -259,7 +315,7 @@ def conclude(
         _undo_replaced(fork)
         retest = _build_retest(fork, tests)
         try:
-            landed = _commit_outcome(fork, name, policy, on_conflict, trust, retest)
+            landed = _commit_outcome(fork, name, policy, on_conflict, trust, retest, allow_executable_config)
         except RetestError as error:
             _withdraw(fork, error)
             raise
@@ -320,6 +376,7 @@ def _commit_outcome(
     on_conflict: OnConflict,
     trust: bool,
     retest: Retest | None,
+    allow: bool | None,
 ) -> Landed:
     branch = None if name is None else fork.branch(name)
     if branch is None:
@@ -332,8 +389,9 @@ def _commit_outcome(
     try:
         with conclude_agent_paths(branch):
             if policy is not None:
-                return land(branch, policy, retest=retest)
-            return Landed(commit_winner(branch, on_conflict, trust=trust, retest=retest))
+                return land(branch, policy, retest=retest, allow_executable_config=allow)
+            commit = commit_winner(branch, on_conflict, trust=trust, retest=retest, allow_executable_config=allow)
+            return Landed(commit)
     except BranchingError:
         with suppress(BranchNotFoundError):
             branch.keep()
@@ -429,11 +487,22 @@ def unshelve_loser(workspace: Workspace, fork: str, loser: ShelvedBranch) -> Bra
     return loser.unshelve()
 
 
-def replace_winner(workspace: Workspace, fork: str, attempt: str, policy: ConflictPolicy) -> Landed:
+def replace_winner(
+    workspace: Workspace,
+    fork: str,
+    attempt: str,
+    policy: ConflictPolicy,
+    *,
+    allow_executable_config: bool | None = None,
+) -> Landed:
     """Override a fork's decision: undo the winner's commit and commit an unshelved attempt's branch instead.
 
-    Raises CommitError, with nothing changed, if the files of the winner's commit were changed since.
+    Raises CommitError, with nothing changed, if the files of the winner's commit were changed since, and
+    ExecutableConfigError.
     """
     with open_ledger(workspace) as ledger:
+        stored = StoredFork(ledger, workspace, fork)
+        if (branch := stored.branch(ledger.attempt(attempt).branch)) is not None:
+            check_executables(branch, allow_executable_config)  # now: the winner is undone before the commit
         ledger.override(fork, attempt)
-        return conclude(StoredFork(ledger, workspace, fork), policy=policy)
+        return conclude(stored, policy=policy, allow_executable_config=allow_executable_config)

@@ -90,7 +90,13 @@ def _copy_from_parent(branch: Branch, test_branch: Branch, paths: Sequence[str])
 
 
 def commit_retested(
-    branch: Branch, on_conflict: OnConflict, retest: Retest, *, trust: bool = False, merges: bool = True
+    branch: Branch,
+    on_conflict: OnConflict,
+    retest: Retest,
+    *,
+    trust: bool = False,
+    merges: bool = True,
+    allow_executable_config: bool | None = None,
 ) -> Commit:
     """Commit a branch after ``prepare_commit``; prepare it again if the parent changes in between.
 
@@ -100,7 +106,9 @@ def commit_retested(
     for _ in range(MAX_ROUNDS):
         prepare_commit(branch, on_conflict, retest, merges=merges)
         try:
-            return branch.commit(on_conflict=on_conflict, trust=trust, rebased=True)
+            return branch.commit(
+                on_conflict=on_conflict, trust=trust, rebased=True, allow_executable_config=allow_executable_config
+            )
         except BranchStaleError:
             continue
         except ConflictError:

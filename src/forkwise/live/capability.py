@@ -41,7 +41,8 @@ class LiveForkCapability(AbstractCapability[Any]):
     ``test_command`` runs in each branch before it is judged (``"auto"``: the project's own tests), and again before a
     merge if the directory changed meanwhile, unless ``retest=False``. ``judge`` replaces the models that a strategy
     names, ``signals`` the default signals of the merge confidence. ``keep_artifacts`` keeps the mirror of the branches'
-    files. ``store`` gets the handle of each fork; without one it is in memory.
+    files. ``store`` gets the handle of each fork; without one it is in memory. ``allow_executable_config`` lets a merge
+    change what the user's machine will run, such as git hooks, which it otherwise refuses.
     """
 
     max_branches: int = 10
@@ -54,6 +55,7 @@ class LiveForkCapability(AbstractCapability[Any]):
     judge: Any = None
     signals: Sequence[Signal] | None = None
     retest: bool = True
+    allow_executable_config: bool = False
     _coordinators: dict[str, ForkCoordinator] = field(default_factory=dict, init=False, repr=False)
     _coordinator: ForkCoordinator | None = field(default=None, init=False, repr=False)
     _latest: tuple[ModelMessage, ...] = field(default=(), init=False, repr=False)
@@ -91,6 +93,7 @@ class LiveForkCapability(AbstractCapability[Any]):
             judge=self.judge,
             signals=self.signals,
             retest=self.retest,
+            allow_executable_config=self.allow_executable_config,
         )
 
     async def resume(self, agent: Agent[Any, Any], deps: Any = None) -> ForkCoordinator | None:

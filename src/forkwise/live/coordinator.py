@@ -77,6 +77,9 @@ class ForkCoordinator:
     directory changed before its merge, unless ``retest=False``. ``usage_limits`` apply to each branch in addition to
     its budget.
 
+    A merge that changes what the user's machine will run, such as git hooks, raises ExecutableConfigError and leaves
+    the fork open, unless ``allow_executable_config`` is set, here, in the call, or for the workspace.
+
     The attribute ``model`` is the model of branches whose specs name none; None is the agent's own. ``branch_runner``
     replaces ``Agent.run``. ``inside`` is the branch that the agent itself runs in, ``depth`` the number of branches
     around the agent. ``merge_result`` is the result of the last merge, ``last_inspection`` the last answer of the tool
@@ -102,6 +105,7 @@ class ForkCoordinator:
         judge: Any = None,
         signals: Sequence[Signal] | None = None,
         retest: bool = True,
+        allow_executable_config: bool = False,
     ) -> None:
         self.agent = agent
         self.parent_deps = parent_deps
@@ -119,6 +123,7 @@ class ForkCoordinator:
         self.judge = judge
         self.signals = signals
         self.retest = retest
+        self.allow_executable_config = allow_executable_config
         self.model: Any = None
         self.branch_runner: BranchRunner | None = None
         self.capability: Any = None
@@ -443,13 +448,19 @@ class ForkCoordinator:
 
     # Resolve
 
-    async def merge_or_select(self, action: str, *, prefer: Mapping[str, str] | None = None) -> MergeResult:
+    async def merge_or_select(
+        self,
+        action: str,
+        *,
+        prefer: Mapping[str, str] | None = None,
+        allow_executable_config: bool | None = None,
+    ) -> MergeResult:
         """Resolve the fork.
 
         ``pick:<id>`` merges one branch, ``combine:<id>,<id>`` several, ``auto`` the choice of a judge, ``abort`` none.
         A chosen branch that still runs is waited for. In a combination, ``prefer`` maps a path to the branch whose
         version wins a conflict. Raises ValueError for an unknown action or branch, RuntimeError if there is no open
-        fork or nothing to merge.
+        fork or nothing to merge, and ExecutableConfigError, see the class.
         """
         kind, _, names = action.partition(":")
         live = self._require_open_fork()
@@ -457,31 +468,34 @@ class ForkCoordinator:
             history = live.parent_history()
             return MergeResult(live.fork.id, "", await self.abort_fork(), history)
         if kind == "auto":
-            outcome = await self._resolve_by_judge(live.plan.strategy)
+            outcome = await self._resolve_by_judge(live.plan.strategy, allow_executable_config)
             if outcome.merge_result is None:
                 raise RuntimeError(_explain_unmerged(outcome))
             return outcome.merge_result
         if kind not in ("pick", "combine") or not names:
             raise ValueError(f"{action!r} is not an action: use pick:<id>, combine:<id>,<id>, auto or abort")
         chosen = [self._find_branch(name.strip()) for name in names.split(",")]
-        return await self._merge(chosen, kind, prefer=prefer or {})
+        return await self._merge(chosen, kind, prefer=prefer or {}, allow=allow_executable_config)
 
-    async def _resolve_by_judge(self, strategy: MergeStrategy) -> ResolveOutcome:
+    async def _resolve_by_judge(self, strategy: MergeStrategy, allow: bool | None) -> ResolveOutcome:
         """Merge the choice of a judge; if the strategy may fall back to a manual pick, only with enough confidence."""
         if strategy.kind == "auto_with_fallback":
             outcome = await self.resolve(strategy)
             if not outcome.auto_eligible:
                 return outcome
-        return await self.resolve(replace(strategy, kind="vote" if strategy.kind == "vote" else "auto"))
+        decided = replace(strategy, kind="vote" if strategy.kind == "vote" else "auto")
+        return await self.resolve(decided, allow_executable_config=allow)
 
-    async def resolve(self, strategy: MergeStrategy | None = None) -> ResolveOutcome:
+    async def resolve(
+        self, strategy: MergeStrategy | None = None, *, allow_executable_config: bool | None = None
+    ) -> ResolveOutcome:
         """Have judges decide as a strategy says; branches that still run are waited for.
 
         ``manual`` asks no judge. ``auto`` and ``vote`` merge the judges' choice at once, whatever the confidence.
         ``auto_with_fallback`` returns whether the confidence is high enough, and leaves the merge to the caller. A
         verdict is kept until a branch runs again: to resolve again with the same strategy costs nothing. If no judge
         can be asked, for example because a key is missing, the outcome has no verdict and the caller picks;
-        ``judge_failures`` says why.
+        ``judge_failures`` says why. Raises ExecutableConfigError, see the class; the verdict is kept then as well.
         """
         live = self._require_open_fork()
         strategy = strategy or live.plan.strategy
@@ -494,7 +508,8 @@ class ForkCoordinator:
             return outcome
         live.set_conflict_policy(strategy.conflict_policy)
         winner = self._find_branch(outcome.verdict.winner_branch_id)
-        result = await self._merge([winner], strategy.kind, {"confidence": outcome.merge_confidence})
+        detail = {"confidence": outcome.merge_confidence}
+        result = await self._merge([winner], strategy.kind, detail, allow=allow_executable_config)
         return replace(outcome, committed=True, auto_eligible=False, merge_result=result)
 
     async def _merge(
@@ -503,12 +518,15 @@ class ForkCoordinator:
         kind: str,
         detail: Mapping[str, Any] | None = None,
         prefer: Mapping[str, str] | None = None,
+        *,
+        allow: bool | None,
     ) -> MergeResult:
         for runtime in chosen:
             if runtime.is_running:
                 await asyncio.wait([runtime.task])
         async with self._lock:
             live = self._require_open_fork()
+            live.set_executable_config(self._allow_executable_config(allow))
             merge = self._merge_locked(live, chosen, kind, detail or {}, prefer or {})
             return await finish(asyncio.ensure_future(merge))
 
@@ -522,6 +540,8 @@ class ForkCoordinator:
     ) -> MergeResult:
         await self._check_unresolved(live)
         check_mergeable(chosen, together=kind == "combine")
+        if kind != "combine":
+            await live.check_executables(chosen[0])
         for runtime in live.branches.values():
             await self._turns.stop(runtime, "another branch won")
         tests = build_tests(self.test_command, self.test_timeout_s) if self.retest else None
@@ -533,6 +553,10 @@ class ForkCoordinator:
             result = await commit_branch(live, chosen[0], kind, detail)
         await self._close(live)
         return await self._keep_result(live, result)
+
+    def _allow_executable_config(self, allow: bool | None) -> bool | None:
+        """Return the argument of a commit: that of the call, else this object's; None leaves it to the workspace."""
+        return (self.allow_executable_config or None) if allow is None else allow
 
     async def _check_unresolved(self, live: LiveFork) -> None:
         """Close the fork and raise ForkResolvedError if another process, such as the command line, resolved it."""
@@ -548,22 +572,23 @@ class ForkCoordinator:
         self.merge_result = result
         return result
 
-    async def override(self, branch: str) -> MergeResult:
+    async def override(self, branch: str, *, allow_executable_config: bool | None = None) -> MergeResult:
         """Replace the winner of a judge or a vote by another branch.
 
         The winner's changes are undone and the other branch is merged. ``history_after_merge`` of the result is the
         conversation to continue with; the ledger records that the judge was overridden. Losing branches are shelved for
         this until the next fork, ``aclose``, or the end of the process. Raises CommitError, with nothing changed, if
-        the files were changed since; RuntimeError if no judge decided, or if the fork was started inside a branch;
-        ValueError if there is no such branch.
+        the files were changed since; ExecutableConfigError, see the class; RuntimeError if no judge decided, or if the
+        fork was started inside a branch; ValueError if there is no such branch.
         """
         async with self._lock:
             live, runtime = self._require_fork(), self._find_branch(branch)
             self._require_no_open_fork()
-            return await finish(asyncio.ensure_future(self._override_locked(live, runtime)))
+            allow = self._allow_executable_config(allow_executable_config)
+            return await finish(asyncio.ensure_future(self._override_locked(live, runtime, allow)))
 
-    async def _override_locked(self, live: LiveFork, runtime: BranchRuntime) -> MergeResult:
-        return await self._keep_result(live, await override_winner(live, runtime))
+    async def _override_locked(self, live: LiveFork, runtime: BranchRuntime, allow: bool | None) -> MergeResult:
+        return await self._keep_result(live, await override_winner(live, runtime, allow_executable_config=allow))
 
     # Abort, detach and close
 

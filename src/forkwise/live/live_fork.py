@@ -43,7 +43,7 @@ from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluation import Tests
 from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
 from forkwise.fork.memory_fork import MemoryFork
-from forkwise.fork.resolve import replace_winner, unshelve_loser
+from forkwise.fork.resolve import check_executables, replace_winner, unshelve_loser
 from forkwise.fork.runner import InProcessRunner
 from forkwise.linux import fds
 from forkwise.live.backends.backend import Backend
@@ -179,10 +179,12 @@ class RejectedBranches(ABC):
         """The ids of the branches."""
 
     @abstractmethod
-    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+    def replace_winner(
+        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+    ) -> FlushReport:
         """Undo the winner's changes, and apply those of another branch instead.
 
-        Raises CommitError, with nothing changed, if the parent was changed since.
+        Raises CommitError, with nothing changed, if the parent was changed since, and ExecutableConfigError.
         """
 
     @abstractmethod
@@ -204,7 +206,9 @@ class RejectedOnDisk(RejectedBranches):
         """The ids of the branches."""
         return self.shelved
 
-    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+    def replace_winner(
+        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+    ) -> FlushReport:
         """Undo the winner's commit and commit another branch; the ledger records the intent first."""
         branch = unshelve_loser(self.workspace, self.fork, self.shelved[branch_id])
         del self.shelved[branch_id]
@@ -212,7 +216,9 @@ class RejectedOnDisk(RejectedBranches):
         try:
             states = overlay.path_states()
             changes = overlay.changes()
-            landed = replace_winner(self.workspace, self.fork, branch_id, policy)
+            landed = replace_winner(
+                self.workspace, self.fork, branch_id, policy, allow_executable_config=allow_executable_config
+            )
         except BranchingError:
             self.shelved[branch_id] = shelve(branch)
             raise
@@ -238,7 +244,9 @@ class RejectedInMemory(RejectedBranches):
         """The ids of the branches."""
         return self.overlays
 
-    def replace_winner(self, branch_id: str, label: str, policy: ConflictPolicy) -> FlushReport:
+    def replace_winner(
+        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+    ) -> FlushReport:
         """Restore the contents from before the winner, and apply another branch's changes."""
         with self.backend.lock:
             changed = sorted(path for path, content in self.after.items() if content_of(self.backend, path) != content)
@@ -392,7 +400,10 @@ class LiveFork:
         )
 
     async def commit(self, winner: BranchRuntime, how: str, detail: dict[str, Any]) -> FlushReport:
-        """Resolve the fork for a branch and apply its changes to the parent; the report lists what failed."""
+        """Resolve the fork for a branch and apply its changes to the parent; the report lists what failed.
+
+        Raises RetestError, and leaves the fork undecided.
+        """
         overlay = winner.overlay
         can_be_overridden = how in JUDGED_KINDS and self.fork.inside is None
         if not isinstance(overlay, FilesOverlay):
@@ -432,6 +443,16 @@ class LiveFork:
     def set_conflict_policy(self, policy: ConflictPolicy) -> None:
         """Set which version wins if another writer changed a path in the parent meanwhile."""
         self.fork.settings = replace(self.fork.settings, policy=policy)
+
+    def set_executable_config(self, allow: bool | None) -> None:
+        """Set whether the merge may change what the user's machine will run; None is the workspace's setting."""
+        self.fork.settings = replace(self.fork.settings, allow_executable_config=allow)
+
+    async def check_executables(self, winner: BranchRuntime) -> None:
+        """Raise ExecutableConfigError if the merge of a branch would be refused, before anything is decided."""
+        if not self.source.is_in_memory and winner.attempt.branch is not None:
+            allow = self.fork.settings.allow_executable_config
+            await run_in_thread(check_executables, winner.attempt.branch, allow)
 
     def set_retest(self, winner: BranchRuntime, tests: Tests) -> None:
         """Have a branch that passed ``tests`` pass them again before its merge, if the parent changes meanwhile."""

@@ -63,7 +63,9 @@ async def commit_branch(live: LiveFork, winner: BranchRuntime, kind: str, detail
     return _build_result(live, [winner], history, report)
 
 
-async def override_winner(live: LiveFork, runtime: BranchRuntime) -> MergeResult:
+async def override_winner(
+    live: LiveFork, runtime: BranchRuntime, *, allow_executable_config: bool | None
+) -> MergeResult:
     """Replace the winner that a judge chose by another branch."""
     rejected = live.rejected
     if rejected is None:
@@ -74,7 +76,11 @@ async def override_winner(live: LiveFork, runtime: BranchRuntime) -> MergeResult
     if runtime.id not in rejected.ids or not is_mergeable(runtime):
         raise RuntimeError(f"branch {runtime.id} ({runtime.spec.label}) is the winner already, or has nothing to merge")
     report = await run_in_thread(
-        rejected.replace_winner, runtime.id, runtime.spec.label, live.plan.strategy.conflict_policy
+        rejected.replace_winner,
+        runtime.id,
+        runtime.spec.label,
+        live.plan.strategy.conflict_policy,
+        allow_executable_config=allow_executable_config,
     )
     history = detach_history(runtime.thread.history(), runtime.thread.start.depth)
     return _build_result(live, [runtime], history, report)
@@ -163,6 +169,7 @@ async def _combine_files(
         favour=[name for name in favourites if name in ids],
         partial=True,
         policy=live.fork.settings.policy,
+        allow_executable_config=live.fork.settings.allow_executable_config,
     )
     if done.landed is None:
         raise _unmerged_error([Conflict(found.path, "unmerged", found.detail) for found in done.conflicts])

@@ -277,7 +277,8 @@ async def resume_fork(coordinator: ForkCoordinator, fork_id: str | None) -> Fork
         if source.is_in_memory:
             raise ForkNotFoundError("no fork was interrupted: a fork in memory ends with its process")
         inside = None if coordinator.inside is None else coordinator.inside.id
-        record, handle, result = await run_in_thread(_load_unfinished, source, fork_id, inside)
+        allow = coordinator.allow_executable_config or None
+        record, handle, result = await run_in_thread(_load_unfinished, source, fork_id, inside, allow)
         if result is not None:
             coordinator.merge_result = result
             return handle
@@ -288,7 +289,7 @@ async def resume_fork(coordinator: ForkCoordinator, fork_id: str | None) -> Fork
 
 
 def _load_unfinished(
-    source: ForkSource, fork_id: str | None, inside: str | None
+    source: ForkSource, fork_id: str | None, inside: str | None, allow: bool | None
 ) -> tuple[ForkRecord, ForkHandle, MergeResult | None]:
     """Load the fork to resume. If it was resolved already, commit it and return the result with it."""
     workspace = source.parent.workspace
@@ -303,14 +304,15 @@ def _load_unfinished(
             raise ForkResolvedError(f"fork {fork_id} is {state}: only an interrupted fork can be resumed", fork=fork_id)
         if record is None:
             raise ForkNotFoundError(f"no fork of {workspace.path} was interrupted")
-        result = _commit_stored(ledger, workspace, record) if record.stored == "resolved" else None
+        result = _commit_stored(ledger, workspace, record, allow) if record.stored == "resolved" else None
         return record, build_handle(ledger, record), result
 
 
-def _commit_stored(ledger: Ledger, workspace: Workspace, fork: ForkRecord) -> MergeResult:
+def _commit_stored(ledger: Ledger, workspace: Workspace, fork: ForkRecord, allow: bool | None) -> MergeResult:
     """Commit a fork whose process was killed between its resolution and its commit."""
     plan = ForkPlan.from_json(fork.spec, fork.id)
-    landed = commit_resolved(ledger, workspace, fork.id, policy=plan.strategy.conflict_policy)
+    policy = plan.strategy.conflict_policy
+    landed = commit_resolved(ledger, workspace, fork.id, policy=policy, allow_executable_config=allow)
     return _build_stored_result(ledger, fork, plan, landed)
 
 

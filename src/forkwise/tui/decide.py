@@ -5,7 +5,7 @@ Each decision is confirmed first, runs in a thread, and is reported; after an er
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -16,7 +16,7 @@ from textual.widgets import Footer
 
 from forkwise.concurrency import run_in_thread
 from forkwise.display.output import printable, totals
-from forkwise.errors import BranchingError, BranchStaleError, ConflictError
+from forkwise.errors import BranchingError, BranchStaleError, ConflictError, ExecutableConfigError
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.fork.combine import Prepared
 from forkwise.ledger.records import AttemptRecord
@@ -27,6 +27,7 @@ from forkwise.tui.widgets import QuestionScreen, TextLine
 __all__ = [
     "DecisionScreen",
     "PreviewScreen",
+    "ask_about_executables",
 ]
 
 
@@ -102,6 +103,13 @@ _IN_CONFLICT = {"m": "merge", "o": "take the attempt's", "t": "keep the workspac
 T = TypeVar("T")
 
 
+def ask_about_executables(executable_config: Iterable[tuple[str, str]]) -> QuestionScreen:
+    """Return the question whether to commit changes to what the user's machine runs by itself."""
+    found = [f"  {path}: {executor}" for path, executor in executable_config]
+    more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return QuestionScreen(f"This changes what your machine will run:\n{_list(found)}{more}\nCommit it anyway?")
+
+
 class DecisionScreen(Screen[None]):
     """A screen that resolves a fork. ``snapshot`` is the last reading of it, ``activity`` the operation under way."""
 
@@ -140,9 +148,16 @@ class DecisionScreen(Screen[None]):
         question = f"Merge {', '.join(names)}, test the result, and commit it?{self._running_note()}"
         if not await self._ask(QuestionScreen(question)):
             return
-        force = False
+        force, allow = False, None
         while True:
-            done = await self._run_shown("combining", run_in_thread(self.model.combine, names, force=force))
+            work = run_in_thread(self.model.combine, names, force=force, allow_executable_config=allow)
+            try:
+                done = await self._run_shown("combining", work)
+            except ExecutableConfigError as error:
+                if not await self._ask(ask_about_executables(error.executors.items())):
+                    return
+                allow = True
+                continue
             if done.commit is not None:
                 self._notify_committed(done.commit)
                 return
@@ -170,7 +185,8 @@ class DecisionScreen(Screen[None]):
             preview = PreviewScreen(self.model.prepare(dict(nway.choice)))
             accepted = await self.app.push_screen_wait(preview)
             if accepted is not None:
-                await self._commit(partial(self.model.commit, accepted))
+                if not await self._commit(partial(self.model.commit, accepted)):
+                    await run_in_thread(self.model.drop, accepted)
                 return
             if preview.prepared is not None:
                 await run_in_thread(self.model.drop, preview.prepared)
@@ -194,19 +210,29 @@ class DecisionScreen(Screen[None]):
             done = await self._run_shown("undoing", run_in_thread(self.model.undo, commit))
             self.notify(f"Undid {commit} as {done.id}: {totals(done)}.", markup=False)
 
-    async def _commit(self, commit: Callable[..., Commit]) -> None:
-        """Commit; ask the user how to go on if the workspace was changed meanwhile."""
+    async def _commit(self, commit: Callable[..., Commit]) -> bool:
+        """Commit; ask the user how to go on if the workspace was changed meanwhile, or if what it runs changes.
+
+        Returns False if the fork is undecided.
+        """
         on_conflict: OnConflict | None = "refuse"
+        allow: bool | None = None
         while on_conflict is not None:
+            work = run_in_thread(commit, on_conflict=on_conflict, allow_executable_config=allow)
             try:
-                done = await self._run_shown("committing", run_in_thread(commit, on_conflict=on_conflict))
+                done = await self._run_shown("committing", work)
                 self._notify_committed(done)
-                return
+                return True
+            except ExecutableConfigError as error:
+                if not await self._ask(ask_about_executables(error.executors.items())):
+                    return False
+                allow = True
             except BranchStaleError:
                 raise  # no answer to the question below would help
             except ConflictError as error:
                 question = f"The workspace was changed meanwhile:\n{_list(error.conflicts)}"
                 on_conflict = _ANSWERS.get(await self._ask(QuestionScreen(question, _IN_CONFLICT)) or "")
+        return True
 
     # Reports
 

@@ -176,19 +176,43 @@ class ForkModel:
 
     # Resolving
 
-    def pick(self, attempt: str, *, on_conflict: OnConflict = "refuse", force: bool = False) -> Commit:
+    def pick(
+        self,
+        attempt: str,
+        *,
+        on_conflict: OnConflict = "refuse",
+        force: bool = False,
+        allow_executable_config: bool | None = None,
+    ) -> Commit:
         """Resolve the fork with one attempt."""
         from forkwise.explore.resume import find_retest
         from forkwise.fork.resolve import pick
 
         tests = find_retest(self.workspace, attempt)
-        return pick(self.workspace, attempt, on_conflict=on_conflict, force=force, tests=tests)
+        return pick(
+            self.workspace,
+            attempt,
+            on_conflict=on_conflict,
+            force=force,
+            tests=tests,
+            allow_executable_config=allow_executable_config,
+        )
 
-    def combine(self, attempts: Sequence[str], *, force: bool = False) -> Combined:
+    def combine(
+        self, attempts: Sequence[str], *, force: bool = False, allow_executable_config: bool | None = None
+    ) -> Combined:
         """Resolve the fork with several attempts, if they merge without conflicts and their tests pass."""
         from forkwise.fork.combine import combine_attempts
 
-        return asyncio.run(combine_attempts(self.workspace, attempts, tests=self.tests(), force=force))
+        return asyncio.run(
+            combine_attempts(
+                self.workspace,
+                attempts,
+                tests=self.tests(),
+                force=force,
+                allow_executable_config=allow_executable_config,
+            )
+        )
 
     async def prepare(self, choice: Mapping[str, Choice]) -> Prepared:
         """Write a choice into a branch and test it; when cancelled, the branch is dropped."""
@@ -196,11 +220,17 @@ class ForkModel:
 
         return await prepare_choice(self.workspace, self._require_fork(), choice, tests=self.tests())
 
-    def commit(self, prepared: Prepared, *, on_conflict: OnConflict = "refuse") -> Commit:
+    def commit(
+        self,
+        prepared: Prepared,
+        *,
+        on_conflict: OnConflict = "refuse",
+        allow_executable_config: bool | None = None,
+    ) -> Commit:
         """Resolve the fork with a prepared choice."""
         from forkwise.fork.combine import commit_choice
 
-        return commit_choice(prepared, on_conflict=on_conflict)
+        return commit_choice(prepared, on_conflict=on_conflict, allow_executable_config=allow_executable_config)
 
     def drop(self, prepared: Prepared) -> None:
         """Drop a prepared choice."""

@@ -32,6 +32,25 @@ async def answered(scene: ChatScene, question: str, *keys: str) -> None:
     await scene.comes_to(ChatScreen)
 
 
+def test_executable_configuration_is_asked_about(project: Path) -> None:
+    steps = [{"calls": [call("write", path=".envrc", content="x\n")]}, {"say": "a is done."}]
+    rules: list[dict[str, Any]] = [{"when": "^plan", "branch": "a", "steps": steps}, {"when": "^plan", "say": "b"}]
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork a: plan | b: plan")
+        await scene.branches()
+        await scene.write("/merge a")
+        await answered(scene, "This changes what your machine will run", "escape")
+        assert scene.chat.stage.is_forked
+        assert not (project / ".envrc").exists()
+        await scene.write("/merge a")
+        await answered(scene, ".envrc: direnv", "y")
+        await scene.shows("Merged: kept branch a")
+        assert (project / ".envrc").read_text() == "x\n"
+
+    chatting(project, script, rules)
+
+
 def test_the_fork_picker(project: Path) -> None:
     async def script(scene: ChatScene) -> None:
         await scene.write("/fork-budget per-branch 0.5")

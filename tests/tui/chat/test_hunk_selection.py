@@ -10,6 +10,7 @@ from forkwise.tui.chat.pickers import MergePicker
 from forkwise.tui.chat.screen import ChatScreen
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import NwayScreen
+from forkwise.tui.widgets import QuestionScreen
 from tests.acceptance import write_accepted
 from tests.chat.scripted_chat import call
 from tests.tui.chat.chat_pilot import ChatScene, chatting, until
@@ -86,6 +87,32 @@ def test_hunks_of_several_branches_are_merged(project: Path) -> None:
         assert (project / "list.txt").read_text() == PARENT
 
     chatting(project, script, RULES)
+
+
+def test_executable_configuration_is_asked_about(project: Path) -> None:
+    steps = [{"calls": [call("write", path=".envrc", content="x\n")]}, {"say": "Done."}]
+
+    async def choose(scene: ChatScene, answer: str) -> None:
+        await scene.write("/nway")
+        await scene.comes_to(NwayScreen)
+        await scene.press("space", "enter")
+        await scene.comes_to(PreviewScreen)
+        await scene.shows("+x")
+        await scene.press("enter")
+        await scene.comes_to(QuestionScreen)
+        await scene.shows("what your machine will run", ".envrc: direnv")
+        await scene.press(answer)
+        await scene.comes_to(ChatScreen)
+
+    async def script(scene: ChatScene) -> None:
+        await scene.write("/fork first: go | second: go")
+        await scene.branches()
+        await choose(scene, "escape")
+        assert scene.chat.stage.is_forked
+        await choose(scene, "y")
+        await until((project / ".envrc").exists)
+
+    chatting(project, script, [{"branch": "first", "steps": steps}, {"branch": "second", "say": "Nothing."}])
 
 
 def test_a_file_changed_meanwhile_is_not_overwritten(project: Path) -> None:

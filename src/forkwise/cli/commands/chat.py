@@ -44,6 +44,11 @@ __all__ = ["chat"]
 @click.option(
     "--ask", metavar="TOOL", multiple=True, help="Tool that needs your approval before each call. Repeatable."
 )
+@click.option(
+    "--allow-executable-config",
+    is_flag=True,
+    help="Merge changes to what your machine runs by itself, such as git hooks, without asking.",
+)
 @click.option("--plain", is_flag=True, help="Print lines instead of panels: for a screen reader or a log.")
 @workspace_option
 @stream_option
@@ -53,6 +58,7 @@ def chat(
     conversation: str | None,
     is_new: bool,
     ask: tuple[str, ...],
+    allow_executable_config: bool,
     plain: bool,
     directory: Path,
     output: Output,
@@ -74,7 +80,13 @@ def chat(
     directory = target or directory
 
     enter_to_create(directory, None)  # before threads start: only a single thread can enter a namespace
-    options = {"model": model, "conversation": conversation, "is_new": is_new, "ask": ask}
+    options = {
+        "model": model,
+        "conversation": conversation,
+        "is_new": is_new,
+        "ask": ask,
+        "allow_executable_config": allow_executable_config,
+    }
     is_terminal = not plain and output.is_live and sys.stdin.isatty()
     if is_terminal and not has_extra("tui"):
         suggest_extra("tui", "shows the chat in panels")

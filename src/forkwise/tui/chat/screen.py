@@ -32,6 +32,7 @@ from forkwise.chat.events import (
     ForkOpened,
     ForkResolved,
     Judged,
+    MergeRefused,
     MergeUndone,
     Moved,
     Notice,
@@ -53,6 +54,7 @@ from forkwise.tui.chat.approval import ApprovalLine, ApprovalScreen, format_requ
 from forkwise.tui.chat.panels import Overview, Stage, StatusLine, TabStrip
 from forkwise.tui.chat.prompt import Prompt
 from forkwise.tui.chat.screen_commands import find_opener
+from forkwise.tui.decide import ask_about_executables
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.tool_call import format_call, format_result
 from forkwise.tui.transcript import build_entry
@@ -225,6 +227,8 @@ class ChatScreen(Screen[None]):
                 self.app.notify(printable(text), timeout=6, markup=False)
             case Failed(text):
                 self.show_error(text)
+            case MergeRefused(found, retry):
+                self.run_reported(self._ask, ask_about_executables(found), retry)
             case SettingsChanged(text):
                 self.stage.talk.add("note", text)
                 self.status.model = self.status.model if self.session is None else self.session.model_name
@@ -413,8 +417,10 @@ class ChatScreen(Screen[None]):
         if branch is not None:
             self.run_reported(self._ask, f"keep {branch.label} and drop the others?", f"/merge {branch.label}")
 
-    async def _ask(self, question: str, line: str) -> None:
-        if await self.app.push_screen_wait(QuestionScreen(question)) and self.session is not None:
+    async def _ask(self, question: str | QuestionScreen, line: str) -> None:
+        """Ask a question with the answers yes and no; submit ``line`` if the user says yes."""
+        screen = QuestionScreen(question) if isinstance(question, str) else question
+        if await self.app.push_screen_wait(screen) and self.session is not None:
             await self.session.submit(line)
 
     # Approvals

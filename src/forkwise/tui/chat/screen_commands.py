@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.chat.events import error_text
 from forkwise.concurrency import run_in_thread
+from forkwise.errors import ExecutableConfigError
 from forkwise.tui.chat.approval import AcceptanceScreen
 from forkwise.tui.chat.pickers import NWAY, DiffPicker, ForkPicker, MergePicker, MergeRow
-from forkwise.tui.decide import PreviewScreen
+from forkwise.tui.decide import PreviewScreen, ask_about_executables
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
 from forkwise.tui.transcript import strip_markdown
 from forkwise.tui.widgets import ChoiceScreen
@@ -55,9 +56,20 @@ async def choose(session: Session, chat: ChatScreen, path: str = "") -> None:
             if preview.prepared is not None and accepted is None:
                 await session.choices.drop(preview.prepared)
         if accepted is not None:
-            await session.choose(accepted)
+            await _commit_choice(session, chat, accepted)
             return
         nway = NwayScreen(lineups, nway.choice, names)
+
+
+async def _commit_choice(session: Session, chat: ChatScreen, prepared: Prepared) -> None:
+    """Commit a choice; ask first if it changes what the user's machine will run."""
+    try:
+        await session.choose(prepared)
+    except ExecutableConfigError as error:
+        if await chat.app.push_screen_wait(ask_about_executables(error.executors.items())):
+            await session.choose(prepared, allow_executable_config=True)
+        else:
+            await session.choices.drop(prepared)
 
 
 _POLL_S = 0.2  # seconds between two checks whether the prompt is still in use
