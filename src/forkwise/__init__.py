@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from forkwise.explore.beam_search import BeamSearch as BeamSearch
     from forkwise.explore.best_of_n import BestOfN as BestOfN
     from forkwise.explore.cascaded import Cascaded as Cascaded
+    from forkwise.explore.evidence.summary import AttemptSummary as AttemptSummary
+    from forkwise.explore.evidence.summary import FileSummary as FileSummary
+    from forkwise.explore.evidence.summary import Summaries as Summaries
     from forkwise.explore.pattern import Pattern as Pattern
     from forkwise.explore.pattern import SpeculationOutcome as SpeculationOutcome
     from forkwise.explore.pattern import SpeculationResult as SpeculationResult
@@ -218,6 +221,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "explore.beam_search": ("BeamSearch",),
     "explore.best_of_n": ("BestOfN",),
     "explore.cascaded": ("Cascaded",),
+    "explore.evidence.summary": (
+        "AttemptSummary",
+        "FileSummary",
+        "Summaries",
+    ),
     "explore.pattern": (
         "Pattern",
         "SpeculationOutcome",

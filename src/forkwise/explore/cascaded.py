@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
+from forkwise.explore.evidence.summary import Summaries
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Command, Task
@@ -21,7 +22,8 @@ class Cascaded(Pattern):
 
     A task is called with its directory and the list of feedback from earlier attempts (empty in the first wave), and
     returns ``(success, feedback)``, or a value that is true if it succeeded. A command reads the feedback in the file
-    ``$FORKWISE_FEEDBACK``.
+    ``$FORKWISE_FEEDBACK``. With ``summaries``, and always for a command, the feedback is a summary of each attempt:
+    what it changed, its tests, its errors.
     """
 
     kind: ClassVar[str] = "cascade"
@@ -31,6 +33,7 @@ class Cascaded(Pattern):
         task: Task | Command,
         *,
         fan_out: Sequence[int] = (1, 2, 4),
+        summaries: Summaries | None = None,
         evaluate: Evaluate | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -40,6 +43,7 @@ class Cascaded(Pattern):
         Candidate.of(task)
         self._task = task
         self._fan_out = tuple(fan_out)
+        self._summaries = summaries if callable(task) else summaries or Summaries()
 
     async def explore(self, search: Search) -> Attempt | None:
         search.how = "first success"
@@ -53,8 +57,13 @@ class Cascaded(Pattern):
             async for attempt in search.fork.finished(wave):
                 if attempt.success and await search.accept(attempt):
                     return attempt
-            learned += [feedback_of(attempt) for attempt in wave if attempt.fault is None]
+            learned += [await self._describe(attempt) for attempt in wave if attempt.fault is None]
         return None
+
+    async def _describe(self, attempt: Attempt) -> str:
+        if self._summaries is None:
+            return feedback_of(attempt)
+        return (await self._summaries.summarise(attempt)).format_feedback()
 
     def _add(self, search: Search, index: int, learned: list[str]) -> Attempt:
         if callable(self._task):

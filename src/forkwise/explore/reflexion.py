@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.concurrency import run_in_thread, try_call
+from forkwise.explore.evidence.summary import Summaries
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
 from forkwise.fork.candidate import Candidate, Command, Task, describe_error
@@ -22,8 +23,8 @@ class Reflexion(Pattern):
 
     A task is called with its directory, its number and the critique (None at first). ``critique`` is called with the
     directory of an attempt that failed; by default the critique is the reason of the failure and the output of the
-    failing tests. Each attempt starts from the unchanged workspace. A command reads the critique in the file
-    ``$FORKWISE_FEEDBACK``.
+    failing tests. With ``summaries``, and always for a command, it is a summary: also what the attempt changed. Each
+    attempt starts from the unchanged workspace. A command reads the critique in the file ``$FORKWISE_FEEDBACK``.
     """
 
     kind: ClassVar[str] = "reflexion"
@@ -34,6 +35,7 @@ class Reflexion(Pattern):
         max_retries: int = 3,
         *,
         critique: Callable[[Path], Any] | None = None,
+        summaries: Summaries | None = None,
         evaluate: Evaluate | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -44,6 +46,7 @@ class Reflexion(Pattern):
         self._task = task
         self._tries = max_retries
         self._critique = critique
+        self._summaries = summaries if callable(task) else summaries or Summaries()
 
     async def explore(self, search: Search) -> Attempt | None:
         search.how = "first success"
@@ -60,9 +63,14 @@ class Reflexion(Pattern):
 
     async def _criticise(self, attempt: Attempt) -> str:
         if self._critique is None or attempt.branch is None:
-            return feedback_of(attempt)
+            return await self._describe(attempt)
         try:
             path = await run_in_thread(lambda: attempt.own_branch.path)
             return str((await try_call(self._critique, path)).get())
         except Exception as error:  # noqa: BLE001 - a failing critique does not end the search
-            return f"{feedback_of(attempt)}\n\n(the critique failed: {describe_error(error)})"
+            return f"{await self._describe(attempt)}\n\n(the critique failed: {describe_error(error)})"
+
+    async def _describe(self, attempt: Attempt) -> str:
+        if self._summaries is None:
+            return feedback_of(attempt)
+        return (await self._summaries.summarise(attempt)).format_feedback()

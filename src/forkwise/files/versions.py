@@ -11,22 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from heapq import merge
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.state import locked
 from forkwise.linux.trees import open_directory, open_root
-from forkwise.text.diff import LIMIT, FileDiff, FileVersion, unified
+from forkwise.text.diff import LIMIT, FileDiff, FileVersion, edits, is_text, lines_of, unified
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
+    from forkwise.files.store.changes import ChangeKind
     from forkwise.files.store.scan import Entry, Scan
 
 __all__ = [
+    "ChangedLines",
     "Versions",
     "changed_files",
     "compare",
+    "count_changed_lines",
     "file_diffs",
     "find_executables",
 ]
@@ -104,6 +107,44 @@ def changed_files(branch: Branch) -> list[FileDiff]:
     with ExitStack() as stack:
         stack.enter_context(locked(branch.state_dir.state))
         return list(_changes(branch, stack))
+
+
+class ChangedLines(NamedTuple):
+    """How many lines of a file were added and removed; None for both if it is binary or too large to compare."""
+
+    path: str
+    kind: ChangeKind
+    added: int | None
+    removed: int | None
+
+
+def count_changed_lines(branch: Branch, max_files: int) -> tuple[list[ChangedLines], int]:
+    """Count the changed lines of at most ``max_files`` files, one at a time. Return them and the number of all files.
+
+    A branch may hold any number of large files: only those that are counted are read.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(locked(branch.state_dir.state))
+        branch._recover()
+        versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
+        found = sorted((e for e in branch._scan().entries if _is_file(e.old) or _is_file(e.new)), key=lambda e: e.path)
+        return [_count_lines(entry, versions) for entry in found[:max_files]], len(found)
+
+
+def _is_file(found: os.stat_result | None) -> bool:
+    return found is not None and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode))
+
+
+def _count_lines(entry: Entry, versions: Versions) -> ChangedLines:
+    old = _read_version(entry.old, entry, versions.old)
+    new = _read_version(entry.new, entry, versions.new)
+    kind: ChangeKind = "added" if old is None else "deleted" if new is None else "changed"
+    before, after = (b"" if side is None else side.content for side in (old, new))
+    if before is None or after is None or not is_text(before) or not is_text(after):
+        return ChangedLines(entry.path, kind, None, None)
+    found = edits(lines_of(before), lines_of(after))
+    added = sum(edit.new_stop - edit.new_start for edit in found)
+    return ChangedLines(entry.path, kind, added, sum(edit.old_stop - edit.old_start for edit in found))
 
 
 def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> dict[str, str]:

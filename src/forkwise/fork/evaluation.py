@@ -107,13 +107,21 @@ class OwnScore(Evaluator):
 
 
 class SmallerDiff(Evaluator):
-    """Prefers attempts that add and remove fewer lines. A binary file counts as one line."""
+    """Prefers attempts that add and remove fewer lines. A binary file counts as one line.
+
+    The lines of the attempts that an attempt builds on count as well, so that attempts of several levels can be
+    compared.
+    """
 
     criteria = ("smallest diff",)
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
-        diff = await run_in_thread(attempt.own_branch.diff)
-        return Evaluation((-float(_lines_changed(diff)),))
+        lines = 0
+        level: Attempt | None = attempt
+        while level is not None and level.branch is not None:
+            lines += _lines_changed(await run_in_thread(level.branch.diff))
+            level = level.fork.inside
+        return Evaluation((-float(lines),))
 
 
 def _lines_changed(diff: str) -> int:

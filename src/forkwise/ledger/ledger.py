@@ -434,6 +434,17 @@ class Ledger(ABC):
         """Record the total cost of an attempt so far."""
         self._append_to_attempt(attempt, "charged", cost=dict(cost))
 
+    def record_summary(self, attempt: str, summary: Mapping[str, Any]) -> None:
+        """Record what an attempt did and learned, as the event ``summarised``; ``find_summary`` returns the last."""
+        self._append_to_attempt(attempt, "summarised", summary=_redact(summary))
+
+    def find_summary(self, attempt: str) -> dict[str, Any] | None:
+        """Return what was recorded with ``record_summary`` for an attempt; None if nothing was."""
+        record = self.attempt(attempt)
+        found = [e for e in self.events(fork=record.fork) if e.attempt == record.id and e.kind == "summarised"]
+        summary = found[-1].data.get("summary") if found else None
+        return summary if isinstance(summary, dict) else None
+
     @abstractmethod
     def note_progress(
         self,
