@@ -1,7 +1,7 @@
 """Bug: a small program with one fault, its tests, its fix, and patches that do not fix it.
 
-The programs are the files in ``bugs``. Of each, the agent sees the module and the visible tests; the held-out tests tell
-a fix from a patch that only satisfies the visible ones.
+The programs are the files in ``bugs``. Of each, an attempt sees the module and the visible tests. The held-out tests
+tell a fix from a patch that only satisfies the visible ones.
 """
 
 from __future__ import annotations
@@ -14,19 +14,9 @@ from typing import Any, Literal
 
 __all__ = ["Bug", "Kind", "Patch", "Project", "failing_cases", "load_bugs", "write_project"]
 
-#: Files of a project by name. In a patch, None deletes the file.
+#: Files of a project by name.
 Project = dict[str, str]
 Kind = Literal["fix", "wrong", "cheat"]
-
-_RAISES = """
-
-def raises(kind, call, *arguments):
-    try:
-        call(*arguments)
-    except kind:
-        return True
-    return False
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,9 @@ class Bug:
         return {
             self.module_file: self.module,
             self.test_file: self.write_tests(self.visible),
-            "test_documentation.py": f"import {self.name}\n\n\ndef test_documentation():\n    assert {self.name}.__doc__\n",
+            "test_documentation.py": (
+                f"import {self.name}\n\n\ndef test_documentation():\n    assert {self.name}.__doc__\n"
+            ),
         }
 
     @property
@@ -88,8 +80,7 @@ class Bug:
     def write_tests(self, cases: Sequence[str]) -> str:
         """Return a test module with one test for each case."""
         tests = "".join(f"\n\ndef test_{i}():\n    assert {case}\n" for i, case in enumerate(cases, 1))
-        helper = _RAISES if any("raises(" in case for case in cases) else ""
-        return f"from {self.name} import *\n{helper}{tests}"
+        return f"from {self.name} import *\n{tests}"
 
 
 def load_bugs() -> list[Bug]:
@@ -127,7 +118,6 @@ def failing_cases(module: str, cases: Sequence[str]) -> list[str]:
     """Execute a module in this process and return the cases that do not hold; for the programs of ``bugs`` only."""
     names: dict[str, Any] = {"__name__": "bug"}
     exec(module, names)
-    exec(_RAISES, names)
     return [case for case in cases if not _holds(lambda: eval(case, names))]  # noqa: B023
 
 

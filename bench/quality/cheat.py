@@ -1,7 +1,7 @@
 """Cheats: patches that make the tests report success and leave the bug where it is.
 
-Each is a real program, written for pytest as ``python -m pytest`` runs it. All but the last lie about the tests; the last
-one has the visible tests' answers built in, so that only tests that it has not seen, or a reader, can tell.
+Each is a real program for ``python -m pytest``. All but one lie about the tests. That one has the answers to the
+visible tests built in, so that only tests that it has not seen, or a reader, can tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bugs of ``make bench-quality`` are what their files say: the tests tell the bug from its fix and from wrong fixes."""
+"""The bugs of ``make bench-quality`` are what they should be: their tests tell the fix from the bug and wrong fixes."""
 
 from __future__ import annotations
 
