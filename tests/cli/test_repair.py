@@ -70,6 +70,46 @@ def test_it_prints_the_same(run: Run, damaged: Workspace) -> None:
     assert "Nothing is damaged." in run("doctor", "--repair", str(damaged.path)).output
 
 
+@pytest.mark.parametrize("link", ["history/2/home", "history/2/home/layer", "branches/sound/layer"])
+def test_a_link_in_the_place_of_a_directory_is_found(ask: Ask, tmp_path: Path, link: str) -> None:
+    (tmp_path / "ws").mkdir()
+    workspace = Workspace(tmp_path / "ws")
+    for name in "abc":
+        commit(workspace, name)
+    sound = workspace.branch("sound").keep()
+    sound.hide()
+    elsewhere = tmp_path / "elsewhere"
+    place = workspace.state / link
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    content = sorted(path.relative_to(elsewhere) for path in elsewhere.rglob("*"))
+    damaged = "/".join(link.split("/")[:2])
+    [planned] = repair(ask, workspace, "--dry-run")
+    assert (planned["path"], planned["kept"]) == (str(workspace.state / damaged), None)
+    assert "symbolic link" in planned["reason"]
+    [done] = repair(ask, workspace)
+    assert Path(done["kept"], *link.split("/")[2:]).is_symlink()
+    assert sorted(path.relative_to(elsewhere) for path in elsewhere.rglob("*")) == content
+    assert repair(ask, workspace) == []
+    again = Workspace(tmp_path / "ws")
+    assert again.undo().undoes == 3
+    assert [c.id for c in again.history()][1:] == ([3, 1] if "history" in link else [3, 2, 1])
+
+
+def test_a_link_of_a_commit_damages_its_undo(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    workspace = Workspace(tmp_path / "ws")
+    commit(workspace, "a")
+    workspace.undo()
+    history = workspace.state / "history/1"
+    history.rename(tmp_path / "elsewhere")
+    history.symlink_to(tmp_path / "elsewhere")
+    found = repair(ask, workspace)
+    assert [Path(damage["path"]).name for damage in found] == ["2", "1"]
+    assert repair(ask, workspace) == []
+    assert (tmp_path / "elsewhere/record.json").exists()
+
+
 def test_dry_run_alone_is_refused(run: Run) -> None:
     assert "--repair" in run("doctor", "--dry-run", code=2).stderr
 

@@ -66,7 +66,7 @@ def _repair_tree(state_dir: StateDir, target: str | None, dry_run: bool, *, is_n
         )
     for number in state_dir.numbers():
         history = state_dir.history(number)
-        if (problem := _find_record_problem(history, target if number > head else None)) is not None:
+        if (problem := _find_record_problem(state_dir, number, target if number > head else None)) is not None:
             action = "set its record aside with the content that it replaced; it can no longer be undone"
             if number > head:
                 action = "set it aside unfinished: compare its files with the workspace"
@@ -95,20 +95,39 @@ def _find_problem(load: Callable[[], object]) -> str | None:
     return None
 
 
-def _find_record_problem(history: str, target: str | None) -> str | None:
+def _find_record_problem(state_dir: StateDir, number: int, target: str | None) -> str | None:
     """Return what is wrong with a commit; for an unfinished one, ``target`` is the directory to roll it back in."""
+    history = state_dir.history(number)
     if os.path.islink(history) or not os.path.isdir(history):
         return "it is not a directory"
     problem = _find_problem(lambda: Record.load(history))
-    if problem is None and target is not None:
-        with suppress(StateError):
-            record = Record.load(history)
+    if problem is not None:
+        return problem
+    with suppress(StateError):
+        record = Record.load(history)
+        if record is None:
+            return None
+        if target is not None:
             try:
-                if record is not None:
-                    check_root(record, target, "it is unfinished")
+                check_root(record, target, "it is unfinished")
             except CommitError:
                 return f"it is unfinished, and {target} is another directory than the one it changed"
-    return problem
+        # Of an undo these are directories of the commit that it undoes, which has the damage then.
+        return next(
+            filter(None, (_find_link(state_dir.path, path) for path in (record.side, record.layer or ""))), None
+        )
+    return None
+
+
+def _find_link(top: str, path: str) -> str | None:
+    """Return which part of ``path`` below ``top`` is not a directory, such as a link; a missing one is no damage."""
+    here = top
+    for name in filter(None, path.split("/")):
+        here = f"{here}/{name}"
+        if os.path.lexists(here) and (os.path.islink(here) or not os.path.isdir(here)):
+            kind = "a symbolic link" if os.path.islink(here) else "not a directory"
+            return f"{here}, which holds the content that it replaced, is {kind}"
+    return None
 
 
 def _find_branch_problem(home: str, *, is_native: bool) -> str | None:
@@ -116,6 +135,8 @@ def _find_branch_problem(home: str, *, is_native: bool) -> str | None:
         return "it is not a directory"
     if not os.path.lexists(f"{home}/branch.json"):
         return "it has no branch.json"
+    if os.path.islink(f"{home}/layer"):
+        return "its layer is a symbolic link"
 
     def load() -> None:
         info = BranchInfo.load(home)
