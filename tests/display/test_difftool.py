@@ -20,7 +20,7 @@ TOOL = """#!/bin/sh
   printf 'called %s\\n' "$(basename "$0")"
   for word in "$@"; do
     case "$word" in
-      /*) printf '%s: %s\\n' "${{word##*/forkwise-diff-????????/fork/}}" "$(cat "$word" 2>&1)" ;;
+      /*) printf '%s: %s\\n' "${{word##*/forkwise-scratch-diff-????????/fork/}}" "$(cat "$word" 2>&1)" ;;
       *) printf '%s\\n' "$word" ;;
     esac
   done

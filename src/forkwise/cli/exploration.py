@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.git.repository import find_repository
 from forkwise.ledger.ledger import Ledger
+from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.testing.report import TestReport
 from forkwise.text.clean import truncate
 
@@ -346,7 +346,7 @@ class GitRepository:
         """Commit these paths of the workspace and nothing else; return None if git sees no change in them."""
         self._refuse_another_repository()
         head = self._query("rev-parse", "--verify", "--quiet", "HEAD")
-        with tempfile.TemporaryDirectory(prefix="forkwise-git-") as directory:
+        with scratch_directory("git") as directory:
             tree = self._write_tree(head, [p for p in paths if not _is_in_git(p)], f"{directory}/index")
         if head is not None and tree == self._query("rev-parse", f"{head}^{{tree}}"):
             return None

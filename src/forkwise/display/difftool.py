@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from forkwise.errors import BranchNotFoundError
 from forkwise.files.versions import changed_files
 from forkwise.fork.stored_fork import StoredFork, branch_of
 from forkwise.git.program import prepare_difftool
+from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.live.diff.mirror import EditorDetector, EditorKind, ForkMaterializer, directory_of, git_difftool
 from forkwise.live.values import FileChange
 
@@ -64,7 +64,7 @@ def open_tool(tool: str, directory: Path, sides: Mapping[str, Branch], *, betwee
 
     With ``between``, the first branch is compared with the second; without, each is compared with its parent.
     """
-    with tempfile.TemporaryDirectory(prefix="forkwise-diff-") as directory_of_copies:
+    with scratch_directory("diff") as directory_of_copies:
         kind, commands = tool_commands(tool, Path(directory_of_copies), sides, between=between)
         for words in commands:
             _run(words, directory)

@@ -29,6 +29,7 @@ from forkwise.files.store.state_root import (
 )
 from forkwise.linux.mountinfo import is_mount_point, mounts
 from forkwise.linux.process_id import ProcessId
+from forkwise.linux.scratch_directory import list_abandoned, remove_abandoned
 from forkwise.linux.syscalls import MNT_DETACH, umount2
 from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root, remove_tree
 
@@ -50,8 +51,9 @@ _KEY = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{16}(?:-mounted)?\Z", re.ASCII)
 class Collected:
     """The result of a garbage collection.
 
-    ``removed`` lists branches, ``commit N`` and ``mirror of fork ID``, ``listed`` the branches that were left because
-    they have uncommitted changes or cannot be opened, ``freed`` is the freed disk space in bytes.
+    ``removed`` lists branches, ``commit N``, ``mirror of fork ID`` and ``temporary directory PATH``, ``listed`` the
+    branches that were left because they have uncommitted changes or cannot be opened, ``freed`` is the freed disk space
+    in bytes.
     """
 
     removed: tuple[str, ...] = ()
@@ -112,6 +114,11 @@ def collect(
         for root in (f"{state_dir.state}/mirrors", f"{workspace.path}/{MIRRORS}"):
             names, size = _collect_mirrors(root, dry_run=dry_run)
             removed += [f"mirror of fork {name}" for name in names]
+            freed += size
+    for path in list_abandoned():
+        size = _size(path)
+        if dry_run or remove_abandoned(path):
+            removed.append(f"temporary directory {path}")
             freed += size
     if not dry_run:
         trash.wait_until_empty()

@@ -6,7 +6,6 @@ import os
 import re
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from forkwise.errors import GitError
 from forkwise.git.program import parse_settings, read_user_settings, run_git
+from forkwise.linux.scratch_directory import scratch_directory
 
 __all__ = ["Repository", "find_repository", "locate_repository"]
 
@@ -104,7 +104,7 @@ class Repository:
 
     @contextmanager
     def _shadow(self) -> Iterator[str]:
-        with tempfile.TemporaryDirectory(prefix="forkwise-git-") as shadow:
+        with scratch_directory("git") as shadow:
             # Its HEAD is a copy, because git refuses one that is a symbolic link to anything but a reference.
             self.head  # noqa: B018 - raises GitError if it is neither kind
             Path(shadow, "HEAD").write_text(_read_pointer(f"{self.git_directory}/HEAD") or "")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from forkwise.fork.stored_fork import branch_of
 from forkwise.ledger.logs import follow_log
 from forkwise.ledger.records import AttemptRecord, ForkRecord, Summary
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.linux.scratch_directory import scratch_directory
 
 if TYPE_CHECKING:
     from forkwise.files.selection import AlignedPath, Choice
@@ -161,7 +161,7 @@ class ForkModel:
         from forkwise.display.difftool import tool_commands
 
         branch = branch_of(self._ledger, self.workspace, attempt)
-        directory = self._copies.enter_context(tempfile.TemporaryDirectory(prefix=f"forkwise-{attempt}-"))
+        directory = self._copies.enter_context(scratch_directory("diff"))
         try:
             _, commands = tool_commands("", Path(directory), {attempt: branch}, between=False)
         except click.ClickException as error:
