@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 
 from forkwise.chat.script import ScriptError, load_script
+from forkwise.live.backends import expression
 
 pytestmark = pytest.mark.anyio
 
@@ -69,3 +71,26 @@ def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ScriptError, match="not a regular file"):
         load_script(tmp_path / "pipe.toml")
+
+
+async def test_a_slow_expression_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expression, "CPU_PER_BATCH_S", 1)
+    file = tmp_path / "script.json"
+    file.write_text('{"reply": [{"when": "^a\\\\s+(b+)+$", "say": "found"}]}')
+    agent = Agent(load_script(file))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count())
+    assert (await agent.run("a\nbb")).output == "found"  # one text, not line by line
+    assert (await agent.run("x\na bb")).output != "found"
+    turns = 0
+    with pytest.raises(ScriptError, match="seconds of CPU time"):
+        await agent.run("a " + "b" * 40 + "c")
+    assert turns > 10
+    counter.cancel()

@@ -18,7 +18,9 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
+from forkwise.concurrency import run_in_thread
 from forkwise.errors import BranchingError
+from forkwise.live.backends.expression import Expression, ExpressionError
 from forkwise.live.branch_runtime import current_branch
 
 __all__ = ["ScriptError", "ScriptModel", "load_script"]
@@ -125,7 +127,7 @@ class ScriptModel(FunctionModel):
 
     async def _wait_for_step(self, messages: list[ModelMessage], info: AgentInfo) -> ScriptStep:
         prompt, response_count = _find_prompt(messages)
-        step = self._find_step(prompt, response_count, is_judge=bool(info.output_tools))
+        step = await self._find_step(prompt, response_count, is_judge=bool(info.output_tools))
         await asyncio.sleep(step.wait)
         while step.until is not None and not (self.directory / step.until).exists():
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -133,16 +135,23 @@ class ScriptModel(FunctionModel):
             raise ModelHTTPError(500, self.model_name, step.error)
         return step
 
-    def _find_step(self, prompt: str, response_count: int, *, is_judge: bool) -> ScriptStep:
+    async def _find_step(self, prompt: str, response_count: int, *, is_judge: bool) -> ScriptStep:
         branch = current_branch()
         label = None if branch is None else branch.spec.label
         for rule in self.script.reply:
-            is_match = (rule.branch is None or rule.branch == label) and (
-                rule.when is None or re.search(rule.when, prompt) is not None
-            )
-            if is_match and rule.judge == is_judge:
+            is_possible = rule.judge == is_judge and (rule.branch is None or rule.branch == label)
+            if is_possible and (rule.when is None or await run_in_thread(_is_found, rule.when, prompt)):
                 return rule.steps[response_count] if response_count < len(rule.steps) else ScriptStep(say="Done.")
         return ScriptStep(say=self.script.otherwise)
+
+
+def _is_found(when: str, prompt: str) -> bool:
+    """Return whether an expression is found in a prompt. Raises ScriptError if that takes too long."""
+    try:
+        with Expression(when) as expression:
+            return expression.is_found_in(prompt)
+    except ExpressionError as error:
+        raise ScriptError(f"a rule of the script cannot be used: {error}") from error
 
 
 def load_script(path: Path) -> ScriptModel:

@@ -1,4 +1,4 @@
-"""Expressions that a model wrote: regular expressions and shell patterns, which must not block this process.
+"""Expressions that a model or a file wrote: regular expressions and shell patterns, which must not block this process.
 
 Python's engine needs exponential time for some expressions, holds the GIL meanwhile, and cannot be interrupted. So an
 expression with repetitions or groups is searched in a process of its own, this very file run as a program, whose CPU
@@ -94,6 +94,16 @@ class Expression:
         if batch:
             yield from self._search_batch(batch)
 
+    def is_found_in(self, text: str) -> bool:
+        """Return whether the expression is found in a text as a whole. Raises ExpressionError as ``search`` does."""
+        if self._compiled is not None:
+            return self._compiled.search(text) is not None
+        content = text.encode(errors="replace")
+        answer = self._ask({"whole": len(content)}, content)
+        if not isinstance(answer, bool):
+            raise ExpressionError(f"the search for {self.pattern!r} failed: {answer}")
+        return answer
+
     def _search_batch(self, batch: list[tuple[str, bytes]]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
         if self._compiled is not None:
             numbers: object = [_find_lines(self._compiled, content) for _, content in batch]
@@ -158,8 +168,10 @@ def _serve(requests: IO[bytes], answers: IO[bytes], cpu_s: int) -> None:
             if expression is None:
                 expression = re.compile(json.loads(header)[0])
                 answer = []
+            elif isinstance(asked := json.loads(header), dict):
+                answer = expression.search(requests.read(asked["whole"]).decode(errors="replace")) is not None
             else:
-                answer = [_find_lines(expression, requests.read(size)) for size in json.loads(header)]
+                answer = [_find_lines(expression, requests.read(size)) for size in asked]
         except (re.error, MemoryError, RecursionError, OverflowError) as error:
             answer = f"{error}" or type(error).__name__
         answers.write(json.dumps(answer).encode() + b"\n")
