@@ -66,9 +66,14 @@ if TYPE_CHECKING:
     from forkwise.explore.pattern import Pattern as Pattern
     from forkwise.explore.pattern import SpeculationOutcome as SpeculationOutcome
     from forkwise.explore.pattern import SpeculationResult as SpeculationResult
+    from forkwise.explore.refine import Refine as Refine
     from forkwise.explore.reflexion import Reflexion as Reflexion
     from forkwise.explore.resume import resume as resume
     from forkwise.explore.speculate import Speculate as Speculate
+    from forkwise.explore.stop_rule import AllGreen as AllGreen
+    from forkwise.explore.stop_rule import CostLimit as CostLimit
+    from forkwise.explore.stop_rule import NoGain as NoGain
+    from forkwise.explore.stop_rule import StopRule as StopRule
     from forkwise.explore.tournament import Tournament as Tournament
     from forkwise.explore.tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
     from forkwise.explore.tree_search import TreeSearch as TreeSearch
@@ -231,9 +236,16 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SpeculationOutcome",
         "SpeculationResult",
     ),
+    "explore.refine": ("Refine",),
     "explore.reflexion": ("Reflexion",),
     "explore.resume": ("resume",),
     "explore.speculate": ("Speculate",),
+    "explore.stop_rule": (
+        "AllGreen",
+        "CostLimit",
+        "NoGain",
+        "StopRule",
+    ),
     "explore.tournament": ("Tournament",),
     "explore.tree_of_thoughts": ("TreeOfThoughts",),
     "explore.tree_search": ("TreeSearch",),

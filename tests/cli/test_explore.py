@@ -137,6 +137,23 @@ def test_cascade_widens_until_one_succeeds(outcome: Callable[..., Any], project:
     assert "lesson 1" in taught
 
 
+def test_refine_builds_on_the_best(outcome: Callable[..., Any], project: Path) -> None:
+    work = 'echo $FORKWISE_ATTEMPT >> trail; echo $((FORKWISE_ATTEMPT % 4)) > "$FORKWISE_SCORE"'
+    result = outcome("refine", "2", "--rounds", "2", *sh(work))
+    assert (project / "trail").read_text() == "1\n3\n"
+    assert result["winner"].endswith(".2")
+
+
+def test_a_rule_stops_best_of(outcome: Callable[..., Any], run: Run, project: Path) -> None:
+    (project / "check.sh").write_text("test -e n && echo ok 1 && echo 1..1\n")
+    rule = ("--stop-when", "all-green", "--test", "sh check.sh", "-j", "1")
+    result = outcome("best-of", "3", *rule, *sh("test $FORKWISE_ATTEMPT = 1 && touch n"))
+    assert [a["state"] for a in result["attempts"]] == ["failed", "succeeded", "cancelled"]
+    assert result["attempts"][2]["reason"].startswith("the search stopped: all tests of ")
+    assert "needs tests" in run("best-of", "2", "--stop-when", "all-green", *sh("true"), code=2).stderr
+    assert "not a stop rule" in run("best-of", "2", "--stop-when", "bored", *sh("true"), code=2).stderr
+
+
 def test_tournament_asks_the_judge(outcome: Callable[..., Any], project: Path) -> None:
     (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
     result = outcome("tournament", "3", "--judge", "sh larger.sh", *sh("echo $((FORKWISE_ATTEMPT * 7 % 5)) > n"))

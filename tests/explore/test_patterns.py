@@ -16,6 +16,7 @@ from forkwise import (
     BestOfN,
     Cascaded,
     Pattern,
+    Refine,
     Reflexion,
     Speculate,
     SpeculationOutcome,
@@ -88,6 +89,13 @@ CASES = [
         1,
     ),
     Case("cascade", lambda way: Cascaded(way.taught(NO, Deed("e")), fan_out=(1, 1), **way.options), "e", 2, 1),
+    Case(
+        "refine",
+        lambda way: Refine(way.numbered([A, B, NO, C, Deed("d", score=1), NO]), 3, rounds=2, **way.options),
+        "b d",
+        6,
+        4,
+    ),
     Case("tree-search", lambda way: TreeSearch(way.several([A, NO]), budget=4, **way.options), "a", 4, 0),
 ]
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -80,6 +80,7 @@ class ExploreOptions:
     allow_executable_config: bool = False
     frozen: bool = False
     no_retest: bool = False
+    stop_when: tuple[str, ...] = ()
     no_commit: bool = False
     keep: bool = False
     patch: Path | None = None
@@ -127,6 +128,7 @@ class ExploreOptions:
             keep=self.keep or self.no_commit,
             on_conflict=self.on_conflict,
             retest=not self.no_retest,
+            stop_when=self.stop_when,
             frozen=self.frozen,
             **own,
         )
@@ -139,6 +141,8 @@ class ExploreOptions:
             raise click.UsageError(f"agent {self.agents[0]!r} needs a prompt: --agent {self.agents[0]} 'what to do'")
         if self.tests is not None and not self.tests.strip():
             raise click.UsageError("--test needs a command, or auto")
+        if "all-green" in self.stop_when and self.tests is None:
+            raise click.UsageError("--stop-when all-green needs tests: give --test 'COMMAND' or --test auto")
         if self.git is not None and self.no_commit:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.message is not None and self.git is None:
@@ -215,6 +219,17 @@ def _check_variables(_context: click.Context, _parameter: click.Parameter, value
     for value in values:
         if not value.partition("=")[0]:
             raise click.BadParameter(f"{value!r} is neither NAME=VALUE nor NAME")
+    return values
+
+
+def _check_stop_rules(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from forkwise.explore.stop_rule import parse_stop_rule
+
+    for value in values:
+        try:
+            parse_stop_rule(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
     return values
 
 
@@ -314,6 +329,14 @@ _OPTIONS = (
         metavar="N",
         show_default="number of CPUs + 4, at most 32",
         help="Number of attempts to run at the same time.",
+    ),
+    click.option(
+        "--stop-when",
+        multiple=True,
+        metavar="RULE",
+        callback=_check_stop_rules,
+        help="Make no further attempts once all-green (one passes all tests), no-gain:N (N attempts in a row are not "
+        "better than the best before) or cost:USD applies. Repeatable.",
     ),
     confinement_option,
     network_option,

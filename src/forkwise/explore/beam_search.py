@@ -44,9 +44,11 @@ class BeamSearch(Pattern):
         self._max_depth = max_depth
 
     async def explore(self, search: Search) -> Attempt | None:
-        level = await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies))
+        level = await search.run(search.fork.add(c, i) for i, c in enumerate(self._strategies))
         found = search.select_best(level)
         for depth in range(1, self._max_depth):
+            if search.stopped is not None:
+                break
             level = await self._run_level(search, self._select_beam(level), depth)
             found = search.select_best(level) or found
         return found
@@ -60,9 +62,7 @@ class BeamSearch(Pattern):
                 fork = await search.inside(attempt)
                 attempts.append(fork.add(candidate, index))
                 index += 1
-        for attempt in attempts:
-            await attempt.fork.run([attempt])
-        return attempts
+        return await search.run(attempts)
 
     def _select_beam(self, attempts: list[Attempt]) -> list[Attempt]:
         good = [a for a in attempts if a.success]

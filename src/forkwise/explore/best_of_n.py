@@ -42,4 +42,4 @@ class BestOfN(Pattern):
             self._candidates = [replace(c, prior=float(s)) for c, s in zip(self._candidates, scores, strict=True)]
 
     async def explore(self, search: Search) -> Attempt | None:
-        return search.select_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._candidates)))
+        return search.select_best(await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates)))

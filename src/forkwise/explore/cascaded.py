@@ -54,9 +54,11 @@ class Cascaded(Pattern):
             for _ in range(width):
                 wave.append(self._add(search, index, learned))
                 index += 1
-            async for attempt in search.fork.finished(wave):
+            async for attempt in search.finished(wave):
                 if attempt.success and await search.accept(attempt):
                     return attempt
+            if search.stopped is not None:
+                break
             learned += [await self._describe(attempt) for attempt in wave if attempt.fault is None]
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 from forkwise.concurrency import run_in_thread, run_sync, try_call
 from forkwise.errors import BranchError, ForkwiseWarning, RetestError
+from forkwise.explore.stop_rule import StopRule, StopWhen, build_stop_rules
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
@@ -144,13 +145,23 @@ class Search:
     """The forks of one run of a pattern, as an async context manager.
 
     ``how`` and ``detail`` are recorded in the ledger and say how the winner was found. ``holds`` says that the user
-    picks the winner later.
+    picks the winner later. ``stopped`` is the reason why no further attempts are to be made, by one of ``stop_rules``.
     """
 
-    def __init__(self, fork: Fork, observer: Observer | None = None, *, holds: bool = False) -> None:
+    def __init__(
+        self,
+        fork: Fork,
+        observer: Observer | None = None,
+        *,
+        holds: bool = False,
+        stop_rules: Sequence[StopRule] = (),
+    ) -> None:
         self.fork = fork
+        self.stopped: str | None = None
         self._observer = observer
         self._holds = holds
+        self._stop_rules = stop_rules
+        self._ended: list[Attempt] = []
         self.how = DEFAULT_CRITERION
         self.detail: dict[str, Any] = {}
         self._inner: list[Fork] = []
@@ -169,6 +180,42 @@ class Search:
     def attempts(self) -> list[Attempt]:
         """All attempts, those of the outermost fork first."""
         return [a for fork in (self.fork, *self._inner) for a in fork.attempts]
+
+    async def finished(self, attempts: Iterable[Attempt]) -> AsyncIterator[Attempt]:
+        """Yield attempts in the order in which they end, fork by fork, until a rule stops the search."""
+        waiting = list(attempts)
+        for fork in dict.fromkeys(attempt.fork for attempt in waiting):
+            async for attempt in fork.finished([a for a in waiting if a.fork is fork]):
+                self._note_end(attempt)
+                yield attempt
+                if self.stopped is not None:
+                    for one in dict.fromkeys(a.fork for a in waiting):
+                        await one.cancel([a for a in waiting if a.fork is one], f"the search stopped: {self.stopped}")
+                    return
+
+    async def run(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Wait for all ``attempts``, or until a rule stops the search, and return them."""
+        attempts = list(attempts)
+        async for _ in self.finished(attempts):
+            pass
+        return attempts
+
+    def _note_end(self, attempt: Attempt) -> None:
+        if attempt.state not in ("succeeded", "failed") or attempt in self._ended:
+            return
+        self._ended.append(attempt)
+        running = [a for a in self.attempts if a.state in ("pending", "running")]
+        for rule in self._stop_rules:
+            reason = rule.find_reason(self._ended, running)
+            if reason is not None and self.stopped is None:
+                self.stopped = self.detail["stopped"] = reason
+
+    def warn_of_doubts(self) -> None:
+        """Warn if a stop rule could not be applied."""
+        for rule in self._stop_rules:
+            doubt = rule.find_doubt(self._ended)
+            if doubt is not None:
+                warnings.warn(doubt, ForkwiseWarning, stacklevel=2)
 
     def select_best(self, attempts: Sequence[Attempt]) -> Attempt | None:
         """Return the successful attempt with the highest scores, the first of equals; None without a success.
@@ -326,6 +373,7 @@ class Options(TypedDict, total=False):
     keep: bool
     on_conflict: OnConflict
     retest: bool
+    stop_when: StopWhen | None
     spec: dict[str, Any] | None
     kind: str | None
 
@@ -338,8 +386,9 @@ class Pattern(ABC):
     ``evaluate`` (a function of the directory, ``Tests(...)``, or a list of them); ``commit=False`` to get only the
     results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``; ``retest=False`` to commit a winner
     without testing it again if the workspace was changed since the fork. With ``commit=False`` and ``keep`` the fork
-    stays open until the user picks a winner. ``spec`` is stored for resuming the fork after a kill; ``kind``
-    overrides the pattern's name in the ledger.
+    stays open until the user picks a winner. ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"``
+    (US dollars), or several in a list: then no further attempts are made. ``spec`` is stored for resuming the fork
+    after a kill; ``kind`` overrides the pattern's name in the ledger.
     """
 
     kind: ClassVar[str]
@@ -356,6 +405,7 @@ class Pattern(ABC):
         keep: bool = False,
         on_conflict: OnConflict = "refuse",
         retest: bool = True,
+        stop_when: StopWhen | None = None,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
     ) -> None:
@@ -373,6 +423,7 @@ class Pattern(ABC):
             on_conflict,
             retest=judge if retest and commit else None,
         )
+        self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit
         self._spec = spec
         self._kind = kind or self.kind
@@ -388,10 +439,12 @@ class Pattern(ABC):
         parent = await run_in_thread(parent_of, workspace)
         with span("fork", kind=self._kind), preserve_cwd(parent.state_dir.state):
             fork = Fork(parent, self._kind, self.settings, spec=self._spec, resume=resume)
-            async with Search(fork, observer, holds=self.settings.keep and not self._commits) as search:
+            holds = self.settings.keep and not self._commits
+            async with Search(fork, observer, holds=holds, stop_rules=self._stop_rules) as search:
                 if observer is not None:
                     observer.fork_started(fork.id)
                 winner = await self.explore(search)
+                search.warn_of_doubts()
                 while True:
                     try:
                         commit = await self._conclude(search, winner)

@@ -16,6 +16,7 @@ from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.explore.beam_search import BeamSearch
 from forkwise.explore.best_of_n import BestOfN
 from forkwise.explore.cascaded import Cascaded
+from forkwise.explore.refine import Refine
 from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
@@ -75,7 +76,7 @@ class CommandJudge:
         raise ProcessBranchError(f"the judge printed neither 0 nor 1, and ended with {done.returncode} ({done.ending})")
 
 
-Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade"]
+Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade", "refine"]
 
 _FORMAT = 1
 
@@ -132,6 +133,7 @@ class Recipe:
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
     times. ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a
     result in ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
+    ``refine`` makes ``n`` attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``.
     Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
     the workspace, for resuming. ``allowance`` is that of all commands, except those that have their own in
     ``own_allowances``.
@@ -149,6 +151,7 @@ class Recipe:
     on_dead_end: OnDeadEnd = "keep"
     beam_width: int = 3
     fan_out: tuple[int, ...] = (1, 2, 4)
+    rounds: int = 2
     first_wins: bool = True
     timeout: float | None = None
     max_parallel: int | None = None
@@ -164,6 +167,7 @@ class Recipe:
     keep: bool = False
     on_conflict: OnConflict = "refuse"
     retest: bool = True
+    stop_when: tuple[str, ...] = ()
     frozen: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -205,7 +209,7 @@ class Recipe:
         """Build the pattern that runs the recipe."""
         tests = self.build_tests()
         judges: list[Evaluator] = [] if tests is None else [tests]
-        if self.kind in ("best-of", "tree", "beam") or not self.first_wins:
+        if self.kind in ("best-of", "tree", "beam", "refine") or not self.first_wins:
             judges += [OwnScore(), SmallerDiff()]
         options: Options = {
             "timeout": self.timeout,
@@ -215,6 +219,7 @@ class Recipe:
             "keep": self.keep,
             "on_conflict": self.on_conflict,
             "retest": self.retest,
+            "stop_when": self.stop_when,
             "spec": self.as_json(),
             "kind": self.kind,
         }
@@ -237,6 +242,8 @@ class Recipe:
                 return BestOfN(first, self.n, evaluate=evaluate, **options)
             case "reflexion":
                 return Reflexion(first, self.n, evaluate=evaluate, **options)
+            case "refine":
+                return Refine(first, self.n, rounds=self.rounds, evaluate=evaluate, **options)
             case "cascade":
                 return Cascaded(first, fan_out=self.fan_out, evaluate=evaluate, **options)
             case "tournament":

@@ -54,9 +54,11 @@ class Reflexion(Pattern):
         for index in range(self._tries):
             candidate = Candidate.of(self._task, index, feedback) if callable(self._task) else Candidate.of(self._task)
             attempt = search.fork.add(candidate, index, feedback=feedback)
-            await search.fork.run([attempt])
+            await search.run([attempt])
             if attempt.success and await search.accept(attempt):
                 return attempt
+            if search.stopped is not None:
+                break
             if index + 1 < self._tries and attempt.fault is None:
                 feedback = await self._criticise(attempt)
         return None

@@ -48,9 +48,9 @@ class Speculate(Pattern):
     async def explore(self, search: Search) -> Attempt | None:
         attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
         if not self._first_wins:
-            return search.select_best(await search.fork.run(attempts))
+            return search.select_best(await search.run(attempts))
         search.how = "first success"
-        async for attempt in search.fork.finished(attempts):
+        async for attempt in search.finished(attempts):
             if attempt.success and await search.accept(attempt):
                 return attempt
         return None

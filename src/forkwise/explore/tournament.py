@@ -46,7 +46,7 @@ class Tournament(Pattern):
 
     async def explore(self, search: Search) -> Attempt | None:
         search.how = "tournament"
-        attempts = await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
+        attempts = await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
         while (winner := await self._run_knockout(search, attempts)) is not None:
             if await search.accept(winner):
                 return winner

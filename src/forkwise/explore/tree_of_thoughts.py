@@ -51,16 +51,16 @@ class TreeOfThoughts(Pattern):
         self._on_dead_end = on_dead_end
 
     async def explore(self, search: Search) -> Attempt | None:
-        found = search.select_best(await search.fork.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
+        found = search.select_best(await search.run(search.fork.add(c, i) for i, c in enumerate(self._strategies)))
         depth = 1
-        while found is not None and self._expand is not None and depth < self._max_depth:
+        while found is not None and self._expand is not None and depth < self._max_depth and search.stopped is None:
             strategies = await expand_attempt(self._expand, found, depth)
             if strategies == []:
                 return found
             refined = None
             if strategies is not None:
                 fork = await search.inside(found)
-                refined = search.select_best(await fork.run(fork.add(c, i) for i, c in enumerate(strategies)))
+                refined = search.select_best(await search.run(fork.add(c, i) for i, c in enumerate(strategies)))
             if refined is None:
                 return found if self._on_dead_end == "keep" else None
             found, depth = refined, depth + 1

@@ -225,5 +225,28 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...]) -> int:
     return _explore(options.recipe("cascade", fan_out=fan_out), options)
 
 
-EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade)
+@click.command(
+    "refine",
+    cls=ExploreVerb,
+    example=(
+        "forkwise refine 3 --rounds 2 --test 'pytest -q' -- ./agent.sh",
+        "forkwise refine 4 --rounds 3 --agent claude --test auto 'fix the failing tests'",
+    ),
+)
+@_N
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Number of rounds."
+)
+@explore_options
+def refine(options: ExploreOptions, n: int, rounds: int) -> int:
+    """Try a command N times per round; each round builds on the best.
+
+    The attempts of a further round start from the files of the best attempt so far, in branches of its branch. The file
+    $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt of which some tests pass can be built
+    on as well. The best success of all rounds is committed.
+    """
+    return _explore(options.recipe("refine", n=n, rounds=rounds), options)
+
+
+EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade, refine)
 """The commands of this module."""
