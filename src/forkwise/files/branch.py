@@ -5,6 +5,7 @@ A Branch object is only a handle: its state is in the branch's home on disk, so 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -16,16 +17,17 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, ForkwiseWarning, MountError, StateError
-from forkwise.files.store.branch_info import BASES, BranchInfo
+from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo
 from forkwise.files.store.journal import sync_filesystem
 from forkwise.files.store.record import RolledBack
 from forkwise.files.store.scan import Scan, scan_layer
 from forkwise.files.store.state import Lock, StateDir, locked
 from forkwise.files.store.transaction import recover
 from forkwise.files.store.trash import deferred, discard
+from forkwise.git.ignore_rules import check_ignore
 from forkwise.linux.process_id import ProcessId, boot_id
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.pool import BranchPool, PooledHome
     from forkwise.files.store.view import View
     from forkwise.files.workspace import Workspace
+    from forkwise.git.ignore_rules import Ignore
     from forkwise.linux.root_identity import RootIdentity
     from forkwise.sandbox.process import Finished
 
@@ -315,6 +318,7 @@ class Branch(Parent):
 
     __slots__ = (
         "_ended",
+        "_ignore",
         "_on_error",
         "_on_success",
         "_premounted",
@@ -345,6 +349,7 @@ class Branch(Parent):
         self._on_success = on_success
         self._on_error = on_error
         self._ended: Literal["committed", "aborted"] | None = None
+        self._ignore: Ignore | None = None
         # Both only until the first use of ``path``: the mtime of the home as the pool created it, and the view as far
         # as the pool has prepared it.
         self._untouched = 0 if pooled is None else pooled.untouched
@@ -449,6 +454,44 @@ class Branch(Parent):
             raise
 
     @property
+    def ignore(self) -> Ignore | None:
+        """The changes that ``delta``, ``diff`` and ``commit`` leave out, see ``set_ignore``; None: none of them."""
+        if callable(self._ignore):
+            return self._ignore
+        try:
+            with open(f"{self.home}/{IGNORE}") as file:
+                found = json.load(file)
+            check_ignore(found)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise StateError(f"{self.home}/{IGNORE}", str(error)) from error
+        return cast("Ignore", found)
+
+    def set_ignore(self, ignore: Ignore | None) -> None:
+        """Leave out changed paths that are ignored: by git's rules (``git``), by a function, or by globs.
+
+        This is recorded with the branch, except a function, which this object keeps. A function is called with a path
+        relative to the workspace; a glob without a slash matches a name at any depth. The rules of git are those of the
+        workspace, not those of the branch; outside of a repository ``git`` stands for caches and byte code.
+        """
+        check_ignore(ignore)
+        self._ignore = ignore
+        path = f"{self.home}/{IGNORE}"
+        if ignore is None or callable(ignore):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        try:
+            is_untouched = self._untouched and os.stat(self.home).st_mtime_ns == self._untouched
+            with open(path, "w") as file:
+                json.dump(ignore if isinstance(ignore, str) else list(ignore), file)
+            self._untouched = os.stat(self.home).st_mtime_ns if is_untouched else 0
+        except FileNotFoundError:
+            BranchInfo.load(self.home)  # raises BranchNotFoundError
+            raise
+
+    @property
     def lowers(self) -> list[str]:
         """Internal: the directories that a child shows below its own layer, nearest first."""
         return [self.target] if self.view_kind.whole else [self.target, *self.parent.lowers]
@@ -460,24 +503,33 @@ class Branch(Parent):
 
     # Changes
 
-    def delta(self) -> Delta:
-        """Return the changes against the parent.
+    def delta(self, *, ignore: Ignore | None = None) -> Delta:
+        """Return the changes against the parent, without those that ``ignore`` leaves out.
 
-        In a layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
+        ``ignore`` is that of ``set_ignore``, and by default what was set there; ``ignore=()`` returns all changes. In a
+        layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
         """
         from forkwise.files.versions import find_executables  # noqa: PLC0415 - loaded on use
 
         with self._lock():
-            scan = self._scan()
+            scan = self._scan_kept(ignore)
             return scan.delta(find_executables(self, scan))
 
-    def diff(self) -> str:
-        """Return the changes as a unified diff that ``git apply`` and ``patch -p1`` accept."""
+    def diff(self, *, ignore: Ignore | None = None) -> str:
+        """Return the changes as a unified diff that ``git apply`` and ``patch -p1`` accept; ``ignore`` as in delta."""
         from forkwise.files.versions import Versions, file_diffs  # noqa: PLC0415
         from forkwise.text.diff import unified  # noqa: PLC0415 - loaded on use
 
         with self._lock(), Versions(self.target, self.parent.lowers, self.view_kind.mark_prefixes) as versions:
-            return unified(file_diffs(versions, self._scan()))
+            return unified(file_diffs(versions, self._scan_kept(ignore)))
+
+    def _scan_kept(self, ignore: Ignore | None) -> Scan:
+        """Scan the changes that ``ignore``, or what was set, does not leave out. Called under the lock."""
+        from forkwise.files.versions import find_ignored  # noqa: PLC0415 - loaded on use
+
+        check_ignore(ignore)
+        scan = self._scan()
+        return scan.without(find_ignored(self, scan, self.ignore if ignore is None else ignore))
 
     def _scan(self) -> Scan:
         """Compare the layer with the parent. Called under the lock."""
@@ -510,6 +562,7 @@ class Branch(Parent):
         trust: bool = False,
         rebased: bool = False,
         allow_executable_config: bool | None = None,
+        ignore: Ignore | None = None,
     ) -> Commit:
         """Apply the changes to the parent, all of them or none, and end the branch.
 
@@ -520,6 +573,9 @@ class Branch(Parent):
         left incomplete. With ``rebased=True``, ``on_conflict`` resolves only the conflicts that the last ``rebase``
         found: edits made since are refused.
 
+        ``ignore``, as in ``delta``, leaves out changes in a commit to a workspace: those paths stay as they are there,
+        and are no conflicts. A commit into another branch takes everything: the commit of that branch leaves them out.
+
         Raises ExecutableConfigError if a confined program changed what the user's machine will run, such as git hooks,
         unless ``allow_executable_config`` is set, here or for the workspace.
         """
@@ -529,8 +585,10 @@ class Branch(Parent):
         self._premounted = None
         durable = self.workspace.durable if durable is None else durable
         allow = self.workspace.allow_executable_config if allow_executable_config is None else allow_executable_config
+        check_ignore(ignore)
         commit = commit_branch(
             self,
+            ignore=self.ignore if ignore is None else ignore,
             on_conflict=on_conflict,
             durable=durable,
             trust=trust,

@@ -67,7 +67,7 @@ def scan_sibling(branch: Branch) -> Scan:
             f"{branch.parent.branch_path} since the fork; rebase() rebases it onto the current state",
             branch=branch.name,
         )
-    scan = branch._scan()
+    scan = branch._scan_kept(None)
     check_trust(branch, info, scan)
     found = unresolved(info, scan)
     if not branch._commits_into_layer:
@@ -366,6 +366,8 @@ def combine(
         view = str(branch.path)
         if any(source.is_confined for source in by_name.values()):
             branch.mark_confined()
+        if ignored := [source.ignore for source in by_name.values() if source.ignore]:
+            branch.set_ignore(ignored[0])
         with locked(parent.state_dir.state) as lock:
             scans = [(b, scan_sibling(b)) for b in by_name.values()]
             _mark_incomplete(branch, [scan for _, scan in scans])

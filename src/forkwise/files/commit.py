@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -30,7 +31,7 @@ from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard
-from forkwise.files.versions import find_executables
+from forkwise.files.versions import find_executables, find_ignored
 from forkwise.git.executable_config import check_executable_config
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.store.changes import Commit, Conflict, OnConflict
     from forkwise.files.store.scan import Entry, Scan
+    from forkwise.git.ignore_rules import Ignore
 
 __all__ = ["KEPT", "check_committable", "check_reserved", "check_trust", "commit_branch"]
 
@@ -58,6 +60,7 @@ def commit_branch(
     trust: bool,
     rebased: bool = False,
     allow_executable_config: bool = False,
+    ignore: Ignore | None = None,
 ) -> Commit:
     """Apply a branch's layer to its parent. If it raises, neither the parent nor the branch has changed."""
     if on_conflict not in _CHOICES:
@@ -67,7 +70,13 @@ def commit_branch(
         for tries_left in reversed(range(_TRIES)):
             try:
                 record = _try_commit(
-                    branch, on_conflict, durable=durable, trust=trust, rebased=rebased, allow=allow_executable_config
+                    branch,
+                    on_conflict,
+                    durable=durable,
+                    trust=trust,
+                    rebased=rebased,
+                    allow=allow_executable_config,
+                    ignore=ignore if branch.parent is branch.workspace else None,
                 )
                 break
             except _InterferenceError as error:
@@ -99,7 +108,14 @@ class _InterferenceError(Exception):
 
 
 def _try_commit(
-    branch: Branch, on_conflict: OnConflict, *, durable: bool, trust: bool, rebased: bool, allow: bool
+    branch: Branch,
+    on_conflict: OnConflict,
+    *,
+    durable: bool,
+    trust: bool,
+    rebased: bool,
+    allow: bool,
+    ignore: Ignore | None,
 ) -> Record:
     branch._recover()
     info = BranchInfo.load(branch.home)
@@ -109,13 +125,16 @@ def _try_commit(
     _check_root(branch, info)
     is_still = _stop_writes(branch)
     try:
-        scan = branch._scan()
+        whole = branch._scan()
+        ignored = find_ignored(branch, whole, ignore)
+        scan = whole.without(ignored)
         if not trust:
             check_trust(branch, info, scan)
-        _check_mounts(branch, scan)
+        _check_mounts(branch, whole)
         check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
         executors = _check_executables(branch, scan, allow=allow)
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
+        resolution.leave(whole, ignored)
         is_still = branch.view_kind.hide(branch.home) and is_still
         branch.parent._before_commit()
     except BaseException:
@@ -289,6 +308,12 @@ class _Resolution:
             self.dropped |= {c.path for c in found}
         else:
             self._merge(branch, info, found, entries, on_conflict)
+
+    def leave(self, whole: Scan, ignored: set[str]) -> None:
+        """Leave ignored paths as the parent has them. The plan needs the scan that has them, see ``plan_directory``."""
+        if ignored:
+            self.scan = replace(whole, touched=self.scan.touched, specials=self.scan.specials)
+            self.dropped |= ignored
 
     def _merge(
         self,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forkwise.files.gc import Collected
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.files.store.pool import PooledHome
+    from forkwise.git.ignore_rules import Ignore
 
 __all__ = [
     "BranchfsView",
@@ -310,15 +311,19 @@ class MountedBranch(_MountedParent, Branch):
         trust: bool = False,
         rebased: bool = False,
         allow_executable_config: bool | None = None,
+        ignore: Ignore | None = None,
     ) -> Commit:
         """Have the filesystem merge the branch into its parent; the result names no paths.
 
         A stale branch is refused here, because a build of BranchFS might commit it. On DaxFS the commit includes the
         branches around this one; calling ``commit`` on those afterwards returns the same commit. If a confined program
-        wrote to the branch, both trees are compared first, to find executable configuration.
+        wrote to the branch, both trees are compared first, to find executable configuration. The filesystem commits
+        everything: ``ignore`` is refused.
         """
         if on_conflict not in ("refuse", "ours", "theirs", "merge"):
             raise ValueError(f"on_conflict takes refuse, ours, theirs or merge, not {on_conflict!r}")
+        if ignore:
+            _refuse(self, "commit a part of a branch")
         if self._committed_with is not None:
             return self._committed_with
         self._require_open()

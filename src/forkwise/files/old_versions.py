@@ -53,7 +53,7 @@ def record_bases(branch: Branch) -> Delta:
     A version that is not older than the fork is left out. The cost depends on the size of the changes.
     """
     with branch._lock():
-        scan = branch._scan()
+        scan = branch._scan_kept(None)
         if not branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
             forked = BranchInfo.load(branch.home).forked_at_earliest
             both = [e for e in scan.entries if e.new and e.old]

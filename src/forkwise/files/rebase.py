@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
 from forkwise.files.old_versions import active_commits, chains_since, find_merge_base, mode_at_fork
-from forkwise.files.store.branch_info import BASES, BranchInfo, read_clock
+from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo, read_clock
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.journal import Meta, directory_facts, set_metas
@@ -21,7 +22,7 @@ from forkwise.files.store.record import Record
 from forkwise.files.store.state import Lock, locked
 from forkwise.files.store.trash import discard
 from forkwise.files.undo import Restored, records_of
-from forkwise.files.versions import Versions
+from forkwise.files.versions import Versions, find_ignored
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.linux.trees import copy_entry, join, open_directory, open_root, remove_tree, writable
 from forkwise.text.merge3 import is_text, merge
@@ -115,7 +116,7 @@ def compare_with_parent(branch: Branch, *, scan: bool = True) -> Standing:
             commits[number] = "" if record is None else record.branch
         if commits or not scan:
             return Standing(commits, rebased=info.rebased)
-        found = branch._scan()
+        found = branch._scan_kept(None)
         edited = [] if branch._commits_into_layer else find_conflicts(found, info.forked_at_earliest)
         entries = {e.path: e for e in found.entries}
         with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
@@ -137,6 +138,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
         branch.view_kind.hide(branch.home)
         now = lock.now()
         scan = branch._scan()
+        ignored = find_ignored(branch, scan, branch.ignore)
         entries = {e.path: e for e in scan.entries}
         with Versions(branch.target, parent.lowers, branch.view_kind.mark_prefixes) as versions:
             old = unresolved(info, scan)
@@ -160,7 +162,7 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             _rebase_tree(branch, info, scan, merged, settled, lock)
         else:
             _rebase_layer(branch, info, scan, merged, settled, lock)
-    return Rebase(tuple(sorted(merged)), tuple(left))
+    return Rebase(tuple(sorted(set(merged) - ignored)), tuple(c for c in left if c.path not in ignored))
 
 
 def _with_commits(found: list[Conflict], records: list[Record] | None) -> list[Conflict]:
@@ -329,6 +331,8 @@ def _rebase_tree(
         for mark in ("frozen", "confined"):
             if os.path.exists(f"{branch.home}/{mark}"):
                 os.close(os.open(f"{home}/{mark}", os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if os.path.exists(f"{branch.home}/{IGNORE}"):
+            shutil.copyfile(f"{branch.home}/{IGNORE}", f"{home}/{IGNORE}")
         root = open_root(parent.state_dir.path)
         try:
             renameat2(

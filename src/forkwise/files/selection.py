@@ -90,6 +90,8 @@ def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
         tree = _tree(branch)
         if any(source.is_confined for source in branches.values()):
             branch.mark_confined()
+        if ignored := [source.ignore for source in branches.values() if source.ignore]:
+            branch.set_ignore(ignored[0])
         # Aligned only now: the new branch's commit finds whatever is changed in the parent after the fork.
         paths = {aligned.path: aligned for aligned in align_branches(parent, branches)}
         for path, chosen in sorted(choice.items()):

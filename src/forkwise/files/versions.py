@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from heapq import merge
 from itertools import groupby
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.store.changes import ChangeKind
     from forkwise.files.store.scan import Entry, Scan
+    from forkwise.git.ignore_rules import Ignore
 
 __all__ = [
     "ChangedLines",
@@ -32,6 +34,8 @@ __all__ = [
     "count_changed_lines",
     "file_diffs",
     "find_executables",
+    "find_ignored",
+    "list_ignored_tops",
 ]
 
 
@@ -157,6 +161,72 @@ def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> di
     return find_executable_config(branch, scan, open_versions, thorough=thorough)
 
 
+def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
+    """Return the changed paths that the workspace's rules ignore, each with everything below it that was changed.
+
+    Of a directory that was added or deleted as a whole, git is asked for the directory first. A new directory that
+    holds nothing else counts as ignored, too.
+    """
+    if not ignore or not scan.entries:
+        return set()
+    from forkwise.git.ignore_rules import select_ignored  # noqa: PLC0415 - loaded on use
+
+    ignored: set[str] = set()
+
+    def select(entries: Iterable[Entry]) -> None:
+        paths = {f"{e.path}/" if _is_directory(e) else e.path: e.path for e in entries}
+        ignored.update(paths[path] for path in select_ignored(branch.workspace.target, paths, ignore))
+
+    def inside(*, directories: bool) -> list[Entry]:
+        return [e for e in scan.entries if not e.unit and _is_directory(e) == directories and e.path not in ignored]
+
+    select(e for e in scan.entries if e.unit)
+    _spread(scan, ignored)
+    select(inside(directories=True))
+    _spread(scan, ignored)
+    select(inside(directories=False))
+    _add_hollow(scan, ignored)
+    for entry in scan.entries:  # where a file replaces a directory, nothing in that can stay
+        if entry.unit and entry.new and not _is_directory(entry) and entry.old and stat.S_ISDIR(entry.old.st_mode):
+            ignored = {path for path in ignored if not path.startswith(f"{entry.path}/")}
+    touched = [t.path for t in scan.touched if t.path and t.is_changed]
+    ignored.update(p.rstrip("/") for p in select_ignored(branch.workspace.target, [f"{p}/" for p in touched], ignore))
+    return ignored
+
+
+def list_ignored_tops(branch: Branch, scan: Scan) -> list[str]:
+    """List the paths that a branch's own rules ignore, without those inside another one of them."""
+    ignored = find_ignored(branch, scan, branch.ignore)
+    changed = {e.path for e in scan.entries}
+    return sorted(path for path in ignored & changed if path.rpartition("/")[0] not in ignored)
+
+
+def _is_directory(entry: Entry) -> bool:
+    found = entry.new or entry.old
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _spread(scan: Scan, ignored: set[str]) -> None:
+    """Add everything below the ignored paths; a scan lists a directory before what is in it."""
+    if ignored:
+        ignored.update(e.path for e in scan.entries if not e.unit and e.directory in ignored)
+
+
+def _add_hollow(scan: Scan, ignored: set[str]) -> None:
+    """Add the new directories that hold ignored paths and nothing else."""
+    if not ignored:
+        return
+    hollow = {path.rpartition("/")[0] for path in ignored}
+    kept = Counter(e.directory for e in scan.entries if e.path not in ignored)
+    added = {e.path for e in scan.entries if e.old is None and _is_directory(e)}
+    for path in sorted(added - ignored, key=lambda path: path.count("/"), reverse=True):
+        if path in hollow and not kept[path]:
+            above = path.rpartition("/")[0]
+            ignored.add(path)
+            hollow.add(above)
+            kept[above] -= 1
+
+
 def compare(first: Branch, second: Branch) -> str:
     """Return the unified diff from one sibling to another; ``git apply`` accepts it.
 
@@ -182,7 +252,8 @@ def compare(first: Branch, second: Branch) -> str:
 def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
     branch._recover()
     versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
-    return file_diffs(versions, branch._scan())
+    scan = branch._scan()
+    return file_diffs(versions, scan.without(find_ignored(branch, scan, branch.ignore)))
 
 
 def _between(first: Iterator[FileDiff], second: Iterator[FileDiff]) -> Iterator[FileDiff]:

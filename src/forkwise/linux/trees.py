@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -284,11 +284,20 @@ class CopiedTree:
     origins: Mapping[str, int]
 
 
-def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = False) -> None:
+def copy_entry(
+    src_dir: int,
+    src: str,
+    dst_dir: int,
+    dst: str,
+    *,
+    sync: bool = False,
+    is_left: Callable[[str], bool] | None = None,
+) -> None:
     """Copy one file, symlink or directory with everything in it to the new name ``dst``.
 
-    FIFOs, sockets and devices are skipped. With ``sync`` the content is on the disk when this returns; the caller has
-    to sync ``dst_dir`` to make the new name durable. A failure leaves a partial copy.
+    FIFOs, sockets and devices are skipped, and so are paths relative to ``src`` for which ``is_left`` is true. With
+    ``sync`` the content is on the disk when this returns; the caller has to sync ``dst_dir`` to make the new name
+    durable. A failure leaves a partial copy.
     """
     found = os.stat(src, dir_fd=src_dir, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
@@ -302,7 +311,7 @@ def copy_entry(src_dir: int, src: str, dst_dir: int, dst: str, *, sync: bool = F
             _set_metadata(target, found, {})
         else:
             with closing_fd(source):
-                _TreeCopy(source, target, reflink_only=False, sync=sync).run()
+                _TreeCopy(source, target, reflink_only=False, sync=sync, is_left=is_left).run()
 
 
 def copy_layer(src_dir: int, dst_dir: int, earlier: EarlierCopy | None = None) -> dict[Identity, str]:
@@ -355,7 +364,9 @@ class _TreeCopy:
         sync: bool,
         is_layer: bool = False,
         earlier: EarlierCopy | None = None,
+        is_left: Callable[[str], bool] | None = None,
     ) -> None:
+        self.is_left = is_left
         self.is_layer = is_layer
         self.earlier = earlier
         self.copied: dict[Identity, str] = {}
@@ -396,6 +407,8 @@ class _TreeCopy:
                     self.origins[path] = os.fstat(source).st_ino
                     for name in os.listdir(source):
                         entry = f"{path}/{name}" if path else name
+                        if self.is_left is not None and self.is_left(entry):
+                            continue
                         try:
                             child = self._copy_child(source, name, target, path)
                         except _SpecialFileError:

@@ -25,10 +25,11 @@ from forkwise.files.store.journal import sync_directories
 from forkwise.linux.process_id import ProcessId, boot_id
 from forkwise.linux.root_identity import RootIdentity
 
-__all__ = ["BASES", "BranchInfo", "read_clock"]
+__all__ = ["BASES", "IGNORE", "BranchInfo", "read_clock"]
 
 #: The directory in a branch's home with the parent's versions of changed files, as they were at the fork.
 BASES = "bases"
+IGNORE = "ignore"
 
 _CLOCK_NOISE = 100_000_000  # two clocks are not read at the same instant
 _FORMAT = 1

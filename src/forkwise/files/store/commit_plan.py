@@ -89,20 +89,22 @@ def plan_directory(
 
     With ``moves`` the branch's files are renamed into the target; otherwise they are copied into a slot first.
     ``dropped`` paths stay as the parent has them, ``merged`` ones come from a slot. A directory that replaces another
-    is moved as a whole, unless the target cannot rename directories or a path inside it is dropped or merged.
+    is moved as a whole, unless the target cannot rename directories or a path inside it is dropped or merged; a new one
+    is copied without what is dropped.
     """
     planner = _DirectoryPlanner(scan, moves, set(dropped), set(merged))
-    special = planner.dropped | planner.merged
+    special = _list_above(planner.dropped | planner.merged)
     split_all = not renames_directories
-    is_left = False
+    is_left = is_thinned = False
     for entry in scan.entries:
         if not entry.unit:
-            if is_left:
+            if is_left or (is_thinned and entry.path in planner.dropped):
                 planner.plan.left.add(entry.path)
             continue
         path = entry.path
         over_directory = entry.old is not None and stat.S_ISDIR(entry.old.st_mode)
-        is_split = over_directory and (split_all or any(p.startswith(path + "/") for p in special))
+        is_split = over_directory and (split_all or path in special)
+        is_thinned = not is_split and path in planner.above_dropped
         is_left = not is_split and path in planner.dropped
         if is_split:
             planner.split(entry)
@@ -126,6 +128,7 @@ class _DirectoryPlanner:
         self.slots = 0
         self.stepped: set[str] = set()
         self.inside = _list_inside(scan)
+        self.above_dropped = _list_above(dropped)
 
     def slot(self) -> str:
         self.slots += 1
@@ -140,7 +143,12 @@ class _DirectoryPlanner:
                 self.add(entry, step)
             return
         slot = ""
-        if not self.moves or entry.path in self.scan.mixed or entry.path in self.merged:
+        if (
+            not self.moves
+            or entry.path in self.scan.mixed
+            or entry.path in self.merged
+            or entry.path in self.above_dropped
+        ):
             slot = self.slot()
             self.plan.staged[slot] = entry
         if old is None:
@@ -169,6 +177,8 @@ class _DirectoryPlanner:
         emptied: list[Entry] = []
         for entry in [unit, *inside]:
             if any(entry.path.startswith(m) for m in moved):
+                if entry.path in self.dropped:
+                    self.plan.left.add(entry.path)
                 continue
             if any(entry.path.startswith(m) for m in left):
                 self.plan.left.add(entry.path)
@@ -188,11 +198,11 @@ class _DirectoryPlanner:
                     moved.append(entry.path + "/")
             else:
                 self.plan.left.add(entry.path)
-                left.append(entry.path + "/")
-        kept = [d for d in self.dropped if d.startswith(beneath)]
+                if is_directory:
+                    left.append(entry.path + "/")
         for entry in sorted(emptied, key=lambda e: e.path.count("/"), reverse=True):
             self.plan.metas.append(Meta.change(entry.path, entry.old, entry.old))  # it stays, or is created again
-            if entry.path in self.dropped or any(k.startswith(entry.path + "/") for k in kept):
+            if entry.path in self.dropped or entry.path in self.above_dropped:
                 self.plan.left.add(entry.path)
                 continue
             self.add(entry, JournalStep("rmdir", entry.name, "", facts=directory_facts(entry.old)))
@@ -210,6 +220,15 @@ class _DirectoryPlanner:
             if is_changed_there:
                 meta.after[3] = max(meta.before[3], meta.after[3])  # the later of two changes
             self.plan.metas.append(meta)
+
+
+def _list_above(paths: Collection[str]) -> set[str]:
+    """List the directories that are above some paths, without the root."""
+    above: set[str] = set()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in above:
+            above.add(path)
+    return above
 
 
 def _list_inside(scan: Scan) -> dict[str, dict[str, os.stat_result]]:

@@ -146,6 +146,21 @@ class Scan:
     appeared: list[str] = field(default_factory=list)
     rolled_back: RolledBack = field(default_factory=RolledBack)
 
+    def without(self, paths: Collection[str]) -> Scan:
+        """Return the scan without some paths, for everything but planning a commit."""
+        if not paths:
+            return self
+        entries = [e for e in self.entries if e.path not in paths]
+        changed = {e.directory for e in entries}
+        quiet = {e.directory for e in self.entries if e.path in paths} - changed
+        return replace(
+            self,
+            entries=entries,
+            # A directory in which nothing but such paths changed has another time, which does not count.
+            touched=[t for t in self.touched if t.path not in paths and (t.is_changed or t.path not in quiet)],
+            specials=[path for path in self.specials if not _is_beneath(path, paths)],
+        )
+
     def delta(self, executors: Mapping[str, str] | None = None) -> Delta:
         """Return the changes as a public value, with the ``executors`` of executable configuration by path."""
         changes = [e.change() for e in self.entries]
@@ -157,6 +172,15 @@ class Scan:
             if t.is_changed
         ]
         return Delta(tuple(sorted(changes, key=lambda c: c.path)))
+
+
+def _is_beneath(path: str, paths: Collection[str]) -> bool:
+    """Return whether a path or a directory above it is one of ``paths``."""
+    while path:
+        if path in paths:
+            return True
+        path = path.rpartition("/")[0]
+    return False
 
 
 def scan_layer(

@@ -11,8 +11,9 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
@@ -144,7 +145,7 @@ class Transaction:
             for slot, entry in plan.staged.items():
                 fd = open_directory(source, entry.directory, os.O_PATH)
                 try:
-                    copy_entry(fd, entry.name, side, slot)
+                    copy_entry(fd, entry.name, side, slot, is_left=partial(_is_left, plan.left, entry.path))
                 finally:
                     os.close(fd)
                 if entry.path in merged:
@@ -352,6 +353,10 @@ def _read_clock(directory: str) -> int:
         return os.fstat(fd).st_mtime_ns
     finally:
         os.close(fd)
+
+
+def _is_left(left: Collection[str], directory: str, path: str) -> bool:
+    return f"{directory}/{path}" in left
 
 
 def _rewrite(side: int, slot: str, content: bytes) -> None:

@@ -1,0 +1,175 @@
+"""Ignore rules: which changed paths are ignored or generated, such as caches, byte code and build results.
+
+In a git repository git itself decides, by the rules of the workspace: an attempt cannot hide its changes by adding a
+rule in its branch, and a tracked file is never ignored. Elsewhere a short list of caches and byte code decides.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal
+
+from forkwise.errors import ForkwiseWarning, GitError
+
+if TYPE_CHECKING:
+    from forkwise.git.repository import Repository
+
+__all__ = ["GENERATED", "Ignore", "check_ignore", "is_matched", "select_ignored"]
+
+#: What to leave out: ``git`` for git's rules (outside of a repository ``GENERATED``), a function that is called with a
+#: path relative to the workspace, or globs.
+Ignore = Literal["git"] | Callable[[str], Any] | Sequence[str]
+
+#: Names of generated files and directories, as globs, where there is no git repository: caches and byte code only.
+GENERATED = (
+    "__pycache__",
+    "*.py[cod]",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
+    ".coverage",
+    ".coverage.*",
+    "node_modules/.cache",
+    "node_modules/.vite",
+    "node_modules/.vitest",
+    ".eslintcache",
+    ".stylelintcache",
+    ".parcel-cache",
+    "*.tsbuildinfo",
+    ".gradle",
+    ".sass-cache",
+    ".ipynb_checkpoints",
+    ".DS_Store",
+    "Thumbs.db",
+)
+
+_QUESTION = ("check-ignore", "--stdin", "-z", "-v")
+_MAX_SPLITS = 24
+
+
+def check_ignore(ignore: object) -> None:
+    """Raise ValueError or TypeError unless ``ignore`` is a valid value of Ignore, or None."""
+    if isinstance(ignore, str):
+        if ignore != "git":
+            raise ValueError(f"ignore takes 'git', a function or a list of globs, not {ignore!r}")
+    elif isinstance(ignore, list | tuple):
+        if not all(isinstance(glob, str) and glob.strip("/") for glob in ignore):
+            raise TypeError(f"the globs of ignore are strings that are not empty, not {ignore!r}")
+    elif ignore is not None and not callable(ignore):
+        raise TypeError(f"ignore takes 'git', a function or a list of globs, not {ignore!r}")
+
+
+def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: Ignore = "git") -> set[str]:
+    """Return those of ``paths`` that are ignored in the workspace ``root``. A directory's path ends with a slash.
+
+    A directory is in the result only if everything in it is ignored. Paths in ``.git`` never are. If git cannot be
+    asked, ForkwiseWarning is issued and ``GENERATED`` decides.
+    """
+    asked = [path for path in dict.fromkeys(paths) if ".git" not in path.split("/")]
+    if not asked:
+        return set()
+    if callable(ignore):
+        return {path for path in asked if ignore(path.rstrip("/"))}
+    if ignore != "git":
+        return {path for path in asked if is_matched(path, ignore)}
+    from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
+
+    try:
+        repository = find_repository(root)
+        if repository is not None:
+            return _ask_git(repository, os.path.realpath(root), asked)
+    except (GitError, OSError) as error:
+        warnings.warn(
+            f"git's ignore rules are not used for {os.fspath(root)}, only a list of caches and byte code: {error}",
+            ForkwiseWarning,
+            stacklevel=2,
+        )
+    return {path for path in asked if is_matched(path, GENERATED)}
+
+
+def is_matched(path: str, globs: Iterable[str]) -> bool:
+    """Return whether a path, or a directory above it, matches one of some globs.
+
+    A glob without a slash matches a name at any depth. One with a slash matches names that follow each other: from the
+    workspace's directory if the glob begins with a slash, else at any depth.
+
+    >>> is_matched("src/__pycache__/a.pyc", ["__pycache__"]), is_matched("a/b", ["/b"]), is_matched("a/b/c", ["a/b"])
+    (True, False, True)
+    """
+    names = path.strip("/").split("/")
+    return any(_is_matched_by(names, glob) for glob in globs)
+
+
+def _is_matched_by(names: Sequence[str], glob: str) -> bool:
+    patterns = glob.strip("/").split("/")
+    starts = range(1 if glob.startswith("/") else max(len(names) - len(patterns) + 1, 0))
+    return any(
+        len(names) - start >= len(patterns)
+        and all(fnmatchcase(name, pattern) for name, pattern in zip(names[start:], patterns, strict=False))
+        for start in starts
+    )
+
+
+def _ask_git(repository: Repository, root: str, paths: Sequence[str]) -> set[str]:
+    tops = {path: _find_askable(root, path) for path in paths}
+    # The rules first: matching a path against the index, which git does for each, is the slow part.
+    asked = list(dict.fromkeys(tops.values()))
+    ignored = _run(repository, root, asked, "--no-index")
+    if ignored:
+        ignored = _run(repository, root, [path for path in asked if path in ignored])
+    return {path for path in paths if tops[path] in ignored}
+
+
+def _find_askable(root: str, path: str) -> str:
+    """Return the path, or the symbolic link or repository of the workspace that is above it: git refuses to go on."""
+    names = path.rstrip("/").split("/")
+    here = root
+    for index, name in enumerate(names[:-1]):
+        here = f"{here}/{name}"
+        try:
+            if not stat.S_ISDIR(os.lstat(here).st_mode) or os.path.lexists(f"{here}/.git"):
+                return "/".join(names[: index + 1])
+        except OSError:
+            break  # the workspace has no such directory
+    return path
+
+
+def _run(repository: Repository, root: str, paths: Sequence[str], *options: str) -> set[str]:
+    """Ask git which paths are ignored. Git answers none of a list that contains one it refuses: ask for parts then."""
+    found: set[str] = set()
+    pending = [list(paths)]
+    splits = 0
+    while pending:
+        part = pending.pop()
+        # Without the dot, git would take a name that starts with a colon for a pattern.
+        content = b"".join(b"./" + os.fsencode(path) + b"\0" for path in part)
+        done = repository.run(*_QUESTION, *options, directory=root, stdin=content)
+        if done.returncode in (0, 1):
+            found |= _parse_answers(done.stdout)
+        elif len(part) > 1 and splits < _MAX_SPLITS:
+            splits += 1
+            pending += [part[: len(part) // 2], part[len(part) // 2 :]]
+        elif len(part) > 1:
+            raise GitError(f"git check-ignore failed: {os.fsdecode(done.stderr).strip()[:200]}")
+    return found
+
+
+def _parse_answers(output: bytes) -> set[str]:
+    fields = os.fsdecode(output).split("\0")[:-1]
+    found = set()
+    for pattern, path in zip(fields[2::4], fields[3::4], strict=True):
+        if pattern.startswith("!"):
+            continue
+        # With a trailing slash, git matches "d/" against "d/*", which does not ignore the directory itself.
+        last = pattern.rstrip("/").rpartition("/")[2]
+        if path.endswith("/") and not last.strip("*"):
+            continue
+        found.add(path.removeprefix("./"))
+    return found
