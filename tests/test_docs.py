@@ -19,6 +19,9 @@ The project is a small greeter with a passing test. A page that needs another on
     An empty directory.
 ``<!-- project: broken -->``
     The greeter with a bug, so that its test fails.
+
+On the pages that a newcomer reads first, ``forkwise`` is the installed command. On the others it is the same without
+its start-up (``tests.preloaded``).
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from tools.docs_examples import parse_blocks, run_console
 from forkwise import Workspace
 from forkwise.local_model.weights import weights_path
 from tests.local_model.requirements import need_local_model
+from tests.preloaded import preloaded_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -58,6 +62,8 @@ MARKED_PAGES = [
     pytest.param(page, marks=[pytest.mark.integration] if page.name == "local-model.md" else []) for page in PAGES
 ]
 
+FIRST_PAGES = {ROOT / "README.md", ROOT / "docs/tutorial.md", ROOT / "docs/local-model.md"}
+
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -77,7 +83,10 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         (root / name).write_text(text)
     for name in ("FORCE_COLOR", "COLORTERM", "NO_COLOR", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    programs = [Path(sys.executable).parent]
+    if page not in FIRST_PAGES:
+        programs.insert(0, preloaded_command().parent)
+    monkeypatch.setenv("PATH", os.pathsep.join([*map(str, programs), os.environ["PATH"]]))
     monkeypatch.setenv("FORKWISE_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(weights_path().parents[2]))  # all tests share the downloaded model
     monkeypatch.setenv("HOME", str(tmp_path))

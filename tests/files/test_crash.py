@@ -113,7 +113,7 @@ def kill_everywhere(
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(2 if view == "overlay" else 5, 1)
+    every = rounds(5 if view == "overlay" else 7, 1)
     kill_everywhere(
         lambda: Scene(memory, view), every=every, finish_every=3 if view == "overlay" else 9, copies=view == "copy"
     )
@@ -121,13 +121,13 @@ def test_commit_killed_at_every_step(memory: Path, view: str) -> None:
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_undo_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(2 if view == "overlay" else 5, 1)
+    every = rounds(5, 1)
     kill_everywhere(lambda: Undo(memory, view), finish_every=7, every=every)
 
 
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_commit_into_a_branch_killed_at_every_step(memory: Path, view: str) -> None:
-    every = rounds(3, 1)
+    every = rounds(5, 1)
     kill_everywhere(lambda: Nested(memory, view), finish_every=7, copies=view == "copy", every=every)
 
 

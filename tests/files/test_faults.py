@@ -96,20 +96,20 @@ def fail_everywhere(
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_commit_failing_at_any_step(memory: Path, error: int) -> None:
-    every = rounds(7, 3 if error == errno.EPERM else 1)  # the kernel returns EPERM for the same reasons as EACCES
+    every = rounds(11, 3 if error == errno.EPERM else 1)  # the kernel returns EPERM for the same reasons as EACCES
     fail_everywhere(partial(Scene, memory), (error,), every=every, finish_every=10)
 
 
 def test_undo_failing_at_every_step(memory: Path) -> None:
-    fail_everywhere(partial(Undo, memory), ERRORS, takes_turns=True, every=rounds(3, 1))
+    fail_everywhere(partial(Undo, memory), ERRORS, takes_turns=True, every=rounds(7, 1))
 
 
 def test_commit_of_a_whole_tree_failing(memory: Path) -> None:
-    fail_everywhere(partial(Scene, memory, "copy"), ERRORS, every=rounds(11, 3))
+    fail_everywhere(partial(Scene, memory, "copy"), ERRORS, every=rounds(17, 3))
 
 
 def test_commit_into_a_branch_failing(memory: Path) -> None:
-    fail_everywhere(partial(Nested, memory), (errno.EIO, errno.ENOSPC), takes_turns=True, every=rounds(3, 1))
+    fail_everywhere(partial(Nested, memory), (errno.EIO, errno.ENOSPC), takes_turns=True, every=rounds(7, 1))
 
 
 @pytest.mark.parametrize("kind", [Scene, Undo])

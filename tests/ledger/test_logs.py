@@ -95,13 +95,13 @@ def test_a_flood_costs_neither_memory_nor_disk(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with AttemptLog(tmp_path, NAME) as output:
-            for n in range(3200):  # 200 MiB
+            for n in range(1600):  # 100 MiB
                 output.write("stderr" if n % 7 == 0 else "stdout", piece)
             assert len(output.last_line) == 0
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert output.total == 200 << 20
+    assert output.total == 100 << 20
     assert peak < 2 << 20
     assert sum(p.stat().st_size for p in (tmp_path / "output").iterdir()) < (33 << 20)
 
