@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from pydantic_ai.exceptions import ModelHTTPError
 
 from forkwise import (
     Cascaded,
+    Confinement,
+    Limits,
     MountError,
     NamespaceError,
     Reflexion,
@@ -27,7 +30,10 @@ from forkwise import (
 from forkwise.fork import evaluation, runner
 from forkwise.fork.fork import open_ledger
 from forkwise.fork.runner import Job, RunEnd
+from forkwise.linux import cgroup
+from forkwise.linux.cgroup import Cgroup
 from tests.fork.kill_at_point import becomes_so
+from tests.need import need
 
 Break = Callable[..., list[int]]
 
@@ -167,6 +173,34 @@ def test_a_sandbox_that_is_killed_from_outside(workspace: Workspace, tmp_path: P
     [result] = Speculate([["sleep", "1000.25"]], runner=Killing())(workspace).all_results
     killer.join()
     check_faulted(workspace, result, "sandbox", "killed")
+
+
+# Control groups
+
+
+def limited(**limits: Any) -> SandboxRunner:
+    return SandboxRunner(replace(Confinement.preset("standard"), limits=Limits(**limits)))
+
+
+def test_a_control_group_that_cannot_be_created(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "_bases", lambda _: {"memory": "/proc/self/no-such-group"})
+    [result] = Speculate([["touch", "made"]], runner=limited(memory=1 << 30))(workspace).all_results
+    check_faulted(workspace, result, "sandbox", "no control group could be created (/proc/self/no-such-group/")
+
+
+def test_a_control_group_that_is_gone_before_it_is_joined(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Cgroup, "make", lambda *_, **__: Cgroup({"memory": str(tmp_path / "gone")}))
+    [result] = Speculate([["touch", "made"]], runner=limited(memory=1 << 30))(workspace).all_results
+    check_faulted(workspace, result, "sandbox", "the sandbox could not be set up")
+
+
+def test_a_controller_that_is_missing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(os.geteuid() == 0, "root: other users have a limit of the kernel instead")
+    monkeypatch.setattr(cgroup, "version_of", lambda _: None)
+    [result] = Speculate([["touch", "made"]], runner=limited(processes=50))(workspace).all_results
+    check_faulted(workspace, result, "sandbox", "the limit processes=50 cannot be enforced")
 
 
 # Evaluation

@@ -194,6 +194,8 @@ class SandboxRunner(Runner):
             return RunEnd("timeout", wall=time.monotonic() - started, limit="wall")
         except (ProcessBranchError, OSError) as error:
             wall = time.monotonic() - started
+            if context.is_killed:  # not by this process, which waits for it
+                return RunEnd("killed", wall=wall, fault="sandbox")
             raised = _raised_error(context)
             return _end_with_error(error, wall) if raised is None else RunEnd("raised", error=raised, wall=wall)
         success, value, has_score = context.result.value

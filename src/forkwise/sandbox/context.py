@@ -71,6 +71,7 @@ class BranchContext:
         self._process: SandboxProcess | None = None
         self._answer_fd = -1
         self._result: Result | NamespaceError | None = None
+        self._is_killed = False
         self._result_lock = threading.RLock()
 
     @classmethod
@@ -106,6 +107,11 @@ class BranchContext:
     def alive(self) -> bool:
         """Whether the child, or anything it started, still runs."""
         return self._process is not None and not self._wait_for_result(0)
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether the whole sandbox was killed: by ``kill``, or from outside, but not for a limit."""
+        return self._wait_for_result(0) and self._is_killed
 
     @property
     def result(self) -> Result:
@@ -304,6 +310,7 @@ class BranchContext:
         assert process.child is not None
         try:
             done = process.collect((), None, None)
+            self._is_killed = done.ending == "killed" and done.limit is None
             answer = None if done.ending == "killed" else read_answer(self._answer_fd)
         except NamespaceError as error:
             return error
