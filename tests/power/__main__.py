@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +30,7 @@ from tests.power.disk import Event, Filesystem, filesystem, mount_disk, read_log
 from tests.power.scenes import SCENES, Scene, Site, make_root
 
 Result = TypeVar("Result")
+_CUTS_PER_RECOVERY = 3
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -52,8 +55,64 @@ def main() -> int:
                 found["failures"].append({"cut": str(cut), "marks": marks_before(events, cut), "failure": failure})
             else:
                 found["states"][state] = found["states"].get(state, 0) + 1
+        for number, cut in enumerate(choose_cuts(events, task["recoveries"], task["seed"] + 1)):
+            directory = base / f"recovery-{name}-{number}"
+            cut_bases, again = _record_recovery(site, bases, where, directory, events, cut)
+            for second in choose_cuts(again, _CUTS_PER_RECOVERY, task["seed"] + number):
+                marks = marks_before(events, cut)
+                state, failure = _judge(scene, site, cut_bases, where, base / "image", again, second, marks)
+                found["images"] += 1
+                if failure:
+                    found["failures"].append({"cut": f"{cut}, then {second}", "marks": marks, "failure": failure})
+            shutil.rmtree(directory)
         print(json.dumps(found), flush=True)
     return 0
+
+
+def _record_recovery(
+    site: Site, bases: Sequence[Filesystem], where: Sequence[Path], directory: Path, events: list[Event], cut: Cut
+) -> tuple[list[Filesystem], list[Event]]:
+    """Open the workspace after a cut on recorded disks; return the disks before, and the log."""
+    directory.mkdir()
+    cut_bases = [
+        Filesystem(base.fstype, base.size, [*base.content, *writes_before(events, cut, number)])
+        for number, base in enumerate(bases)
+    ]
+    with recorded(directory, cut_bases) as files:
+
+        def recover() -> None:
+            warnings.simplefilter("ignore", ForkwiseWarning)
+            for number, (base, point) in enumerate(zip(bases, where, strict=True)):
+                mount_disk(files / f"disk{number}", base.fstype, point)
+            _restart(directory, 1)
+            _mark(files, "start")
+            workspace = site.open()
+            workspace.history()
+            workspace.gc()
+            trash.wait_until_empty()
+            _sync(where)
+            _mark(files, "end")
+            for branch in workspace.branches():
+                branch.hide()
+            for point in reversed(where):
+                umount2(str(point), MNT_DETACH)
+
+        recovered = _in_child(recover)
+    if isinstance(recovered, str):
+        raise RuntimeError(f"the recovery after {cut} failed without a second cut:\n{recovered}")
+    return cut_bases, read_log(directory)
+
+
+def _mark(files: Path, text: str) -> None:
+    fd = os.open(files / "mark", os.O_WRONLY)
+    os.write(fd, text.encode())
+    os.close(fd)
+
+
+def _restart(directory: Path, number: int) -> None:
+    """Give this process another boot id: after a restart, processes and layers of the boot before are not trusted."""
+    (directory / "boot_id").write_text(f"0000000{number}-0000-4000-8000-000000000000\n")
+    mount(str(directory / "boot_id"), _BOOT_ID, None, MS_BIND)
 
 
 def _record(
@@ -62,11 +121,6 @@ def _record(
     """Play a scene in a process of its own; return it with its states, and the log."""
     directory.mkdir()
     with recorded(directory, bases) as files:
-
-        def mark(text: str) -> None:
-            fd = os.open(files / "mark", os.O_WRONLY)
-            os.write(fd, text.encode())
-            os.close(fd)
 
         def play() -> tuple[list[Picture], dict[str, Picture]]:
             for number, (base, point) in enumerate(zip(bases, where, strict=True)):
@@ -77,13 +131,13 @@ def _record(
                 site.open().branch("before").abort()
                 trash.wait_until_empty()
             _sync(where)
-            scene.mark = mark
-            mark("start")
+            scene.mark = partial(_mark, files)
+            scene.mark("start")
             scene.reach(site.root)
             scene.act(site)
             trash.wait_until_empty()
             _sync(where)
-            mark("end")
+            scene.mark("end")
             for branch in site.open().branches():
                 branch.hide()
             for point in reversed(where):
@@ -105,8 +159,12 @@ def _judge(
     directory: Path,
     events: list[Event],
     cut: Cut,
+    marks: list[str] | None = None,
 ) -> tuple[str, str]:
-    """Open the workspace after a cut. Return its state, and why it is wrong."""
+    """Open the workspace after a cut. Return its state, and why it is wrong.
+
+    ``marks`` are those before a first cut, if this is the second.
+    """
 
     def judge() -> tuple[str, str]:
         warnings.simplefilter("ignore", ForkwiseWarning)  # they name branches that are lost, as they should
@@ -114,10 +172,8 @@ def _judge(
             image = directory / f"disk{number}"
             write_image(image, base, writes_before(events, cut, number))
             mount_disk(image, base.fstype, point)
-        # As after a restart: processes and layers of the boot before are not trusted.
-        (directory / "boot_id").write_text("00000000-0000-4000-8000-000000000000\n")
-        mount(str(directory / "boot_id"), _BOOT_ID, None, MS_BIND)
-        return scene.judge(site, marks_before(events, cut)), ""
+        _restart(directory, 0)
+        return scene.judge(site, marks_before(events, cut) if marks is None else marks), ""
 
     judged = _in_child(judge)
     return ("", judged) if isinstance(judged, str) else judged

@@ -258,6 +258,36 @@ class Combine(Scene):
         self.commit(combine(workspace, [one, two], "both").branch)
 
 
+class Rebase(Scene):
+    """A kept branch rebased onto a commit of its sibling, and committed."""
+
+    name = "rebase"
+
+    def act(self, site: Site) -> None:
+        workspace = site.open()
+        one, two = workspace.branch("one"), workspace.branch("two")
+        (two.path / "d").write_text("new d\n" * 400)
+        shutil.rmtree(two.path / "three")
+        (two.path / "added").mkdir()
+        (two.path / "added/file").write_text("added\n")
+        self.keep(two)
+        (one.path / "a").write_text("new a\n")
+        os.rename(one.path / "c", one.path / "renamed")
+        self.commit(one)
+        self.kept["stale"] = _plain(picture(two.path))
+        two.rebase()
+        self.mark("rebased")
+        self.kept["rebased"] = _plain(picture(two.path))
+        self.commit(two)
+
+    def _check_kept(self, workspace: Workspace, names: list[str], number: int) -> None:
+        """Check that the branch is complete until it is committed, as it was before its rebase or after."""
+        if names and number < 2:
+            branch = workspace.open("two")
+            assert branch.kept
+            assert _plain(picture(branch.path)) in self.kept.values()
+
+
 class Nested(Scene):
     """A branch of a branch committed into it, and that committed into the workspace."""
 
@@ -315,7 +345,8 @@ def _plain(found: Picture) -> Picture:
 
 
 SCENES = {
-    scene.name: scene for scene in (Scene, FileCommit, FirstCommit, LargeCommit, Undo, Keep, Abort, Combine, Nested)
+    scene.name: scene
+    for scene in (Scene, FileCommit, FirstCommit, LargeCommit, Undo, Keep, Abort, Combine, Rebase, Nested)
 }
 
 
