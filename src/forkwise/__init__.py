@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from forkwise.explore.pattern import Pattern as Pattern
     from forkwise.explore.pattern import SpeculationOutcome as SpeculationOutcome
     from forkwise.explore.pattern import SpeculationResult as SpeculationResult
+    from forkwise.explore.recursive_tournament import RecursiveTournament as RecursiveTournament
     from forkwise.explore.refine import Refine as Refine
     from forkwise.explore.reflexion import Reflexion as Reflexion
     from forkwise.explore.resume import resume as resume
@@ -236,6 +237,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SpeculationOutcome",
         "SpeculationResult",
     ),
+    "explore.recursive_tournament": ("RecursiveTournament",),
     "explore.refine": ("Refine",),
     "explore.reflexion": ("Reflexion",),
     "explore.resume": ("resume",),

@@ -39,7 +39,18 @@ VERBS = dict(verbs(forkwise_command))
 
 def test_the_verbs_there_are() -> None:
     branch = ("create", "ls", "path", "diff", "commit", "abort", "rebase", "run", "shell")
-    exploring = ("run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade", "refine")
+    exploring = (
+        "run",
+        "speculate",
+        "best-of",
+        "reflexion",
+        "tournament",
+        "tree",
+        "beam",
+        "cascade",
+        "refine",
+        "playoff",
+    )
     forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort")
     plain = ("doctor", "log", "undo", "gc", "du", "trust", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")

@@ -144,6 +144,16 @@ def test_refine_builds_on_the_best(outcome: Callable[..., Any], project: Path) -
     assert result["winner"].endswith(".2")
 
 
+def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any], run: Run, project: Path) -> None:
+    (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
+    options = ("3", "--group", "2", "--judge", "sh larger.sh")
+    result = outcome("playoff", *options, *sh('echo $FORKWISE_ATTEMPT > n; cp "$FORKWISE_FEEDBACK" f'))
+    assert (project / "n").read_text() == "4\n"
+    assert (project / "f").read_text().startswith("The best attempt of your group: succeeded\n")
+    assert len(result["attempts"]) == 5
+    assert "--budget 2 is less" in run("playoff", "3", "--budget", "2", *sh("true"), code=2).stderr
+
+
 def test_a_rule_stops_best_of(outcome: Callable[..., Any], run: Run, project: Path) -> None:
     (project / "check.sh").write_text("test -e n && echo ok 1 && echo 1..1\n")
     rule = ("--stop-when", "all-green", "--test", "sh check.sh", "-j", "1")

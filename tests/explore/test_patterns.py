@@ -16,6 +16,7 @@ from forkwise import (
     BestOfN,
     Cascaded,
     Pattern,
+    RecursiveTournament,
     Refine,
     Reflexion,
     Speculate,
@@ -93,6 +94,15 @@ CASES = [
         "refine",
         lambda way: Refine(way.numbered([A, B, NO, C, Deed("d", score=1), NO]), 3, rounds=2, **way.options),
         "b d",
+        6,
+        4,
+    ),
+    Case(
+        "playoff",
+        lambda way: RecursiveTournament(
+            way.numbered([A, C, NO, B, Deed("d", score=1), NO]), 4, group=2, judge=_last, **way.options
+        ),
+        "d",
         6,
         4,
     ),

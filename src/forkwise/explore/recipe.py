@@ -16,6 +16,7 @@ from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.explore.beam_search import BeamSearch
 from forkwise.explore.best_of_n import BestOfN
 from forkwise.explore.cascaded import Cascaded
+from forkwise.explore.recursive_tournament import RecursiveTournament
 from forkwise.explore.refine import Refine
 from forkwise.explore.reflexion import Reflexion
 from forkwise.explore.speculate import Speculate
@@ -76,7 +77,18 @@ class CommandJudge:
         raise ProcessBranchError(f"the judge printed neither 0 nor 1, and ended with {done.returncode} ({done.ending})")
 
 
-Kind = Literal["run", "speculate", "best-of", "reflexion", "tournament", "tree", "beam", "cascade", "refine"]
+Kind = Literal[
+    "run",
+    "speculate",
+    "best-of",
+    "reflexion",
+    "tournament",
+    "tree",
+    "beam",
+    "cascade",
+    "refine",
+    "playoff",
+]
 
 _FORMAT = 1
 
@@ -133,7 +145,9 @@ class Recipe:
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
     times. ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a
     result in ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
-    ``refine`` makes ``n`` attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``.
+    ``refine`` makes ``n`` attempts in each of ``rounds``. A ``playoff`` judges groups of ``group``
+    attempts, by ``judge`` or by their scores, and makes at most ``budget`` attempts. ``stop_when`` are rules such as
+    ``no-gain:3``.
     Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
     the workspace, for resuming. ``allowance`` is that of all commands, except those that have their own in
     ``own_allowances``.
@@ -152,6 +166,8 @@ class Recipe:
     beam_width: int = 3
     fan_out: tuple[int, ...] = (1, 2, 4)
     rounds: int = 2
+    group: int = 4
+    budget: int | None = None
     first_wins: bool = True
     timeout: float | None = None
     max_parallel: int | None = None
@@ -209,7 +225,7 @@ class Recipe:
         """Build the pattern that runs the recipe."""
         tests = self.build_tests()
         judges: list[Evaluator] = [] if tests is None else [tests]
-        if self.kind in ("best-of", "tree", "beam", "refine") or not self.first_wins:
+        if self.kind in ("best-of", "tree", "beam", "refine", "playoff") or not self.first_wins:
             judges += [OwnScore(), SmallerDiff()]
         options: Options = {
             "timeout": self.timeout,
@@ -252,6 +268,20 @@ class Recipe:
                     self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout
                 )
                 return Tournament(first, self.n, judge=judge, evaluate=evaluate, **options)
+            case "playoff":
+                return RecursiveTournament(
+                    first,
+                    self.n,
+                    group=self.group,
+                    budget=self.budget,
+                    judge=None
+                    if self.judge is None
+                    else CommandJudge(
+                        self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout
+                    ),
+                    evaluate=evaluate,
+                    **options,
+                )
             case "tree":
                 return TreeOfThoughts(
                     self.commands,

@@ -248,5 +248,49 @@ def refine(options: ExploreOptions, n: int, rounds: int) -> int:
     return _explore(options.recipe("refine", n=n, rounds=rounds), options)
 
 
-EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade, refine)
+@click.command(
+    "playoff",
+    cls=ExploreVerb,
+    example=(
+        "forkwise playoff 8 --test 'pytest -q' -- ./agent.sh",
+        "forkwise playoff 16 --judge ./compare.sh --agent claude --test auto 'speed up parsing'",
+    ),
+)
+@_N
+@click.option(
+    "--group",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Number of attempts per group.",
+)
+@click.option(
+    "--judge",
+    metavar="LINE",
+    show_default="the scores",
+    help="Shell command that gets two directories and prints which one is better: 0 or a, 1 or b.",
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="no limit",
+    help="Number of attempts in all rounds together.",
+)
+@explore_options
+def playoff(options: ExploreOptions, n: int, group: int, judge: str | None, budget: int | None) -> int:
+    """Try a command N times; judge groups, refine the winners, repeat.
+
+    Each group has one winner. As long as there are several, each winner is followed by another attempt, which reads in
+    the file $FORKWISE_FEEDBACK what the winners did, and replaces the winner if it is better. Then the winners are
+    grouped again, until one is left to be committed. Without --judge, the better score wins, as in best-of.
+    """
+    if budget is not None and budget < n:
+        raise click.UsageError(f"--budget {budget} is less than the {n} attempts of the first round")
+    command = None if judge is None else ("sh", "-c", f'{judge} "$@"', "judge")
+    return _explore(options.recipe("playoff", n=n, group=group, judge=command, budget=budget), options)
+
+
+EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade, refine, playoff)
 """The commands of this module."""
