@@ -139,7 +139,8 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     run("abort", fork)
     assert f"branch:     {fork}-0 (dropped)" in run("show", f"{fork}.1").stdout
     report = ask("show", f"{fork}.1", "--stderr")["attempt"]
-    assert (report["branch"], report["changes"], report["output"]) == (None, None, "warned\n")
+    assert (report["branch"], report["output"]) == (None, "warned\n")
+    assert [change["path"] for change in report["changes"]] == ["a.txt"]
 
 
 def test_show_tells_the_end_of_a_long_output(run: Run, hold: Callable[..., str]) -> None:
@@ -188,9 +189,57 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
     seen = Path(ask("branch", "path", f"{fork}-0")["path"])
     subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
     assert run("diff", f"{fork}.1", f"{fork}.2").stdout == ""
-    run("abort", fork)
-    assert f"{fork}.1 no longer has a branch" in run("diff", f"{fork}.1", code=5).stderr
     assert "nobody" in run("diff", "nobody", code=5).stderr
+
+
+def test_diffs_and_details_of_all_attempts_stay(
+    run: Run, ask: Ask, hold: Callable[..., str], project: Path, command: Callable[..., Any]
+) -> None:
+    fork = hold(ONE, CLASH, f"echo oops; {FAILS}")
+    names = [f"{fork}.{number}" for number in (1, 2, 3)]
+    before = {name: run("diff", name).stdout for name in names}
+    between = run("diff", names[0], names[1]).stdout
+    run("pick", names[0])
+    assert ask("branch", "ls")["branches"] == []
+    for name in names:
+        assert command("diff", name).stdout == before[name] != ""
+    assert run("diff", names[0], names[1]).stdout == between
+    report = ask("diff", names[1])
+    assert (report["from"], report["to"], report["diff"]) == ("/main", f"/main/{fork}-1", before[names[1]])
+    assert (report["stored"], report["left_out"], report["unlisted"], report["redacted"]) == (True, [], 0, False)
+    details = ask("show", names[2])["attempt"]
+    assert [(c["path"], c["kind"]) for c in details["changes"]] == [("c.txt", "added")]
+    assert "oops" in details["output"]
+    assert "+ c.txt" in run("show", names[2]).stdout
+
+
+def test_diff_of_a_commit(run: Run, ask: Ask, project: Path) -> None:
+    run("run", "--quiet", "--", "sh", "-c", "echo uno > a.txt")
+    made = run("diff", "1").stdout
+    assert made.endswith("-one\n+uno\n")
+    run("undo")
+    assert run("diff", "1").stdout == made, "although it was undone"
+    assert run("diff", "2").stdout.endswith("-uno\n+one\n")
+    (project / "a.txt").write_text("edited by hand\n")
+    assert run("diff", "1").stdout == made
+    run("gc", "--keep", "0")
+    report = ask("diff", "1")
+    assert (report["from"], report["to"], report["diff"]) == ("/main", "commit 1", made)
+    branch = ask("branch", "create", "hand")["branch"]["path"]
+    Path(branch, "b.txt").write_text("due\n")
+    run("branch", "commit", "hand")
+    assert run("diff", "3").stdout.endswith("-two\n+due\n")
+    assert "no diff of commit 77" in run("diff", "77", code=1).stderr
+
+
+def test_diff_of_attempts_of_different_forks(run: Run, ask: Ask) -> None:
+    run("run", "--quiet", "--", "sh", "-c", "echo uno > a.txt")
+    first = ask("ls")["forks"][0]["id"]
+    run("run", "--quiet", "--", "sh", "-c", "echo due > b.txt")
+    second = ask("ls")["forks"][0]["id"]
+    assert run("diff", f"{first}.1", f"{second}.1").stdout.splitlines()[-2:] == ["-two", "+due"]
+    assert "a.txt" not in run("diff", f"{first}.1", f"{second}.1").stdout, "the second started from the first's commit"
+    assert run("diff", f"{second}.1", f"{first}.1").stdout.splitlines()[-2:] == ["-due", "+two"]
 
 
 def test_watch(project: Path, ask: Ask, command: Callable[..., Any], tmp_path: Path) -> None:

@@ -35,12 +35,15 @@ __all__ = [
     "active_commits",
     "chains_since",
     "commit_diff",
+    "commit_files",
     "find_merge_base",
     "mode_at_fork",
     "note_deleted",
     "record_bases",
+    "record_scanned_bases",
     "slot_of",
     "step_on",
+    "version_at",
 ]
 
 _LARGEST_BASE = 1 << 20
@@ -54,19 +57,25 @@ def record_bases(branch: Branch) -> Delta:
     """
     with branch._lock():
         scan = branch._scan_kept(None)
-        if not branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
-            forked = BranchInfo.load(branch.home).forked_at_earliest
-            both = [e for e in scan.entries if e.new and e.old]
-            entries = [e for e in both if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
-            if both:
-                os.makedirs(f"{branch.home}/{BASES}", mode=0o700, exist_ok=True)
-                for path in [e.path for e in both if e.unit and not e.copied]:
-                    Path(_base_path(branch.home, path) + _EXISTED).touch()
-            if entries:
-                with Lower(branch.parent.lowers, branch.view_kind.mark_prefixes) as lower:
-                    for entry in entries:
-                        _record_base(branch, lower, entry, forked)
+        record_scanned_bases(branch, scan)
         return scan.delta()
+
+
+def record_scanned_bases(branch: Branch, scan: Scan) -> None:
+    """Do what ``record_bases`` does, for a branch that was scanned. Called under the lock."""
+    if branch._commits_into_layer:  # in a branch nothing but commits changes files, and those have records
+        return
+    forked = BranchInfo.load(branch.home).forked_at_earliest
+    both = [e for e in scan.entries if e.new and e.old]
+    entries = [e for e in both if e.new and e.old and _is_mergeable(e.new) and _is_mergeable(e.old)]
+    if both:
+        os.makedirs(f"{branch.home}/{BASES}", mode=0o700, exist_ok=True)
+        for path in [e.path for e in both if e.unit and not e.copied]:
+            Path(_base_path(branch.home, path) + _EXISTED).touch()
+    if entries:
+        with Lower(branch.parent.lowers, branch.view_kind.mark_prefixes) as lower:
+            for entry in entries:
+                _record_base(branch, lower, entry, forked)
 
 
 def note_deleted(scan: Scan, home: str) -> None:
@@ -242,17 +251,34 @@ def commit_diff(workspace: Workspace, number: int) -> str:
     >>> print(commit_diff(ws, 1).splitlines()[-1])
     +new
     """
+    return unified(commit_files(workspace, number))
+
+
+def commit_files(workspace: Workspace, number: int) -> list[FileDiff]:
+    """List both versions of each file that a commit into a workspace changed; see ``commit_diff``."""
     with locked(workspace.state_dir.state):
         records = active_commits(workspace.state_dir, number - 1)
         if not records or records[0].number != number:
             raise CommitError(f"there is no diff of commit {number}: it was undone, or its record was collected")
         first, *later = records
         tree = FileTree(workspace.target, workspace.target)
-        changes = [
+        return [
             FileDiff(path, _before(workspace, [first], path), _before(workspace, later, path, tree))
             for path in sorted({*first.added, *first.changed, *first.deleted})
         ]
-    return unified(changes)
+
+
+def version_at(workspace: Workspace, generation: int, path: str) -> FileVersion | None:
+    """Return the version of a path in a workspace at the commit ``generation``; None if there was none.
+
+    Raises CommitError if the record of a later commit was collected. An edit since, other than by a commit, is not
+    known: then the version is the current one.
+    """
+    with locked(workspace.state_dir.state):
+        records = active_commits(workspace.state_dir, generation)
+        if records is None:
+            raise CommitError(f"the files at commit {generation} are not known: later undo data was collected")
+        return _before(workspace, records, path, FileTree(workspace.target, workspace.target))
 
 
 def _before(

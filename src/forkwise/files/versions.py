@@ -10,11 +10,13 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from heapq import merge
+from dataclasses import replace
+from heapq import merge, nsmallest
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from forkwise.errors import BranchError
+from forkwise.files.old_versions import record_scanned_bases
 from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.state import locked
 from forkwise.linux.trees import open_directory, open_root
@@ -22,20 +24,23 @@ from forkwise.text.diff import LIMIT, FileDiff, FileVersion, edits, is_text, lin
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
-    from forkwise.files.store.changes import ChangeKind
+    from forkwise.files.store.changes import ChangeKind, Delta
     from forkwise.files.store.scan import Entry, Scan
     from forkwise.git.ignore_rules import Ignore
 
 __all__ = [
+    "ChangedFiles",
     "ChangedLines",
     "Versions",
     "changed_files",
     "compare",
     "count_changed_lines",
+    "diff_between",
     "file_diffs",
     "find_executables",
     "find_ignored",
     "list_ignored_tops",
+    "read_changes",
 ]
 
 
@@ -91,12 +96,74 @@ def file_diffs(versions: Versions, scan: Scan) -> Iterator[FileDiff]:
             yield FileDiff(entry.path, old, new)
 
 
-def _read_version(found: os.stat_result | None, entry: Entry, read: Callable[[Entry], bytes]) -> FileVersion | None:
+def _read_version(
+    found: os.stat_result | None, entry: Entry, read: Callable[[Entry], bytes], limit: int = LIMIT
+) -> FileVersion | None:
     if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
         return None
-    if found.st_size > LIMIT:
+    if found.st_size > limit:
         return FileVersion(found.st_mode, None, found.st_size)
     return FileVersion(found.st_mode, read(entry))
+
+
+class _Bounds:
+    """How much content may still be read."""
+
+    def __init__(self, files: int, size: int, file_size: int) -> None:
+        self._files = files
+        self._size = size
+        self._file_size = file_size
+
+    def admit(self, found: Sequence[os.stat_result | None]) -> bool:
+        """Return whether the versions of one path may be read, and count them if so."""
+        sizes = [one.st_size for one in found if one is not None and not stat.S_ISDIR(one.st_mode)]
+        if not self._files or not sizes or max(sizes) > self._file_size or sum(sizes) > self._size:
+            return False
+        self._files -= 1
+        self._size -= sum(sizes)
+        return True
+
+
+class ChangedFiles(NamedTuple):
+    """A delta with both versions of its files; ``unlisted`` changes are left out. ``total`` counts all files."""
+
+    delta: Delta
+    files: list[FileDiff]
+    unlisted: int
+    total: int
+
+
+def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_size: int) -> ChangedFiles:
+    """Return what a branch changed, and both versions of the files, from one scan, which also records the bases.
+
+    Of a large delta the first ``listed`` changes are returned: paths that the parent has come before new ones, and
+    those at the top before those in deep directories. The content of at most ``files`` paths with together ``size``
+    bytes is read, and of no version of more than ``file_size`` bytes.
+    """
+    with branch._lock():
+        scan = branch._scan_kept(None)
+        record_scanned_bases(branch, scan)
+        total = sum(1 for entry in scan.entries if not _is_directory(entry))
+        touched = [directory for directory in scan.touched if directory.is_changed]
+        entries = nsmallest(listed, scan.entries, key=lambda e: (e.old is None, e.path.count("/"), e.path))
+        first = replace(scan, entries=entries, touched=touched[: listed - len(entries)])
+        delta = first.delta(find_executables(branch, first, thorough=False))
+        bounds = _Bounds(files, size, file_size)
+        found = []
+        with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
+            for entry in entries:
+                limit = file_size if bounds.admit([entry.old, entry.new]) else -1
+                old = _read_version(entry.old, entry, versions.old, limit)
+                new = _read_version(entry.new, entry, versions.new, limit)
+                if old or new:
+                    found.append(FileDiff(entry.path, old, new))
+    unlisted = len(scan.entries) + len(touched) - len(first.entries) - len(first.touched)
+    return ChangedFiles(delta, sorted(found, key=lambda change: change.path), unlisted, total)
+
+
+def _is_directory(entry: Entry) -> bool:
+    found = entry.new or entry.old
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _read(fd: int, name: str) -> bytes:
@@ -246,7 +313,7 @@ def compare(first: Branch, second: Branch) -> str:
         )
     with ExitStack() as stack:
         stack.enter_context(locked(first.state_dir.state))
-        return unified(_between(_changes(first, stack), _changes(second, stack)))
+        return unified(diff_between(_changes(first, stack), _changes(second, stack)))
 
 
 def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
@@ -256,8 +323,8 @@ def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
     return file_diffs(versions, scan.without(find_ignored(branch, scan, branch.ignore)))
 
 
-def _between(first: Iterator[FileDiff], second: Iterator[FileDiff]) -> Iterator[FileDiff]:
-    """Yield the differences between two branches' changes, both sorted by path, holding one file at a time.
+def diff_between(first: Iterable[FileDiff], second: Iterable[FileDiff]) -> Iterator[FileDiff]:
+    """Yield the differences between the changes of two siblings, both sorted by path, holding one file at a time.
 
     A branch that did not change a path has the parent's version, which is the other branch's old one.
     """

@@ -19,6 +19,7 @@ from forkwise.fork.candidate import Judgement, describe_error, judge, read_score
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.ledger.logs import AttemptLog
+from forkwise.ledger.stored_changes import save_changes
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
@@ -44,11 +45,12 @@ async def execute(attempt: Attempt, name: str) -> None:
         with AttemptLog(ledger.directory, attempt.id) as output:
             try:
                 await _evaluate(attempt, await _open_and_run(attempt, name, output))
-                facts["files"] = await run_in_thread(_count_changed_files, attempt.own_branch)
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
                 await attempt.nested_runs.end()
+                # Even if it was cancelled, and before another attempt's commit changes what it is compared with.
+                facts["files"] = await finish(run_in_thread(_save_changes, attempt))
     except Exception as error:  # noqa: BLE001 - of forkwise itself, such as a full disk: only this attempt ends
         is_of_branch = isinstance(error, BranchError)  # such as one that the candidate dropped
         _fail(attempt, describe_error(error), error, find_fault(error) or (None if is_of_branch else "system"))
@@ -237,14 +239,16 @@ def _estimate_changed_files(branch: Branch) -> int | None:
     return found
 
 
-def _count_changed_files(branch: Branch) -> int | None:
-    """Count the files that a branch changed; None if the delta cannot be read, which does not fail the attempt.
+def _save_changes(attempt: Attempt) -> int | None:
+    """Keep what an attempt changed in the ledger, and return the number of changed files.
 
-    The parent's versions of these files are recorded, so that edits made before the decision can be merged. On a
-    BranchFS or DaxFS mount both would read the whole tree.
+    Returns None if its delta cannot be read, which does not fail the attempt. The parent's versions of these files are
+    recorded as well, so that edits made before the decision can be merged. On a BranchFS or DaxFS mount all of that
+    would read the whole tree.
     """
-    if branch.view_kind.native:
+    branch = attempt.branch
+    if branch is None or branch.view_kind.native:
         return None
     with suppress(BranchingError, OSError):
-        return sum(1 for change in branch.record_bases() if change.type != "directory")
+        return save_changes(attempt.fork.ledger.directory, attempt.id, branch)
     return None

@@ -39,6 +39,7 @@ from forkwise.fork.runner import InProcessRunner, Runner
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.ledger.stored_changes import remove_changes
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ async def write_with_retry(write: Callable[[], object], attempts: Sequence[Attem
     def remove_logs() -> None:
         for attempt in attempts:
             remove_log(attempt.fork.ledger.directory, attempt.id)
+            remove_changes(attempt.fork.ledger.directory, attempt.id)
 
     for free_space in (trash.wait_until_empty, remove_logs):
         try:

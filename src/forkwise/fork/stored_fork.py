@@ -1,5 +1,7 @@
 """Stored fork: a fork as the ledger and the workspace have it, for processes that do not run it.
 
+``load_side`` and ``compare_sides`` read what attempts and commits changed, also after their branches are gone.
+
 Also reconciles the two: a commit or undo changes the workspace first and is recorded in the ledger afterwards.
 ``reconcile`` adds what a kill in between left out; it finds a fork's branches by their names, which start with its id.
 """
@@ -9,14 +11,20 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forkwise.errors import BranchError, BranchNotFoundError, ForkwiseWarning, LedgerError
+from forkwise.errors import BranchError, BranchNotFoundError, CommitError, ForkwiseWarning, LedgerError
 from forkwise.files.branch import Branch
+from forkwise.files.old_versions import commit_files, version_at
+from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.undo import history
+from forkwise.files.versions import changed_files, diff_between
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.ledger.stored_changes import StoredChanges, load_changes
+from forkwise.text.diff import FileDiff
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
@@ -26,11 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PATIENCE",
+    "ComparedSide",
     "StoredFork",
     "branch_gone_error",
     "branch_of",
+    "compare_sides",
     "forks_of",
     "is_scratch",
+    "load_side",
     "reconcile",
     "undo",
     "warn_if_unrecorded",
@@ -202,6 +213,99 @@ def branch_gone_error(attempt: AttemptRecord) -> BranchNotFoundError:
         f"attempt {attempt.id} no longer has a branch: it was committed, or dropped when its fork was decided",
         branch=attempt.branch,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """One side of a comparison: what a branch, an attempt or a commit changed, and on top of what.
+
+    ``origin`` and ``generation`` name the state of the files that it started from. ``stored`` is what the ledger has of
+    it, None if it was read from its branch or from the undo records.
+    """
+
+    origin: str
+    name: str
+    generation: int
+    files: Sequence[FileDiff]
+    executable_config: tuple[tuple[str, str], ...] = ()
+    stored: StoredChanges | None = None
+
+
+def load_side(ledger: Ledger, workspace: Workspace, name: str) -> ComparedSide:
+    """Find what a branch, an attempt or a commit changed: by a name, an attempt's id or a commit's number.
+
+    An attempt without a branch is read from the ledger. Raises BranchNotFoundError or CommitError if there is nothing
+    to read.
+    """
+    try:
+        branch = branch_of(ledger, workspace, name)
+    except BranchNotFoundError:
+        if name.isdecimal():
+            return _load_commit(ledger, workspace, int(name))
+        if "." not in name:
+            raise
+        attempt = ledger.attempt(name)
+        fork = ledger.fork(attempt.fork)
+        return _load_stored(ledger, fork, attempt, fork.generation)
+    executable = () if branch.view_kind.native else branch.delta().executable_config
+    generation = 0 if branch.view_kind.native else BranchInfo.load(branch.home).generation
+    return ComparedSide(branch.parent.branch_path, branch.branch_path, generation, changed_files(branch), executable)
+
+
+def _load_stored(ledger: Ledger, fork: ForkRecord, attempt: AttemptRecord, generation: int) -> ComparedSide:
+    stored = load_changes(ledger.directory, attempt.id)
+    if stored is None:
+        error = branch_gone_error(attempt)
+        error.add_note(f"What {attempt.id} changed is not in the ledger: it never ran, or an older forkwise ran it.")
+        raise error
+    name = f"{fork.origin}/{attempt.branch}"
+    return ComparedSide(fork.origin, name, generation, stored.files, stored.delta.executable_config, stored)
+
+
+def _load_commit(ledger: Ledger, workspace: Workspace, number: int) -> ComparedSide:
+    """Find what a commit changed: what its attempt did, or else what the undo records and the files say."""
+    commit = next((one for one in workspace.history() if one.id == number), None)
+    if commit is None:
+        committed = [fork for fork in ledger.forks() if fork.commit == number]
+        fork = next((fork for fork in committed if fork.parent is None and fork.origin == workspace.branch_path), None)
+    else:
+        fork = forks_of(ledger, [commit]).get(number)
+    side = None
+    if fork is not None and fork.winner is not None:
+        with suppress(BranchNotFoundError):
+            side = _load_stored(ledger, fork, ledger.attempt(fork.winner), number - 1)
+    if side is not None and commit is not None and commit.kind == "undo":
+        side = replace(side, files=[FileDiff(file.path, file.new, file.old) for file in side.files])
+    is_exact = commit is None or (
+        not commit.conflicts and side is not None and {f.path for f in side.files} <= {*commit.paths}
+    )
+    if side is None or not is_exact:
+        try:
+            name = workspace.branch_path if commit is None else commit.branch
+            side = ComparedSide(workspace.branch_path, name, number - 1, commit_files(workspace, number))
+        except CommitError:
+            if side is None:
+                raise
+    return replace(side, name=f"commit {number}")
+
+
+def compare_sides(workspace: Workspace, first: ComparedSide, second: ComparedSide) -> Iterator[FileDiff]:
+    """Yield the differences between the results of two sides, sorted by path.
+
+    Raises BranchError if the files that they started from cannot be compared, and CommitError if those are not known.
+    """
+    if (first.origin, first.generation) == (second.origin, second.generation):
+        yield from diff_between(first.files, second.files)
+        return
+    if {first.origin, second.origin} != {workspace.branch_path}:
+        raise BranchError(f"{first.name} and {second.name} have different parents: only siblings can be compared")
+    changed = [{file.path: file for file in side.files} for side in (first, second)]
+    for path in sorted({*changed[0], *changed[1]}):
+        old, new = (
+            files[path].new if path in files else version_at(workspace, side.generation, path)
+            for files, side in zip(changed, (first, second), strict=True)
+        )
+        yield FileDiff(path, old, new)
 
 
 def forks_of(ledger: Ledger, commits: Iterable[Commit]) -> dict[int, ForkRecord]:

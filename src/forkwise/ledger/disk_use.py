@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "DiskUse", "list_disk_use", "measure_disk_use"]
 
-#: The kinds of data. ``caches`` are prepared branches and mirrors, ``trash`` is what is being deleted.
-KINDS = ("branches", "undo", "logs", "ledger", "caches", "trash", "other")
+#: The kinds of data. ``changes`` is what attempts changed, as the ledger keeps it, ``caches`` are prepared branches and
+#: mirrors, ``trash`` is what is being deleted.
+KINDS = ("branches", "undo", "logs", "changes", "ledger", "caches", "trash", "other")
 
 _MAX_PATH = 2000  # characters; the kernel accepts 4095 bytes
 _BLOCK = 512
@@ -94,7 +95,7 @@ def _find_kind(parts: list[str]) -> str:
     if top == "branches":
         return "caches" if below.startswith(".") else "branches"
     if top == "ledger":
-        return "logs" if below == "output" else "ledger"
+        return {"output": "logs", "changes": "changes"}.get(below, "ledger")
     if top.startswith(".probe-"):
         return "trash"
     return {"history": "undo", "mirrors": "caches", "trash": "trash"}.get(top, "other")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.logs import remove_log
+from forkwise.ledger.stored_changes import remove_changes
 from forkwise.linux.process_id import ProcessId
 from forkwise.text.redaction import process_redactor
 
@@ -56,7 +57,8 @@ class Ledger(ABC):
 
     A fork is named by its id or an unambiguous beginning of it, an attempt by its fork and its number (``k3f9ab.2``).
     An unknown id raises ForkNotFoundError, which lists similar ids. A change that the rules forbid, such as ending an
-    attempt twice, raises LedgerError and changes nothing. ``directory`` holds the output of attempts.
+    attempt twice, raises LedgerError and changes nothing. ``directory`` holds the output of attempts and what they
+    changed.
 
     >>> import tempfile
     >>> from forkwise.ledger.sqlite import SqliteLedger
@@ -481,6 +483,7 @@ class Ledger(ABC):
         for name in pruned:
             for attempt in self.attempts(name):
                 remove_log(self.directory, attempt.id)
+                remove_changes(self.directory, attempt.id)
         self._delete_forks(pruned)
         return pruned
 

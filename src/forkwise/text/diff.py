@@ -305,13 +305,14 @@ _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "
 class FileVersion:
     """One version of a path.
 
-    ``mode`` is the full ``st_mode``. ``content`` is the target for a symlink, and None if it is too large; ``size`` is
-    then its size, if that is known.
+    ``mode`` is the full ``st_mode``. ``content`` is the target for a symlink, and None if it is too large or was not
+    kept; ``size`` is then its size and ``digest`` a hash of it, if these are known.
     """
 
     mode: int
     content: bytes | None
     size: int | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +374,7 @@ def _file(
 ) -> str:
     """Format the diff of one path whose versions, if there are two, are of the same type."""
     old_mode, new_mode = _mode(old), _mode(new)
-    is_same = bool(old and new and old.content == new.content and old.content is not None)
+    is_same = bool(old and new and _is_same(old, new))
     if is_same and old_mode == new_mode:
         return ""
     old_name, new_name = _quote(f"a/{path}"), _quote(f"b/{path}")
@@ -387,6 +388,8 @@ def _file(
     if is_same:
         return head
     old_label, new_label = old_name if old else "/dev/null", new_name if new else "/dev/null"
+    if any(side and side.content is None and side.digest is not None for side in (old, new)):
+        return f"{head}Binary files {old_label} and {new_label} differ\n"  # text is kept with its content
     if _is_over(old, limit) or _is_over(new, limit):
         # Git parses a line of this form as a binary file; otherwise it would silently create or delete an empty file.
         return f"{head}Files {old_label}{_size(old)} and {new_label}{_size(new)} differ\n"
@@ -402,6 +405,13 @@ def _file(
     if binary:
         return "".join([head, "GIT binary patch\n", *_literal(after), *_literal(before)])
     return f"{head}Binary files {old_label} and {new_label} differ\n"
+
+
+def _is_same(old: FileVersion, new: FileVersion) -> bool:
+    """Return whether two versions are known to have the same content."""
+    if old.content is None or new.content is None:
+        return old.digest is not None and old.digest == new.digest
+    return old.content == new.content
 
 
 def _mode(side: FileVersion | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
 from forkwise.display.output import Output, change_record, command_line, executable_records, size_text
+from forkwise.errors import ForkwiseWarning
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import redact
 
@@ -110,7 +112,7 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output) -> None:
     """Show the details of a fork, or of one attempt (k3f9ab.2).
 
-    For an attempt, these are its failing tests, its changes (as long as its branch exists), and the end of its output.
+    For an attempt, these are its failing tests, its changes, and the end of its output, also after its branch is gone.
     An id may be shortened as long as it stays unique.
     """
     workspace, ledger = open_workspace(directory)
@@ -181,10 +183,12 @@ def _show_attempt(
 ) -> None:
     from forkwise.display.board import Row, attempt_record
     from forkwise.fork.stored_fork import StoredFork
+    from forkwise.ledger.stored_changes import load_changes
 
     fork = ledger.fork(attempt.fork)
     branch = StoredFork(ledger, workspace, fork.id).branch(attempt.branch)
-    delta = None if branch is None else branch.delta()
+    stored = load_changes(ledger.directory, attempt.id) if branch is None else None
+    delta = branch.delta() if branch is not None else None if stored is None else stored.delta
     text = _output_of(ledger, attempt, stderr).decode(errors="replace")
     tail = text if whole else "\n".join(text.splitlines()[-_TAIL_LINES:])
     if output.as_json:
@@ -194,6 +198,7 @@ def _show_attempt(
             "command": None if attempt.command is None else [redact(word) for word in attempt.command],
             "branch": None if branch is None else branch.branch_path,
             "changes": None if delta is None else [change_record(change) for change in delta],
+            "unlisted": 0 if stored is None else stored.unlisted,
             "started": _iso(attempt.started),
             "ended": _iso(attempt.ended),
             "ending": attempt.ending,
@@ -209,6 +214,8 @@ def _show_attempt(
     output.line(f"{attempt.id}: {attempt.state}{f' ({attempt.reason})' if attempt.reason else ''}", "bold")
     _print_facts(output, _attempt_facts(attempt, fork, branch))
     _print_changes(delta, output)
+    if stored is not None and stored.left_out:
+        output.line(f"The ledger does not have {stored.left_out}.", "yellow")
     output.executable_config(() if delta is None else delta.executable_config)
     _print_tests(attempt, output)
     if tail.strip():
@@ -407,16 +414,17 @@ class _DiffVerb(Verb):
 @workspace_option
 @json_option
 def diff(first: str, second: str | None, tool: str | None, directory: Path, output: Output) -> None:
-    """Compare attempt A with attempt B, or show the changes of A.
+    """Compare the results of A and B, or show the changes of A.
 
-    A and B are branches, or attempts whose branches still exist: of a fork that is undecided, or was made with --keep.
-    With --tool, A may also be a fork: then all its attempts are shown beside their parent. --tool without a value opens
+    A and B are attempts (k3f9ab.2), also those that lost and whose branches are gone, numbers of commits (see forkwise
+    log), or branches. With --tool they need a branch: of a fork that is undecided, or was made with --keep; A may then
+    also be a fork, all of whose attempts are shown beside their parent. --tool without a value opens
     $FORKWISE_DIFFTOOL, PyCharm, VS Code, or the diff tool of git.
     """
-    from forkwise.files.versions import compare
     from forkwise.files.workspace import Workspace
-    from forkwise.fork.stored_fork import branch_of
+    from forkwise.fork.stored_fork import compare_sides, load_side
     from forkwise.ledger.sqlite import open_ledger
+    from forkwise.text.diff import unified
 
     workspace = Workspace(directory)
     ledger = open_ledger(workspace)
@@ -426,23 +434,36 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
         from forkwise.display.difftool import open_tool, sides_of
 
         with ledger:
-            sides = sides_of(ledger, workspace, first, second)
-        open_tool(tool, workspace.path, sides, between=second is not None)
+            branches = sides_of(ledger, workspace, first, second)
+        open_tool(tool, workspace.path, branches, between=second is not None)
         return
     with ledger:
-        found = [branch_of(ledger, workspace, name) for name in (first, second) if name is not None]
-    text = found[0].diff() if len(found) == 1 else compare(*found)
-    executable = () if found[-1].view_kind.native else found[-1].delta().executable_config
+        sides = [load_side(ledger, workspace, name) for name in (first, second) if name is not None]
+        old, new = sides[0], sides[-1]
+        text = unified(old.files if old is new else compare_sides(workspace, old, new))
+    stored = [(side.name, side.stored) for side in sides if side.stored is not None]
     if output.as_json:
-        old = found[0].parent if len(found) == 1 else found[0]
         output.document(
             {
-                "from": old.branch_path,
-                "to": found[-1].branch_path,
+                "from": old.origin if old is new else old.name,
+                "to": new.name,
                 "diff": text,
-                "executable_config": executable_records(executable),
+                "executable_config": executable_records(new.executable_config),
+                "stored": bool(stored),
+                "left_out": [path for _, changes in stored for path in changes.without_content],
+                "unlisted": sum(changes.unlisted for _, changes in stored),
+                "redacted": any(changes.is_redacted for _, changes in stored),
             }
         )
-    else:
-        output.diff(text)
-        output.warn_executable_config(executable)
+        return
+    output.diff(text)
+    output.warn_executable_config(new.executable_config)
+    for name, changes in stored:
+        if changes.left_out:
+            _warn(f"of {name}, the ledger does not have {changes.left_out}: there was too much, or too large")
+        if changes.is_redacted:
+            _warn(f"secrets in the files of {name} were replaced in the ledger: the diff may not apply as it is")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ForkwiseWarning, stacklevel=2)
