@@ -21,7 +21,7 @@ from forkwise import errors
 
 ROOT = Path(forkwise.__file__).parent
 PROJECT = Path(__file__).parents[1]
-MODULES = sorted(ROOT.rglob("*.py"))
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path.parent.name != "injected")  # programs, not modules
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
 
 MOST_MODULES = 15

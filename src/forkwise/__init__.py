@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forkwise.conversation.store import import_conversation as import_conversation
     from forkwise.conversation.talk import Talk as Talk
     from forkwise.errors import AbortError as AbortError
+    from forkwise.errors import BaselineError as BaselineError
     from forkwise.errors import BranchError as BranchError
     from forkwise.errors import BranchesFailed as BranchesFailed
     from forkwise.errors import BranchingError as BranchingError
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation as Evaluation
     from forkwise.fork.evaluation import Evaluator as Evaluator
     from forkwise.fork.evaluation import SmallerDiff as SmallerDiff
-    from forkwise.fork.evaluation import Tests as Tests
+    from forkwise.fork.evaluators.tests import Tests as Tests
     from forkwise.fork.fork import Fork as Fork
     from forkwise.fork.resolve import pick as pick
     from forkwise.fork.runner import InProcessRunner as InProcessRunner
@@ -189,6 +190,7 @@ __version__ = "0.2.0"
 _EXPORTS: dict[str, tuple[str, ...]] = {
     "errors": (
         "AbortError",
+        "BaselineError",
         "BranchError",
         "BranchNotFoundError",
         "BranchStaleError",
@@ -274,8 +276,8 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Evaluation",
         "Evaluator",
         "SmallerDiff",
-        "Tests",
     ),
+    "fork.evaluators.tests": ("Tests",),
     "fork.fork": ("Fork",),
     "fork.resolve": ("pick",),
     "fork.runner": (

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbortError",
+    "BaselineError",
     "BranchError",
     "BranchNotFoundError",
     "BranchStaleError",
@@ -148,6 +149,10 @@ class BranchStaleError(ConflictError):
     Raised to the caller of ``commit``. It is a `ConflictError` without ``conflicts``, so that code which catches either
     of the two handles a lost race.
     """
+
+
+class BaselineError(BranchingError):
+    """The tests that attempts are to be judged by cannot run on the unchanged workspace. No attempt was started."""
 
 
 class RetestError(CommitError):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forkwise import (
+    BaselineError,
     BeamSearch,
     BestOfN,
     Cascaded,
@@ -119,8 +120,8 @@ def test_the_one_that_passes_wins(name: str, project: Workspace) -> None:
 
 def test_failures_are_reported(project: Workspace) -> None:
     failed = only(writes(WRONG), project)
-    assert failed.reason == "tests: 1 passed, 1 failed"
-    assert failed.score == 0.5
+    assert failed.reason == "tests: 1 passed, 1 failed: 1 still failing"
+    assert failed.score == 1.0, "it broke nothing"
     assert failed.tests is not None
     assert [f.name for f in failed.tests.failures] == ["test_sums::test_small"]
 
@@ -129,11 +130,13 @@ def test_without_a_command_it_is_found(project: Workspace) -> None:
     passed = only(writes(RIGHT), project, Tests())
     assert passed.success, passed.reason
     assert passed.tests is not None
-    assert passed.tests.source == "junit"
+    assert passed.tests.source == "pytest"
 
 
 def test_without_a_command_that_is_plain_nothing_passes(workspace: Workspace) -> None:
-    failed = only(lambda _: True, workspace, Tests())
+    with pytest.raises(BaselineError, match="no test command was given, and none was detected"):
+        Speculate([lambda _: True], evaluate=Tests())(workspace)
+    failed = only(lambda _: True, workspace, Tests(baseline=False))
     assert failed.reason == "tests: no test command was given, and none was detected in the project"
 
 
@@ -141,20 +144,30 @@ def test_without_a_command_that_is_plain_nothing_passes(workspace: Workspace) ->
     "script",
     ["rm test_sums.py", "echo > test_sums.py", "printf '[pytest]\\naddopts = -k none\\n' > pytest.ini"],
 )
-def test_no_tests_are_no_pass(script: str, project: Workspace) -> None:
-    failed = only(["sh", "-c", f"printf '%s' '{RIGHT}' > sums.py; {script}"], project)
+def test_tests_are_those_of_the_base(script: str, project: Workspace) -> None:
+    command = ["sh", "-c", f"printf '%s' '{RIGHT}' > sums.py; {script}"]
+    failed = only(command, project, Tests(PYTEST, sealed=False))
     assert not failed.success
-    assert "no tests ran" in str(failed.reason)
+    assert "did not run" in str(failed.reason)
+    passed = only(command, project)
+    assert passed.success
+    assert passed.tests is not None
+    assert passed.tests.summary == "2 passed"
+    assert passed.tests.touched == ("pytest.ini" if "pytest.ini" in script else "test_sums.py",)
 
 
 def test_tests_that_take_too_long(project: Workspace) -> None:
     code = "import os, time\nopen('caught', 'w')\ndef add(a, b):\n    time.sleep(1000)\n"
-    failed = only(writes(code), project, Tests(PYTEST, timeout=1.5))
+    failed = only(writes(code), project, Tests(PYTEST, timeout=1.5, baseline=False))
     assert failed.reason == "tests: the tests did not finish: wall timeout"
 
 
 def test_a_command_that_does_not_exist(project: Workspace) -> None:
-    failed = only(writes(RIGHT), project, Tests(["no-such-command"]))
+    started: list[Path] = []
+    with pytest.raises(BaselineError, match=r"127|no-such-command"):
+        Speculate([started.append], evaluate=Tests(["no-such-command"]))(project)
+    assert not started
+    failed = only(writes(RIGHT), project, Tests(["no-such-command"], baseline=False))
     assert not failed.success
     assert "127" in str(failed.reason) or "no-such-command" in str(failed.reason)
 
@@ -170,7 +183,8 @@ def test_flaky_tests(fails_in: str, passes: bool, project: Workspace) -> None:
     room = project.path.parent / "room"
     room.mkdir()
     confinement = Confinement.standard(writable=(str(room),), given={"COUNT": str(room / "count")})
-    result = only(lambda _: True, project, Tests(["sh", "-c", script], repeat=3, confinement=confinement))
+    tests = Tests(["sh", "-c", script], repeat=3, confinement=confinement, baseline=False)
+    result = only(lambda _: True, project, tests)
     assert (room / "count").read_text() == "3\n"
     assert result.success == passes
     assert result.tests is not None
@@ -246,7 +260,7 @@ def test_judges_in_order(project: Workspace) -> None:
     with open_ledger(project) as ledger:
         [fork] = ledger.forks()
         scores = [a.scores for a in ledger.attempts(fork.id)]
-    assert scores == [[1.0, 0.0, -2.0], [1.0, 1.0, -5.0], [0.5]]
+    assert scores == [[1.0, 1.0, 0.0, 0.0, -2.0], [1.0, 1.0, 0.0, 1.0, -5.0], [1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("judges", [[], (), "pytest", 3, [3], [[]], None], ids=repr)

@@ -49,6 +49,7 @@ def test_spans_lie_in_each_other(exported: InMemorySpanExporter, workspace: Work
     assert sorted(s.name for s in spans) == [
         "forkwise.attempt",
         "forkwise.attempt",
+        "forkwise.baseline",
         "forkwise.commit",
         "forkwise.fork",
         "forkwise.test",

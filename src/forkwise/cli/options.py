@@ -68,6 +68,10 @@ class ExploreOptions:
     tests: str | None = None
     test_timeout: float | None = None
     repeat: int = 1
+    seal: tuple[str, ...] = ()
+    unsealed: bool = False
+    held_out: Path | None = None
+    no_baseline: bool = False
     timeout: float | None = None
     max_parallel: int | None = None
     confinement: str = "standard"
@@ -115,6 +119,10 @@ class ExploreOptions:
             tests=self.tests,
             test_timeout=self.test_timeout,
             repeat=self.repeat,
+            seal=self.seal,
+            sealed=not self.unsealed,
+            held_out=None if self.held_out is None else os.path.realpath(self.held_out),
+            baseline=not self.no_baseline,
             timeout=self.timeout,
             max_parallel=self.max_parallel,
             confinement=self.confinement,
@@ -143,6 +151,14 @@ class ExploreOptions:
             raise click.UsageError("--test needs a command, or auto")
         if "all-green" in self.stop_when and self.tests is None:
             raise click.UsageError("--stop-when all-green needs tests: give --test 'COMMAND' or --test auto")
+        if self.tests is None and (self.seal or self.unsealed or self.held_out or self.no_baseline):
+            raise click.UsageError("--seal, --unsealed, --test-from and --no-baseline are about tests: give --test too")
+        if self.unsealed and (self.seal or self.held_out):
+            raise click.UsageError("--unsealed excludes --seal and --test-from")
+        if self.held_out is not None and self.held_out.resolve().is_relative_to(self.directory.resolve()):
+            raise click.UsageError(
+                f"--test-from {self.held_out} is inside the workspace, where attempts see it; move it elsewhere"
+            )
         if self.git is not None and self.no_commit:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
         if self.message is not None and self.git is None:
@@ -315,6 +331,21 @@ _OPTIONS = (
         metavar="N",
         help="Number of test runs; a flaky test passes if most of its runs do.",
     ),
+    click.option(
+        "--seal",
+        multiple=True,
+        metavar="GLOB",
+        help="Further paths that attempts cannot change for their tests; with a leading ! paths that they can.",
+    ),
+    click.option("--unsealed", is_flag=True, help="Test attempts with their own versions of tests and configuration."),
+    click.option(
+        "--test-from",
+        "held_out",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Directory of tests to lay over the workspace's. Attempts cannot see it.",
+    ),
+    click.option("--no-baseline", is_flag=True, help="Skip the test run on the unchanged workspace."),
     click.option(
         "--timeout",
         type=_SECONDS,

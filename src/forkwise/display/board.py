@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.display.output import Output, grid, printable
 from forkwise.ledger.logs import follow_log
+from forkwise.testing.report import Comparison
 from forkwise.text.clean import TerminalCleaner, truncate_line
 from forkwise.text.redaction import Redactor, process_redactor
 
@@ -270,6 +271,7 @@ def _end_line(attempt: AttemptRecord) -> str:
         attempt.reason or "",
         "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}",
         f"{tests} tests" if (tests := tests_text(attempt)) else "",
+        *_test_notes(attempt),
         "" if attempt.score in (None, 1.0) else f"score {attempt.score:g}",
         _cost_text(attempt),
     ]
@@ -284,6 +286,18 @@ def tests_text(attempt: AttemptRecord) -> str:
         return ""
     ran = tests["passed"] + tests["failed"] + tests["errors"]
     return f"{tests['passed']}/{ran}"
+
+
+def _test_notes(attempt: AttemptRecord) -> list[str]:
+    """Describe what an attempt fixed and broke, unless its reason says so, and which tests it changed."""
+    tests = attempt.tests or {}
+    notes = []
+    if tests.get("comparison") and attempt.reason is None:
+        notes.append(Comparison.from_json(tests["comparison"]).summary)
+    if touched := tests.get("touched"):
+        more = f" and {len(touched) - 1} more" if len(touched) > 1 else ""
+        notes.append(f"changed {printable(touched[0])}{more}, which it is not judged by")
+    return notes
 
 
 def _cost_text(attempt: AttemptRecord) -> str:
@@ -325,6 +339,9 @@ def _redactor_for(spec: object) -> Redactor:
     return process_redactor(variables)
 
 
+_TEST_FIELDS = ("passed", "failed", "errors", "skipped", "doubt", "is_tampered", "comparison", "touched")
+
+
 def attempt_record(row: Row) -> dict[str, Any]:
     """Return an attempt as a JSON value, without its output."""
     attempt = row.attempt
@@ -342,7 +359,7 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "score": attempt.score,
         "scores": attempt.scores,
         "files": attempt.files,
-        "tests": tests and {name: tests[name] for name in ("passed", "failed", "errors", "skipped", "doubt")},
+        "tests": tests and {name: tests.get(name) for name in _TEST_FIELDS},
         "cost": attempt.cost,
         "output_bytes": attempt.output_bytes,
     }

@@ -443,6 +443,8 @@ class Pattern(ABC):
             async with Search(fork, observer, holds=holds, stop_rules=self._stop_rules) as search:
                 if observer is not None:
                     observer.fork_started(fork.id)
+                if self.settings.evaluator is not None:
+                    await self.settings.evaluator.prepare(fork)
                 winner = await self.explore(search)
                 search.warn_of_doubts()
                 while True:

@@ -23,7 +23,8 @@ from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
-from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, Tests, scratch
+from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
+from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.run import arun_in_branch
@@ -143,14 +144,12 @@ class Recipe:
     """The candidates of a pattern and how it decides between them.
 
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
-    times. ``tests`` is a test command, or ``auto`` to detect it. ``expand`` are the commands to run on top of a
-    result in ``tree`` and ``beam``. ``judge`` is the command that compares two directories in a ``tournament``.
-    ``refine`` makes ``n`` attempts in each of ``rounds``. A ``playoff`` judges groups of ``group``
-    attempts, by ``judge`` or by their scores, and makes at most ``budget`` attempts. ``stop_when`` are rules such as
-    ``no-gain:3``.
-    Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
-    the workspace, for resuming. ``allowance`` is that of all commands, except those that have their own in
-    ``own_allowances``.
+    times. ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
+    ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
+    ``beam``. ``judge`` is the command that compares two directories in a ``tournament``. ``refine`` makes ``n``
+    attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. Without ``retest``, a
+    winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the workspace, for
+    resuming. ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
     """
 
     kind: Kind
@@ -159,6 +158,10 @@ class Recipe:
     tests: str | None = None
     test_timeout: float | None = None
     repeat: int = 1
+    sealed: bool = True
+    seal: tuple[str, ...] = ()
+    held_out: str | None = None
+    baseline: bool = True
     judge: tuple[str, ...] | None = None
     expand: tuple[tuple[str, ...], ...] = ()
     max_depth: int = 2
@@ -219,13 +222,30 @@ class Recipe:
         if self.tests is None:
             return None
         command = None if self.tests == "auto" else self.tests
-        return Tests(command, timeout=self.test_timeout, repeat=self.repeat, confinement=self.build_confinement())
+        return Tests(
+            command,
+            timeout=self.test_timeout,
+            repeat=self.repeat,
+            confinement=self.build_confinement(),
+            sealed=self.sealed,
+            seal=self.seal,
+            held_out=self.held_out,
+            baseline=self.baseline,
+            require="progress" if self.compares else "all",
+        )
+
+    @property
+    def compares(self) -> bool:
+        """Whether the best of several attempts wins, and not the first that succeeds."""
+        return self.kind in ("best-of", "tournament", "playoff", "tree", "beam", "refine") or (
+            self.kind == "speculate" and not self.first_wins
+        )
 
     def pattern(self, workspace: Workspace) -> Pattern:
         """Build the pattern that runs the recipe."""
         tests = self.build_tests()
         judges: list[Evaluator] = [] if tests is None else [tests]
-        if self.kind in ("best-of", "tree", "beam", "refine", "playoff") or not self.first_wins:
+        if self.compares and self.kind != "tournament":
             judges += [OwnScore(), SmallerDiff()]
         options: Options = {
             "timeout": self.timeout,
@@ -247,7 +267,10 @@ class Recipe:
         return _RunnerByCommand(default, own) if own else default
 
     def _build_sandbox_runner(self, allowance: Allowance) -> SandboxRunner:
-        return SandboxRunner(allowance.apply_to(self.build_confinement()), allowance.paths)
+        confinement = allowance.apply_to(self.build_confinement())
+        if self.held_out is not None:
+            confinement = replace(confinement, hidden=(*confinement.hidden, self.held_out))
+        return SandboxRunner(confinement, allowance.paths)
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
         first = self.commands[0]

@@ -12,7 +12,7 @@ from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.explore.pattern import Observer, SpeculationOutcome, SpeculationResult
 from forkwise.explore.recipe import Recipe
 from forkwise.files.workspace import Workspace
-from forkwise.fork.evaluation import Tests
+from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.resolve import commit_resolved
 from forkwise.fork.stored_fork import StoredFork
 from forkwise.ledger.sqlite import open_ledger

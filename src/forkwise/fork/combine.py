@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.path_merge import Clash
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
-    from forkwise.fork.evaluation import Tests
+    from forkwise.fork.evaluators.tests import Tests
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
 

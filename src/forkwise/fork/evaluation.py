@@ -1,37 +1,30 @@
 """Evaluation: score an attempt that succeeded, by functions, the size of its diff, or the project's tests.
 
-Tests run in a sandbox on a scratch branch of the attempt's branch, which is dropped afterwards, so that their caches
-and reports are not committed (except on DaxFS, see ``scratch``).
+What an evaluator runs, it runs on a scratch branch of the attempt's branch, which is dropped afterwards, so that caches
+and reports are not committed (except on DaxFS, see ``scratch``). The evaluators that run the project's tests are in
+``evaluators``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import join
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
-from forkwise.errors import NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
-from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.candidate import describe_value, to_bool, to_score
-from forkwise.fork.fault import find_fault
-from forkwise.sandbox.confinement import Confinement
-from forkwise.sandbox.run import arun_in_branch
-from forkwise.testing.command import TestCommand, find_test_command, for_command
-from forkwise.testing.parse import read_report
-from forkwise.testing.report import TestReport, combine
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
+    from forkwise.fork.attempt import Attempt
+    from forkwise.fork.fork import Fork
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "DEFAULT_CRITERION",
@@ -40,7 +33,6 @@ __all__ = [
     "Evaluator",
     "OwnScore",
     "SmallerDiff",
-    "Tests",
     "evaluator",
     "scratch",
 ]
@@ -69,6 +61,10 @@ class Evaluator(ABC):
     """
 
     criteria: tuple[str, ...] = (DEFAULT_CRITERION,)
+
+    async def prepare(self, fork: Fork) -> None:
+        """Get ready before the first attempt of an outermost fork starts. What is raised ends the fork at once."""
+        return
 
     @abstractmethod
     async def evaluate(self, attempt: Attempt) -> Evaluation:
@@ -158,6 +154,10 @@ class _EvaluatorSequence(Evaluator):
         self._evaluators = evaluators
         self.criteria = tuple(criterion for one in evaluators for criterion in one.criteria)
 
+    async def prepare(self, fork: Fork) -> None:
+        for one in self._evaluators:
+            await one.prepare(fork)
+
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         scores: tuple[float, ...] = ()
         tests = None
@@ -218,111 +218,3 @@ async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     finally:
         branch = await finish(creation)  # even if cancelled: otherwise the branch would leak
         await finish(run_in_thread(branch.abort))
-
-
-_MAX_REPORT = 32 << 20
-_MAX_OUTPUT = 16 << 20  # bytes of the end of the tests' output
-
-
-class Tests(Evaluator):
-    """Runs a test command in a sandbox, and scores the attempt by the share of tests that passed.
-
-    ``command`` is a shell line or a list of words; by default it is detected from the project's files, and
-    ``TestCommand.how_found`` says how. An attempt passes if tests ran and all passed; a run without tests is not a
-    pass. ``repeat`` runs a flaky suite several times. ``timeout`` applies to each run.
-    """
-
-    __test__: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        command: str | Sequence[str] | None = None,
-        *,
-        timeout: float | None = None,
-        repeat: int = 1,
-        confinement: str | Confinement = "standard",
-    ) -> None:
-        if repeat < 1:
-            raise ValueError(f"repeat must be at least 1, not {repeat}")
-        self.command = join(command) if command is not None and not isinstance(command, str) else command
-        self.timeout = timeout
-        self.repeat = repeat
-        self.confinement = Confinement.preset(confinement)
-
-    async def evaluate(self, attempt: Attempt) -> Evaluation:
-        with span("test", attempt=attempt.id) as test_span:
-            evaluation = await self.retest(attempt.own_branch)
-            assert evaluation.tests is not None
-            test_span.set_attribute("forkwise.tests", evaluation.tests.summary)
-        return evaluation
-
-    @property
-    def has_tests(self) -> bool:
-        return True
-
-    async def retest(self, branch: Branch) -> Evaluation:
-        report = await self.test(branch)
-        reason = None if report.is_pass else f"tests: {report.doubt or report.summary}"
-        return Evaluation((report.ratio or 0.0,), report.is_pass, reason, report)
-
-    async def test(self, branch: Branch) -> TestReport:
-        """Run the tests on the files of a branch."""
-        return combine([await self._run_once(branch) for _ in range(self.repeat)])
-
-    def find(self, directory: str | os.PathLike[str], junit: str | None = None) -> TestCommand | None:
-        """Return the test command for the project in ``directory``; None if none is given or detected."""
-        if self.command is None:
-            return find_test_command(directory, junit=junit, environ=os.environ)
-        return for_command(self.command, junit=junit, environ=os.environ)
-
-    async def _run_once(self, branch: Branch) -> TestReport:
-        async with scratch(branch) as test_branch:
-            exchange_directory = make_exchange_directory(test_branch)
-            command = await run_in_thread(lambda: self.find(test_branch.path, f"{exchange_directory}/junit.xml"))
-            if command is None:
-                doubt = "no test command was given, and none was detected in the project"
-                return TestReport(source="exit code", exit_code=0, doubt=doubt)
-            return await self._run(test_branch, command, exchange_directory)
-
-    async def _run(self, branch: Branch, command: TestCommand, exchange_directory: str) -> TestReport:
-        printed = _TailBuffer(_MAX_OUTPUT)
-        try:
-            done = await arun_in_branch(
-                branch,
-                command.argv,
-                confinement=replace(self.confinement, writable=(*self.confinement.writable, exchange_directory)),
-                timeout=self.timeout,
-                capture=False,
-                on_output=lambda _stream, piece: printed.add(piece),
-                env={**os.environ, **command.env},
-            )
-        except ProcessBranchError as error:
-            if find_fault(error) is not None:
-                raise
-            return TestReport(source="exit code", exit_code=1, failed=1, doubt=str(error))
-        junit = None if command.junit is None else read_regular_file(command.junit, _MAX_REPORT)
-        report = read_report(printed.content, junit, done.returncode, command.framework, duration=done.wall)
-        if done.ending == "exit":
-            return report
-        if done.ending == "killed" and done.limit is None:
-            raise NamespaceError("the sandbox of the tests was killed from outside")
-        return replace(report, doubt=f"the tests did not finish: {done.limit or ''} {done.ending}".strip())
-
-
-class _TailBuffer:
-    """The last ``max_bytes`` of a stream, or a little more."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        while self._size - len(self._pieces[0]) >= self._max_bytes:
-            self._size -= len(self._pieces.popleft())
-
-    @property
-    def content(self) -> bytes:
-        return b"".join(self._pieces)

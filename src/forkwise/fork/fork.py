@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluator
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
+    from forkwise.testing.baseline import Baseline
 
 __all__ = [
     "Fork",
@@ -227,6 +228,7 @@ class Fork:
         self._retest: Retest | None = None  # while it runs
         self._refusals: dict[str, CommitError] = {}
         self._rejected: list[Attempt] = []
+        self.baselines: dict[Evaluator, Baseline] = {}
 
     @property
     def parent(self) -> Workspace | Branch:
@@ -234,6 +236,11 @@ class Fork:
         if self._parent is None:
             raise RuntimeError("a fork in memory has no parent")
         return self._parent
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the fork is a part of the search that the fork around it belongs to."""
+        return self._shares_ledger
 
     @property
     def id(self) -> str:

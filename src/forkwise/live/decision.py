@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pydantic_ai.usage import RunUsage
 
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import BranchingError, ForkwiseWarning
-from forkwise.fork.evaluation import Tests
+from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.fault import find_fault
 from forkwise.live.diff.build import build_diff_report
 from forkwise.live.judging.confidence import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from forkwise.live.diff.diff_report import BranchDiffReport
     from forkwise.live.live_fork import LiveFork
     from forkwise.live.values import MergeStrategy
+    from forkwise.testing.baseline import Baseline
     from forkwise.testing.report import TestReport
 
 __all__ = ["Decision", "JudgeSettings", "Verdicts", "build_tests", "decide", "find_goal", "judge_fork", "run_tests"]
@@ -131,8 +133,10 @@ class Decision:
 
 
 def build_tests(command: str | None, timeout_s: float) -> Tests | None:
-    """Build the tests of a test command; None without one."""
-    return None if command is None else Tests(None if command == AUTO else command, timeout=timeout_s)
+    """Build the tests of a test command; None without one. Their baseline is measured once, when a fork is judged."""
+    if command is None:
+        return None
+    return Tests(None if command == AUTO else command, timeout=timeout_s, baseline=False)
 
 
 async def run_tests(
@@ -140,14 +144,18 @@ async def run_tests(
 ) -> dict[str, TestReport | None]:
     """Test all branches at the same time. Return a report per branch id; None without tests or a valid result."""
     tests = build_tests(command, timeout_s)
-    if tests is None:
+    testable = [one for one in branches if one.attempt.branch is not None and not one.live_fork.source.is_in_memory]
+    if tests is None or not testable:
         return {}
+    baseline: Baseline | None = None
+    with suppress(BranchingError):  # on the base, the command may not work: that is what the branches are judged by
+        baseline = await tests.measure(testable[0].attempt.fork.parent)
 
     async def test(runtime: BranchRuntime) -> TestReport | None:
-        if runtime.attempt.branch is None or runtime.live_fork.source.is_in_memory:
+        if runtime.attempt.branch is None or runtime not in testable:
             return None
         try:
-            report = await tests.test(runtime.attempt.branch)
+            report = await tests.test(runtime.attempt.branch, baseline)
         except BranchingError as error:
             if find_fault(error) is None:
                 raise

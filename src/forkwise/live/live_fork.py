@@ -40,7 +40,7 @@ from forkwise.files.shelf import ShelvedBranch, shelve
 from forkwise.files.workspace import Workspace
 from forkwise.fork.agent_workspace import AgentFiles
 from forkwise.fork.candidate import Candidate
-from forkwise.fork.evaluation import Tests
+from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.fork import Fork, ForkSettings, parent_of, require_revocable
 from forkwise.fork.memory_fork import MemoryFork
 from forkwise.fork.resolve import check_executables, replace_winner, unshelve_loser

@@ -16,7 +16,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from forkwise.testing.evidence import Injection
 
 __all__ = [
     "Framework",
@@ -67,8 +70,9 @@ def for_command(
     junit: str | None = None,
     environ: Mapping[str, str] | None = None,
     how_found: str = "it was given",
+    injection: Injection | None = None,
 ) -> TestCommand:
-    """Recognise the framework of a command, and make it write a report.
+    """Recognise the framework of a command, and make it write a report; with ``injection`` also evidence.
 
     ``junit`` is the absolute path, as the command sees it, at which pytest writes its report, wherever in the line it
     runs; the file must not exist before the run, or it would be taken for the report. A report that the command
@@ -98,7 +102,12 @@ def for_command(
             text = text.replace("go test", "go test -json")
         else:
             framework = None
-    return TestCommand(text, framework, how_found, junit, _build_env(junit, environ or {}))
+    env = _build_env(junit, environ or {})
+    if injection is not None:
+        env |= injection.environment(environ or {}, env.get("PYTEST_ADDOPTS", ""))
+        if framework == "unittest" and text.count("-m unittest") == 1:
+            text = text.replace("-m unittest", shlex.quote(injection.unittest_main))
+    return TestCommand(text, framework, how_found, junit, env)
 
 
 def _split(text: str) -> tuple[list[list[str]], set[str]]:
@@ -183,12 +192,16 @@ class _DetectedCommand(NamedTuple):
 
 
 def find_test_command(
-    directory: str | os.PathLike[str], *, junit: str | None = None, environ: Mapping[str, str] | None = None
+    directory: str | os.PathLike[str],
+    *,
+    junit: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    injection: Injection | None = None,
 ) -> TestCommand | None:
     """Detect the command that runs the tests of the project in ``directory``; None if its files do not show one.
 
     Reads files and runs nothing. The command must be run in ``directory``; its ``how_found`` says why it was chosen.
-    ``junit`` and ``environ`` are those of ``for_command``.
+    ``junit``, ``environ`` and ``injection`` are those of ``for_command``.
     """
     root = Path(directory)
     found = (
@@ -200,7 +213,7 @@ def find_test_command(
     )
     if found is None:
         return None
-    command = for_command(found.text, junit=junit, environ=environ, how_found=found.reason)
+    command = for_command(found.text, junit=junit, environ=environ, how_found=found.reason, injection=injection)
     if not found.script:
         return command
     # Without CI=true some runners watch the files for changes and never end.

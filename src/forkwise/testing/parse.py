@@ -7,6 +7,7 @@ parsed, or is contradictory, becomes the report's doubt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from forkwise.testing.formats.cargo import read_cargo
 from forkwise.testing.formats.go import read_go
@@ -16,6 +17,9 @@ from forkwise.testing.formats.python import read_pytest, read_unittest
 from forkwise.testing.formats.tap import read_tap
 from forkwise.testing.report import Tally, TestReport
 from forkwise.text.clean import clean_text, truncate_middle
+
+if TYPE_CHECKING:
+    from forkwise.testing.evidence import RunEvidence
 
 __all__ = ["read_report"]
 
@@ -40,14 +44,20 @@ _READERS: dict[str, tuple[Callable[[str], Tally | None], ...]] = {
 
 
 def read_report(
-    output: bytes, junit: bytes | None, exit_code: int, hint: str | None = None, *, duration: float = 0.0
+    output: bytes,
+    junit: bytes | None,
+    exit_code: int,
+    hint: str | None = None,
+    *,
+    duration: float = 0.0,
+    evidence: RunEvidence | None = None,
 ) -> TestReport:
     r"""Build the report of a test command.
 
     ``output`` is all that the command printed, ``junit`` the content of its JUnit file or None. ``hint`` names the
     framework (``TestCommand.framework``) whose report is expected: only that format is tried, and if it is missing, the
     command counts as failed whatever its exit code. Without a hint every format is tried; if none matches,
-    the command counts as one test, and its exit code says whether it passed.
+    the command counts as one test, and its exit code says whether it passed. ``evidence`` takes precedence over all.
 
     >>> read_report(b"..\n2 passed in 0.01s\n", None, 0, "pytest").is_pass
     True
@@ -71,6 +81,8 @@ def read_report(
     if printed and not written and len(end) < len(output):
         doubts.append(f"of {len(output)} bytes of output, only the last {len(end)} were read")
     tally = written or printed or _tally_exit_code(exit_code, hint)
+    if evidence is not None:
+        tally = _tally_evidence(evidence, tally, hint)
     doubts += tally.doubts
     if contradiction := _find_contradiction(tally, exit_code):
         doubts.append(contradiction)
@@ -85,7 +97,16 @@ def read_report(
         duration=duration,
         output=truncate_middle(text.strip(), _MAX_KEPT_OUTPUT),
         doubt="; ".join(doubts) or None,
+        outcomes=tally.outcomes,
     )
+
+
+def _tally_evidence(evidence: RunEvidence, reported: Tally, hint: str | None) -> Tally:
+    """Count what the runner's own process said; a report with as many failures has their output as well."""
+    tally = evidence.tally("unittest" if hint == "unittest" else "pytest")
+    if len(reported.failures) == len(tally.failures):
+        tally.failures = reported.failures
+    return tally
 
 
 def _cut_to_end(output: bytes) -> bytes:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from forkwise.text.clean import clean_text, truncate_middle
 
 __all__ = [
+    "Comparison",
     "FailureKind",
+    "Outcome",
     "Source",
     "Tally",
     "TestFailure",
@@ -23,10 +25,21 @@ __all__ = [
 
 
 FailureKind = Literal["failed", "error"]
+Outcome = Literal["passed", "failed", "error", "skipped"]
 
 #: What the counts were read from.
 Source = Literal[
-    "junit", "tap", "go test -json", "cargo", "jest", "vitest", "pytest summary", "unittest summary", "exit code"
+    "pytest",
+    "unittest",
+    "junit",
+    "tap",
+    "go test -json",
+    "cargo",
+    "jest",
+    "vitest",
+    "pytest summary",
+    "unittest summary",
+    "exit code",
 ]
 
 _SHOWN_IN_FEEDBACK = 10
@@ -44,12 +57,56 @@ class TestFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A report compared with that of the base, by test id. The lists have the first ones, the counts are of all.
+
+    ``set_apart`` are tests whose outcome on the base varied; they count for nothing. ``added`` tests are the attempt's
+    own: they can only count against it. So does ``changed_graders``, 1 if the attempt changed what grades.
+    """
+
+    fixed: int = 0
+    broken: int = 0
+    still_failing: int = 0
+    added_passed: int = 0
+    added_failed: int = 0
+    changed_graders: int = 0
+    fixed_ids: tuple[str, ...] = ()
+    broken_ids: tuple[str, ...] = ()
+    still_failing_ids: tuple[str, ...] = ()
+    added_failed_ids: tuple[str, ...] = ()
+    set_apart: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The comparison in one line.
+
+        >>> Comparison(fixed=1, still_failing=2).summary
+        '1 fixed, 2 still failing'
+        """
+        counts = {
+            "fixed": self.fixed,
+            "broken": self.broken,
+            "still failing": self.still_failing,
+            "of its own tests failing": self.added_failed,
+        }
+        return ", ".join(f"{count} {words}" for words, count in counts.items() if count) or "nothing fixed or broken"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
+        """Build it from its part of a report's JSON."""
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestReport:
     """How many tests passed, failed, erred or were skipped, and which failed.
 
     ``failures`` has the first ones, with shortened output. ``output`` is the end of the command's output. ``doubt``
     says why the report cannot be trusted; a report in doubt is never a pass. ``flaky`` names tests that failed in some
-    of several ``runs``, but not in all.
+    of several ``runs``, but not in all. ``outcomes`` has the outcome of each test by its id, where the runner reports
+    them; they are not part of the JSON. ``comparison`` is that with the base's report. ``touched`` are the paths that
+    the attempt changed although they grade. ``is_tampered`` says that the doubt is about a change of the results.
 
     >>> report = TestReport(passed=11, failed=1, source="junit", exit_code=1)
     >>> report.summary, report.is_pass, report.total
@@ -70,6 +127,10 @@ class TestReport:
     doubt: str | None = None
     flaky: tuple[str, ...] = ()
     runs: int = 1
+    is_tampered: bool = False
+    touched: tuple[str, ...] = ()
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict, repr=False, compare=False)
+    comparison: Comparison | None = None
 
     @property
     def failing(self) -> int:
@@ -127,7 +188,13 @@ class TestReport:
         FAILED tests.test_sum::test_adds
         assert 4 == 5
         """
-        parts = [self.summary]
+        parts = [self.summary if self.comparison is None else f"{self.summary}: {self.comparison.summary}"]
+        if self.touched:
+            parts.append(f"Changed, and not what it is judged by: {', '.join(self.touched[:_SHOWN_IN_FEEDBACK])}.")
+        if self.comparison is not None and self.comparison.broken:
+            parts.append(f"Broken: {', '.join(self.comparison.broken_ids[:_SHOWN_IN_FEEDBACK])}")
+        if self.comparison is not None and self.comparison.added_failed:
+            parts.append(f"Own tests that fail: {', '.join(self.comparison.added_failed_ids[:_SHOWN_IN_FEEDBACK])}")
         if self.doubt:
             parts.append(f"Doubtful: {self.doubt}.")
         shown = self.failures[:_SHOWN_IN_FEEDBACK]
@@ -145,13 +212,26 @@ class TestReport:
 
     def as_json(self) -> dict[str, Any]:
         """Convert to JSON types; the inverse of ``from_json``."""
-        return asdict(self) | {"failures": [asdict(failure) for failure in self.failures], "flaky": list(self.flaky)}
+        data = asdict(replace(self, outcomes={}))
+        del data["outcomes"]
+        if data["comparison"] is not None:
+            data["comparison"] = {n: list(v) if isinstance(v, tuple) else v for n, v in data["comparison"].items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TestReport:
         """Build the report from ``as_json``."""
         failures = tuple(TestFailure(**failure) for failure in data["failures"])
-        return cls(**{**data, "failures": failures, "flaky": tuple(data["flaky"])})
+        comparison = None if data.get("comparison") is None else Comparison.from_json(data["comparison"])
+        return cls(
+            **{
+                **data,
+                "failures": failures,
+                "flaky": tuple(data["flaky"]),
+                "comparison": comparison,
+                "touched": tuple(data.get("touched", ())),
+            }
+        )
 
 
 _MAX_FAILURES = 50
@@ -170,6 +250,7 @@ class Tally:
     skipped: int = 0
     failures: list[TestFailure] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict, repr=False)
 
     @property
     def failing(self) -> int:

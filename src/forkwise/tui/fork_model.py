@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forkwise.files.selection import AlignedPath, Choice
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.fork.combine import Combined, Prepared
-    from forkwise.fork.evaluation import Tests
+    from forkwise.fork.evaluators.tests import Tests
 
 __all__ = [
     "DiffToolCommands",

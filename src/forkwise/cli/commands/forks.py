@@ -258,7 +258,10 @@ def _print_tests(attempt: AttemptRecord, output: Output) -> None:
 
     report = TestReport.from_json(attempt.tests)
     if report.is_pass:
-        output.line(f"{'tests:':12}{report.summary}")
+        found = "" if report.comparison is None else f" ({report.comparison.summary})"
+        output.line(f"{'tests:':12}{report.summary}{found}")
+        if report.touched:
+            output.line(f"{'changed:':12}{', '.join(report.touched)}, which the tests did not use", "yellow")
         return
     output.line()
     output.line("Tests:", "bold")

@@ -1,0 +1,1 @@
+"""Evaluators that run something to judge an attempt."""

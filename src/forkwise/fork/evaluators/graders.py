@@ -1,0 +1,147 @@
+"""What the scratch branch of a test run gets: the base's files that grade, and a channel for the runner's evidence."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forkwise.files.branch import Branch
+from forkwise.files.file_tree import FileTree
+from forkwise.testing.tables import put_back
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Parent
+    from forkwise.testing.evidence import Injection
+    from forkwise.testing.seal import Seal, SealRole
+
+__all__ = ["EvidencePipe", "Graders", "lay_held_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graders:
+    """The paths that grade and that an attempt changed, with their roles; ``added`` did not exist before."""
+
+    roles: dict[str, SealRole]
+    added: tuple[str, ...]
+
+    @classmethod
+    def find(cls, branch: Branch, base: Parent, seal: Seal) -> Graders:
+        """Find them among the changes of a branch, and of the branches between it and the base."""
+        before = _tree(base)
+        roles = seal.select(_changed_paths(branch, base))
+        for path, role in list(roles.items()):
+            if role in ("module", "script") and (role == "module") == (before.entry(path) is not None):
+                del roles[path]  # the project's own module of that name, or a script that only the attempt has
+        return cls(roles, tuple(path for path in roles if before.entry(path) is None))
+
+    def lay(self, branch: Branch, base: Parent, *, keep_added: bool = False) -> None:
+        """Put the base's versions into a scratch branch; what was added is removed, unless it is kept."""
+        before, now = _tree(base), _tree(branch)
+        for path, role in sorted(self.roles.items()):
+            if keep_added and path in self.added:
+                continue
+            if role == "tables":
+                merged = put_back(path, now.content(path), before.content(path))
+                if merged is not None:
+                    now.write(path, merged)
+                    continue
+            now.copy_from(before, path)
+
+
+def lay_held_out(branch: Branch, directory: str) -> None:
+    """Lay all files of a held-out directory over a scratch branch."""
+    held_out, now = FileTree(directory, os.fspath(branch.workspace.path)), _tree(branch)
+    for path, _ in held_out.list_entries(""):
+        _overlay(held_out, now, path)
+
+
+def _overlay(source: FileTree, target: FileTree, path: str) -> None:
+    entry = source.entry(path)
+    if entry is None or not stat.S_ISDIR(entry.st_mode):
+        target.copy_from(source, path)
+        return
+    found = target.entry(path)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        target.copy_from(source, path)
+        return
+    for below, _ in source.list_entries(path):
+        _overlay(source, target, below)
+
+
+def _tree(parent: Parent) -> FileTree:
+    directory = parent.path if isinstance(parent, Branch) else parent.workspace.path
+    return FileTree(os.fspath(directory), os.fspath(parent.workspace.path))
+
+
+def _changed_paths(branch: Branch, base: Parent) -> set[str]:
+    paths: set[str] = set()
+    current: Parent = branch
+    while isinstance(current, Branch) and current is not base:
+        paths |= {change.path for change in current.delta()}
+        current = current.parent
+    return paths
+
+
+_MAX_BYTES = 256 << 20
+_BLOCK = 1 << 16
+
+
+class EvidencePipe:
+    """A FIFO that is read while the tests run, as a context manager. What was written cannot be changed any more.
+
+    The programs of ``injection`` are written into its directory.
+    """
+
+    def __init__(self, injection: Injection) -> None:
+        self._injection = injection
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._stop_fd = self._stop_writer_fd = self._fd = -1
+        self._thread = threading.Thread(target=self._read, name="forkwise-evidence", daemon=True)
+
+    def __enter__(self) -> EvidencePipe:
+        os.makedirs(self._injection.directory, mode=0o755, exist_ok=True)
+        for name, content in self._injection.files().items():
+            with open(f"{self._injection.directory}/{name}", "w", encoding="utf-8") as file:
+                file.write(content)
+        os.mkfifo(self._injection.fifo, 0o600)
+        self._fd = os.open(self._injection.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # never at its end
+        self._stop_fd, self._stop_writer_fd = os.pipe2(os.O_CLOEXEC)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._stop_writer_fd)
+        self._thread.join()
+        os.close(self._stop_fd)
+        os.close(self._fd)
+
+    @property
+    def content(self) -> bytes | None:
+        """All that arrived; None if that was too much to be true. To be read after the block."""
+        return b"".join(self._pieces) if self._size <= _MAX_BYTES else None
+
+    def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(self._stop_fd, 0)  # its end is always reported
+        while True:
+            is_stopped = any(fd == self._stop_fd for fd, _ in poll.poll())
+            while piece := self._read_piece():
+                self._size += len(piece)
+                if self._size <= _MAX_BYTES:
+                    self._pieces.append(piece)
+                else:
+                    self._pieces.clear()
+            if is_stopped:
+                return
+
+    def _read_piece(self) -> bytes:
+        try:
+            return os.read(self._fd, _BLOCK)
+        except BlockingIOError:
+            return b""

@@ -1,0 +1,305 @@
+"""Tests: the project's own tests as an evaluator, sealed against the attempts that they judge.
+
+The tests run in a sandbox on a scratch branch of the attempt's branch. There, every file that grades is the base's, the
+runner reports through a channel that the workspace cannot imitate, and the results are compared with those of the base.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from shlex import join, quote
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from forkwise.concurrency import run_in_thread
+from forkwise.errors import BaselineError, NamespaceError, ProcessBranchError
+from forkwise.files.branch import Branch
+from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
+from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
+from forkwise.fork.evaluators.graders import EvidencePipe, Graders, lay_held_out
+from forkwise.fork.fault import find_fault
+from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.run import arun_in_branch
+from forkwise.testing.baseline import Baseline, TestRun, combine_runs
+from forkwise.testing.command import TestCommand, find_test_command, for_command
+from forkwise.testing.evidence import Injection, read_evidence
+from forkwise.testing.parse import read_report
+from forkwise.testing.report import Comparison, Outcome, TestReport
+from forkwise.testing.seal import Seal
+
+if TYPE_CHECKING:
+    from forkwise.files.branch import Parent
+    from forkwise.fork.fork import Fork
+
+__all__ = ["Requirement", "Tests"]
+
+#: What an attempt has to reach: ``all`` tests pass, or ``progress``: some are fixed and none is broken.
+Requirement = Literal["all", "progress"]
+
+_MAX_REPORT = 32 << 20
+_MAX_OUTPUT = 16 << 20  # bytes of the end of the tests' output
+_MAX_ADDED = 50
+_SHOWN = 5
+_SHOWN_OUTPUT = 1500
+
+
+class Tests(Evaluator):
+    """Runs a test command in a sandbox, and compares the results of an attempt with those of the base.
+
+    ``command`` is a shell line or a list of words; by default it is detected from the project's files, and
+    ``TestCommand.how_found`` says how. ``repeat`` runs a flaky suite several times. ``timeout`` applies to each run.
+
+    The tests are ``sealed``: test files, their configuration and whatever else decides over the outcome are taken from
+    the base, not from the attempt. ``seal`` are patterns of further paths (``golden/*``), or with a leading ``!`` of
+    paths that attempts may change. The files in the directory ``held_out`` are laid over all others; attempts must not
+    see them. Tests that an attempt added run as well, but can only count against it.
+
+    The ``baseline`` runs the tests on the base before any attempt. BaselineError is raised if they cannot run there.
+    An attempt succeeds if all tests pass; with ``require="progress"`` also if it fixes some and breaks none. A run
+    without tests is not a pass.
+    """
+
+    __test__: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        repeat: int = 1,
+        confinement: str | Confinement = "standard",
+        sealed: bool = True,
+        seal: Sequence[str] = (),
+        held_out: str | os.PathLike[str] | None = None,
+        baseline: bool = True,
+        require: Requirement = "all",
+    ) -> None:
+        if repeat < 1:
+            raise ValueError(f"repeat must be at least 1, not {repeat}")
+        if require not in ("all", "progress"):
+            raise ValueError(f"require must be 'all' or 'progress', not {require!r}")
+        if held_out is not None and not os.path.isdir(held_out):
+            raise ValueError(f"there is no directory {os.fspath(held_out)} to take tests from")
+        self.command = join(command) if command is not None and not isinstance(command, str) else command
+        self.timeout = timeout
+        self.repeat = repeat
+        self.confinement = Confinement.preset(confinement)
+        self.sealed = sealed
+        self.seal = tuple(seal)
+        self.held_out = None if held_out is None else os.path.realpath(held_out)
+        self.baseline = baseline
+        self.require: Requirement = require
+        self.criteria = ("fewest broken tests", "most fixed tests", "changes to tests") if baseline else ("tests",)
+
+    async def prepare(self, fork: Fork) -> None:
+        """TestRun the tests on the base. Raises BaselineError if attempts could not be judged by them."""
+        if self.baseline:
+            fork.baselines[self] = await self.measure(fork.parent)
+
+    async def measure(self, base: Parent) -> Baseline:
+        """TestRun the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
+        with span("baseline"):
+            baseline = Baseline(tuple([await self._run(base, _Task(base)) for _ in range(self.repeat)]))
+        if baseline.problem is not None:
+            output = baseline.report.output
+            raise BaselineError(
+                f"attempts cannot be judged by these tests: on the unchanged workspace, {baseline.problem}. Correct "
+                "the test command, or skip this check (--no-baseline, baseline=False)"
+                + (f". The output ends with:\n{output[-_SHOWN_OUTPUT:]}" if output else "")
+            )
+        return baseline
+
+    async def evaluate(self, attempt: Attempt) -> Evaluation:
+        fork = attempt.fork
+        while fork.is_inner and fork.inside is not None:
+            fork = fork.inside.fork
+        with span("test", attempt=attempt.id) as test_span:
+            report = await self._judge(attempt.own_branch, fork.parent, fork.baselines.get(self))
+            test_span.set_attribute("forkwise.tests", report.summary)
+        return self._evaluation(report)
+
+    @property
+    def has_tests(self) -> bool:
+        return True
+
+    async def retest(self, branch: Branch) -> Evaluation:
+        return self._evaluation(await self.test(branch))
+
+    async def test(self, branch: Branch, baseline: Baseline | None = None) -> TestReport:
+        """TestRun the tests on the files of a branch, and compare the results with those of its parent.
+
+        Without a ``baseline``, the parent is tested as well.
+        """
+        if self.baseline and baseline is None:
+            with suppress(BaselineError):  # it could be tested when the fork was made, and can no longer be
+                baseline = await self.measure(branch.parent)
+        return await self._judge(branch, branch.parent, baseline)
+
+    def find(
+        self, directory: str | os.PathLike[str], junit: str | None = None, injection: Injection | None = None
+    ) -> TestCommand | None:
+        """Return the test command for the project in ``directory``; None if none is given or detected."""
+        if self.command is None:
+            return find_test_command(directory, junit=junit, environ=os.environ, injection=injection)
+        return for_command(self.command, junit=junit, environ=os.environ, injection=injection)
+
+    def _evaluation(self, report: TestReport) -> Evaluation:
+        found = report.comparison
+        if found is None:
+            reason = None if report.is_pass else f"tests: {report.doubt or report.summary}"
+            return Evaluation((report.ratio or 0.0,), report.is_pass, reason, report)
+        scores = (1.0 - found.broken, float(found.fixed), 0.0 - found.added_failed - found.changed_graders)
+        reason = self._find_failure(report, found)
+        return Evaluation(scores, reason is None, reason and f"tests: {reason}", report)
+
+    def _find_failure(self, report: TestReport, found: Comparison) -> str | None:
+        """Return why an attempt does not pass; None if it does."""
+        if report.doubt is not None:
+            return report.doubt
+        if found.broken:
+            return f"{found.summary}: {', '.join(found.broken_ids[:_SHOWN])}"
+        if not found.still_failing:
+            return None if report.passed or found.fixed else f"{report.summary}"
+        if self.require == "progress" and found.fixed:
+            return None
+        return f"{report.summary}: {found.summary}"
+
+    async def _judge(self, branch: Branch, base: Parent, baseline: Baseline | None) -> TestReport:
+        graders = await run_in_thread(self._find_graders, branch, base)
+        suspects = () if baseline is None else sorted({name.partition("::")[0] for name in baseline.failing})
+        task = _Task(base, graders, suspects)
+        runs = [await self._run(branch, task) for _ in range(self.repeat)]
+        report = combine_runs(runs, baseline, os.fspath(branch.workspace.path))
+        if graders is None or not graders.roles:
+            return report
+        report = replace(report, touched=tuple(graders.roles)[:_MAX_ADDED])
+        if report.comparison is not None and len(graders.added) < len(graders.roles):
+            report = replace(report, comparison=replace(report.comparison, changed_graders=1))
+        own = [path for path in graders.added if graders.roles[path] == "whole"][:_MAX_ADDED]
+        if own and report.comparison is not None and report.doubt is None and not branch.view_kind.ends_chain:
+            run = await self._run(branch, replace(task, own=tuple(own)))
+            report = replace(report, comparison=_count_own(report.comparison, run, report.outcomes))
+        return report
+
+    def _find_graders(self, branch: Branch, base: Parent) -> Graders | None:
+        command = self.find(_directory(base)) or self.find(branch.path)
+        if not self.sealed or command is None:
+            return None
+        return Graders.find(branch, base, Seal.of_command(command, self.seal))
+
+    async def _run(self, files: Parent, task: _Task) -> TestRun:
+        """TestRun the command once, on a scratch branch of ``files``."""
+        async with scratch(files) as branch:
+            if branch is files and task.graders is not None and task.graders.roles:
+                changed = ", ".join(list(task.graders.roles)[:_SHOWN])
+                doubt = f"it changed {changed}, which cannot be put back on {branch.view}"
+                return TestRun(TestReport(source="exit code", exit_code=0, doubt=doubt))
+            await run_in_thread(task.lay, branch, self.held_out)
+            exchange_directory = make_exchange_directory(branch)
+            injection = Injection(f"{branch.home}/injected", f"{exchange_directory}/evidence", task.suspects)
+            junit = f"{exchange_directory}/junit.xml"
+            command = await run_in_thread(self._find_for, task.base, branch, junit, injection)
+            if command is None:
+                doubt = "no test command was given, and none was detected in the project"
+                return TestRun(TestReport(source="exit code", exit_code=0, doubt=doubt))
+            return await self._run_command(branch, _narrow(command, task.own), exchange_directory, injection)
+
+    def _find_for(self, base: Parent, branch: Branch, junit: str, injection: Injection) -> TestCommand | None:
+        """Detect the command on the base, where an attempt cannot have changed it, or else on the branch."""
+        return self.find(_directory(base), junit, injection) or self.find(branch.path, junit, injection)
+
+    async def _run_command(
+        self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection
+    ) -> TestRun:
+        printed = _TailBuffer(_MAX_OUTPUT)
+        confinement = replace(
+            self.confinement,
+            writable=(*self.confinement.writable, exchange_directory),
+            readable=(*self.confinement.readable, injection.directory),
+            given={**self.confinement.given, **command.env},
+        )
+        with EvidencePipe(injection) as pipe:
+            try:
+                done = await arun_in_branch(
+                    branch,
+                    command.argv,
+                    confinement=confinement,
+                    timeout=self.timeout,
+                    capture=False,
+                    on_output=lambda _stream, piece: printed.add(piece),
+                    env=os.environ,
+                )
+            except ProcessBranchError as error:
+                if find_fault(error) is not None:
+                    raise
+                return TestRun(TestReport(source="exit code", exit_code=1, failed=1, doubt=str(error)))
+        if done.ending == "killed" and done.limit is None:
+            raise NamespaceError("the sandbox of the tests was killed from outside")
+        junit = None if command.junit is None else read_regular_file(command.junit, _MAX_REPORT)
+        evidence = None if pipe.content is None else read_evidence(pipe.content, injection.token)
+        report = read_report(
+            printed.content, junit, done.returncode, command.framework, duration=done.wall, evidence=evidence
+        )
+        if done.ending != "exit":
+            report = replace(report, doubt=f"the tests did not finish: {done.limit or ''} {done.ending}".strip())
+        return TestRun(report, evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a run is made of, besides the files that are tested: ``own`` are added tests to run alone."""
+
+    base: Parent
+    graders: Graders | None = None
+    suspects: Sequence[str] = ()
+    own: tuple[str, ...] = ()
+
+    def lay(self, branch: Branch, held_out: str | None) -> None:
+        """Lay the files that grade over those of a scratch branch."""
+        if self.graders is not None:
+            self.graders.lay(branch, self.base, keep_added=bool(self.own))
+        if held_out is not None and not self.own:
+            lay_held_out(branch, held_out)
+
+
+def _count_own(found: Comparison, run: TestRun, sealed: Mapping[str, Outcome]) -> Comparison:
+    """Count the tests that an attempt added; of a runner that names only failures, all failures are its own."""
+    outcomes = run.report.outcomes or {failure.name: failure.kind for failure in run.report.failures}
+    added = {name: outcome for name, outcome in outcomes.items() if name not in sealed}
+    failed = tuple(name for name, outcome in added.items() if outcome in ("failed", "error"))
+    passed = sum(outcome == "passed" for outcome in added.values())
+    return replace(found, added_passed=passed, added_failed=len(failed), added_failed_ids=failed[:_MAX_ADDED])
+
+
+def _narrow(command: TestCommand, paths: Sequence[str]) -> TestCommand:
+    """Return a command that runs only the tests in ``paths``, if there are any and that is known to be possible."""
+    if command.framework != "pytest" or any(sign in command.text for sign in ";|&<>"):
+        return command
+    tests = [path for path in paths if path.endswith(".py") and not path.endswith("conftest.py")]
+    return replace(command, text=f"{command.text} {' '.join(map(quote, tests))}") if tests else command
+
+
+def _directory(base: Parent) -> str:
+    return os.fspath(base.path if isinstance(base, Branch) else base.workspace.path)
+
+
+class _TailBuffer:
+    """The last ``max_bytes`` of a stream, or a little more."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        while self._size - len(self._pieces[0]) >= self._max_bytes:
+            self._size -= len(self._pieces.popleft())
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._pieces)
