@@ -446,6 +446,34 @@ def test_a_signal_ends_all_of_it(project: Path, tmp_path: Path, number: int, cod
     assert [m.point for m in mounts() if m.point.startswith(f"{tmp_path}/")] == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_had_succeeded(run: Run, project: Path, tmp_path: Path, number: int) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    work = f"echo $FORKWISE_ATTEMPT > n; touch {room}/$FORKWISE_ATTEMPT; test $FORKWISE_ATTEMPT = 1 || sleep 600"
+    with start(project, "best-of", "3", "--writable", str(room), *sh(work)) as process:
+        wait_until(lambda: len(list(room.iterdir())) == 3, process)
+        with open_ledger(Workspace(project)) as ledger:
+            [fork] = ledger.forks()
+            wait_until(lambda: any(a.state == "succeeded" for a in ledger.attempts(fork.id)), process)
+        process.send_signal(number)
+        process.send_signal(number)  # while it cleans up
+        _, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert said.endswith(
+        f"nothing was changed; {fork.id}.2 had succeeded and can be committed with: forkwise pick {fork.id}\n"
+    )
+    with open_ledger(Workspace(project)) as ledger:
+        assert ledger.fork(fork.id).state == "open"
+        assert [a.state for a in ledger.attempts(fork.id)] == ["cancelled", "succeeded", "cancelled"]
+    assert [branch.name for branch in Workspace(project).branches()] == [f"{fork.id}-1"]
+    assert not (project / "n").exists()
+    assert processes_about(str(tmp_path)) == []
+    assert "+0" in run("diff", f"{fork.id}.1").stdout, "what a stopped attempt had done is known"
+    run("pick", fork.id)
+    assert (project / "n").read_text() == "1\n"
+
+
 def test_another_process_decides(project: Path, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()

@@ -68,7 +68,7 @@ def run_and_report(
 ) -> int:
     """Run an exploration, show its progress, print the result, and return the exit code."""
     with open_ledger(workspace) as ledger, _Progress(ledger, options) as progress:
-        outcome = _run(exploration, progress)
+        outcome = _run(exploration, progress, options.directory)
         failure: click.ClickException | GitError | OSError | None = None
         git: GitCommit | None = None
         try:
@@ -143,15 +143,25 @@ class _Progress:
             self.board.summary()
 
 
-def _run(exploration: Exploration, progress: _Progress) -> SpeculationOutcome:
-    """Run until there is an outcome. On a signal, stop all attempts, drop their branches, and raise."""
+def _describe_rest(progress: _Progress, directory: Path) -> str:
+    """Say what an exploration that a signal ended has left."""
+    if progress.fork is None:
+        return "nothing was changed"
+    if progress.ledger.fork(progress.fork).state != "open":
+        return f"fork {progress.fork} was aborted, nothing was changed"
+    kept = [attempt.id for attempt in progress.ledger.attempts(progress.fork) if attempt.state == "succeeded"]
+    command = command_line(directory, "pick", progress.fork)
+    return f"nothing was changed; {', '.join(kept)} had succeeded and can be committed with: {command}"
+
+
+def _run(exploration: Exploration, progress: _Progress, directory: Path) -> SpeculationOutcome:
+    """Run until there is an outcome. On a signal, stop all attempts, keep those that had succeeded, and raise."""
     received: list[signal.Signals] = []
     try:
         outcome = asyncio.run(_run_until_signal(exploration, progress, received))
     except asyncio.CancelledError:
         progress.finish(summary=False)
-        aborted = "" if progress.fork is None else f"fork {progress.fork} was aborted, "
-        raise StoppedBySignalError(received[0], f"{aborted}nothing was changed") from None
+        raise StoppedBySignalError(received[0], _describe_rest(progress, directory)) from None
     except BranchingError:
         progress.finish(summary=True)
         raise

@@ -374,6 +374,7 @@ class Options(TypedDict, total=False):
     on_conflict: OnConflict
     retest: bool
     stop_when: StopWhen | None
+    holds_on_interrupt: bool
     spec: dict[str, Any] | None
     kind: str | None
 
@@ -406,6 +407,7 @@ class Pattern(ABC):
         on_conflict: OnConflict = "refuse",
         retest: bool = True,
         stop_when: StopWhen | None = None,
+        holds_on_interrupt: bool = False,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
     ) -> None:
@@ -422,6 +424,7 @@ class Pattern(ABC):
             keep,
             on_conflict,
             retest=judge if retest and commit else None,
+            holds_on_interrupt=holds_on_interrupt,
         )
         self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit

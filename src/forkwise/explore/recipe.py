@@ -256,6 +256,7 @@ class Recipe:
             "on_conflict": self.on_conflict,
             "retest": self.retest,
             "stop_when": self.stop_when,
+            "holds_on_interrupt": True,
             "spec": self.as_json(),
             "kind": self.kind,
         }

@@ -170,7 +170,8 @@ class ForkSettings:
     attempts. A ``policy`` decides conflicts without losing either version (see ``land``), and overrides
     ``on_conflict``. With ``reopens``, an attempt whose process was killed continues in its branch instead of a new one.
     ``retest`` are the tests that a winner has to pass again if the parent was changed since the fork.
-    ``allow_executable_config`` is that of the commit.
+    ``allow_executable_config`` is that of the commit. With ``holds_on_interrupt``, attempts that had succeeded when the
+    fork is cancelled wait for a pick, instead of being dropped with the others.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -183,6 +184,7 @@ class ForkSettings:
     reopens: bool = False
     retest: Evaluator | None = None
     allow_executable_config: bool | None = None
+    holds_on_interrupt: bool = False
 
 
 class Fork:
@@ -286,12 +288,36 @@ class Fork:
         with self._open:
             try:
                 if not self._is_over and isinstance(error, asyncio.CancelledError):
-                    await self.abort(str(error) or "it was interrupted", keep=False)
+                    reason = str(error) or "it was interrupted"
+                    if not await finish(asyncio.ensure_future(self._hold_successes(reason))):
+                        await self.abort(reason, keep=False)
                 elif not self._is_over:
                     await self.abort(abandon_reason(error))
             finally:
                 if self._polling is not None:
                     self._polling.cancel()
+
+    async def _hold_successes(self, reason: str) -> bool:
+        """Leave the attempts that have succeeded for a pick, drop the others, and return whether there are any."""
+        if not self.settings.holds_on_interrupt or self.inside is not None or is_decided(self):
+            return False
+        await self.cancel(self.attempts, reason)
+        held = [attempt for attempt in self.attempts if attempt.success and attempt.branch is not None]
+        if not held:
+            return False
+        try:
+            await drop([attempt for attempt in self.attempts if attempt not in held], keep=False)
+            for attempt in held:
+                await run_in_thread(attempt.own_branch.keep)
+            write_ends(self.attempts)
+            best = max(held, key=lambda attempt: attempt.scores)
+            self.ledger.record_verdict(self.id, {"winner": best.id, "how": "best when interrupted"})
+            self.ledger.await_pick(self.id)
+        except BranchingError as error:  # such as a full disk, or another process that has decided meanwhile
+            warnings.warn(f"attempts of {self.id} could not be kept for a pick: {error}", ForkwiseWarning, stacklevel=2)
+            return False
+        self._is_over = True
+        return True
 
     async def stop_decided_elsewhere(self) -> None:
         """Cancel all attempts because another process has picked a winner or aborted the fork."""
