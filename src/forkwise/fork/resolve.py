@@ -37,6 +37,7 @@ from forkwise.fork.retest import (
     build_busy_error,
     commit_retested,
     prepare_commit,
+    rebase_over_reverted,
     require_accepted,
 )
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error, reconcile, warn_if_unrecorded
@@ -317,7 +318,10 @@ def conclude(
         try:
             landed = _commit_outcome(fork, name, policy, on_conflict, trust, retest, allow_executable_config)
         except RetestError as error:
-            _withdraw(fork, error)
+            if "replaces" in (fork.record.resolution or {}):
+                _restore_replaced(fork, error)
+            else:
+                _withdraw(fork, error)
             raise
     else:
         landed = Landed(commit, commit.conflicts)
@@ -334,7 +338,7 @@ def conclude(
 def _build_retest(fork: StoredFork, tests: Evaluator | None) -> Retest | None:
     """Return the retest of a fork's outcome; None if that did not pass the tests before, and so may fail them."""
     record = fork.record
-    if tests is None or not tests.has_tests or "replaces" in (record.resolution or {}):
+    if tests is None or not tests.has_tests:
         return None
     report = (record.resolution or {}).get("tests")
     if record.winner is not None:
@@ -360,13 +364,41 @@ def _withdraw(fork: StoredFork, error: RetestError) -> None:
 def _undo_replaced(fork: StoredFork) -> None:
     """Undo the commit that an override replaces. If that fails, reinstate the earlier decision."""
     number = (fork.record.resolution or {}).get("replaces")
-    if number is None or any(commit.undoes == number for commit in fork.workspace.history()):
+    chain = _list_replaced(fork)
+    if number is None or (chain and chain[-1].kind == "undo"):
         return
     try:
-        fork.workspace.undo(number)
+        fork.workspace.undo(chain[-1] if chain else number)  # raises if its record was collected
     except CommitError:
         fork.ledger.reinstate(fork.id)
         raise
+
+
+def _restore_replaced(fork: StoredFork, error: RetestError) -> None:
+    """Commit the earlier winner again, whose replacement failed its tests, and reinstate the earlier decision."""
+    try:
+        fork.workspace.undo(_list_replaced(fork)[-1])
+    except CommitError as problem:
+        error.add_note(f"the earlier winner is undone, and could not be committed again: {problem}")
+    else:
+        fork.ledger.reinstate(fork.id)
+
+
+def _pass_over_replaced(fork: StoredFork, branch: Branch) -> None:
+    """Rebase a replacement without a test, if nothing happened since its tests but the winner's commit and undo."""
+    since = set(compare_with_parent(branch, scan=False).commits)
+    if since and since <= {commit.id for commit in _list_replaced(fork)}:
+        rebase_over_reverted(branch)
+
+
+def _list_replaced(fork: StoredFork) -> list[Commit]:
+    """List the commit that an override replaces with its undos and redos, the oldest first."""
+    number = (fork.record.resolution or {}).get("replaces")
+    chain: list[Commit] = []
+    for commit in reversed(fork.workspace.history()):
+        if number is not None and (commit.undoes == chain[-1].id if chain else commit.id == number):
+            chain.append(commit)
+    return chain
 
 
 def _commit_outcome(
@@ -387,6 +419,8 @@ def _commit_outcome(
     if winner is not None:
         _commit_nested(fork, winner, branch, on_conflict, trust)
     try:
+        if retest is not None and not branch.view_kind.native:
+            _pass_over_replaced(fork, branch)
         with conclude_agent_paths(branch):
             if policy is not None:
                 return land(branch, policy, retest=retest, allow_executable_config=allow)
@@ -493,16 +527,17 @@ def replace_winner(
     attempt: str,
     policy: ConflictPolicy,
     *,
+    tests: Evaluator | None = None,
     allow_executable_config: bool | None = None,
 ) -> Landed:
     """Override a fork's decision: undo the winner's commit and commit an unshelved attempt's branch instead.
 
     Raises CommitError, with nothing changed, if the files of the winner's commit were changed since, and
-    ExecutableConfigError.
+    ExecutableConfigError. For ``tests`` see ``pick``: after RetestError the winner is committed again.
     """
     with open_ledger(workspace) as ledger:
         stored = StoredFork(ledger, workspace, fork)
         if (branch := stored.branch(ledger.attempt(attempt).branch)) is not None:
             check_executables(branch, allow_executable_config)  # now: the winner is undone before the commit
         ledger.override(fork, attempt)
-        return conclude(stored, policy=policy, allow_executable_config=allow_executable_config)
+        return conclude(stored, policy=policy, tests=tests, allow_executable_config=allow_executable_config)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from forkwise.files.rebase import Rebase
     from forkwise.files.store.changes import Commit, OnConflict
 
-__all__ = ["MAX_ROUNDS", "Retest", "build_busy_error", "commit_retested", "prepare_commit", "require_accepted"]
+__all__ = [
+    "MAX_ROUNDS",
+    "Retest",
+    "build_busy_error",
+    "commit_retested",
+    "prepare_commit",
+    "rebase_over_reverted",
+    "require_accepted",
+]
 
 MAX_ROUNDS = 5
 """How often a winner is rebased and tested again, before it is given up for now."""
@@ -138,6 +146,14 @@ def prepare_commit(branch: Branch, on_conflict: OnConflict, retest: Retest, *, m
         _require_pass(branch, retest.run(branch, replaced), together)
         _write_stamp(branch, stamp)
     raise build_busy_error(branch)
+
+
+def rebase_over_reverted(branch: Branch) -> None:
+    """Rebase a branch over commits that cancel each other out; its tests count, unless others edited its paths."""
+    done = branch.rebase(merge=False)
+    standing = compare_with_parent(branch)
+    if not (done.conflicts or standing.has_moved or standing.unresolved):
+        _write_stamp(branch, f"{standing.rebased} ")
 
 
 def require_accepted(branch: Branch, done: Rebase, on_conflict: OnConflict) -> None:

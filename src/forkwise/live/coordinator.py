@@ -460,7 +460,8 @@ class ForkCoordinator:
         ``pick:<id>`` merges one branch, ``combine:<id>,<id>`` several, ``auto`` the choice of a judge, ``abort`` none.
         A chosen branch that still runs is waited for. In a combination, ``prefer`` maps a path to the branch whose
         version wins a conflict. Raises ValueError for an unknown action or branch, RuntimeError if there is no open
-        fork or nothing to merge, and ExecutableConfigError, see the class.
+        fork or nothing to merge, RetestError if branches that passed their tests fail them in a combination or after a
+        change of the directory, and ExecutableConfigError, see the class.
         """
         kind, _, names = action.partition(":")
         live = self._require_open_fork()
@@ -546,7 +547,7 @@ class ForkCoordinator:
             await self._turns.stop(runtime, "another branch won")
         tests = build_tests(self.test_command, self.test_timeout_s) if self.retest else None
         if tests is not None and not live.source.is_in_memory:
-            live.set_retest(chosen[0], tests)
+            live.set_retest(chosen, tests)
         if kind == "combine":
             result = await combine_branches(live, chosen, prefer, self._verdicts.winners)
         else:
@@ -578,8 +579,9 @@ class ForkCoordinator:
         The winner's changes are undone and the other branch is merged. ``history_after_merge`` of the result is the
         conversation to continue with; the ledger records that the judge was overridden. Losing branches are shelved for
         this until the next fork, ``aclose``, or the end of the process. Raises CommitError, with nothing changed, if
-        the files were changed since; ExecutableConfigError, see the class; RuntimeError if no judge decided, or if the
-        fork was started inside a branch; ValueError if there is no such branch.
+        the files were changed since; RetestError if the other branch passed its tests, the directory changed since,
+        and it fails them now; ExecutableConfigError, see the class; RuntimeError if no judge decided, or if the fork
+        was started inside a branch; ValueError if there is no such branch.
         """
         async with self._lock:
             live, runtime = self._require_fork(), self._find_branch(branch)
@@ -588,7 +590,9 @@ class ForkCoordinator:
             return await finish(asyncio.ensure_future(self._override_locked(live, runtime, allow)))
 
     async def _override_locked(self, live: LiveFork, runtime: BranchRuntime, allow: bool | None) -> MergeResult:
-        return await self._keep_result(live, await override_winner(live, runtime, allow_executable_config=allow))
+        tests = build_tests(self.test_command, self.test_timeout_s) if self.retest else None
+        result = await override_winner(live, runtime, tests=tests, allow_executable_config=allow)
+        return await self._keep_result(live, result)
 
     # Abort, detach and close
 

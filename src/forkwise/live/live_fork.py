@@ -180,11 +180,18 @@ class RejectedBranches(ABC):
 
     @abstractmethod
     def replace_winner(
-        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+        self,
+        branch_id: str,
+        label: str,
+        policy: ConflictPolicy,
+        *,
+        tests: Tests | None,
+        allow_executable_config: bool | None,
     ) -> FlushReport:
         """Undo the winner's changes, and apply those of another branch instead.
 
-        Raises CommitError, with nothing changed, if the parent was changed since, and ExecutableConfigError.
+        Raises CommitError, with nothing changed, if the parent was changed since, and ExecutableConfigError. ``tests``
+        are those that the other branch has to pass again if the parent was changed since it passed them.
         """
 
     @abstractmethod
@@ -207,7 +214,13 @@ class RejectedOnDisk(RejectedBranches):
         return self.shelved
 
     def replace_winner(
-        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+        self,
+        branch_id: str,
+        label: str,
+        policy: ConflictPolicy,
+        *,
+        tests: Tests | None,
+        allow_executable_config: bool | None,
     ) -> FlushReport:
         """Undo the winner's commit and commit another branch; the ledger records the intent first."""
         branch = unshelve_loser(self.workspace, self.fork, self.shelved[branch_id])
@@ -217,7 +230,12 @@ class RejectedOnDisk(RejectedBranches):
             states = overlay.path_states()
             changes = overlay.changes()
             landed = replace_winner(
-                self.workspace, self.fork, branch_id, policy, allow_executable_config=allow_executable_config
+                self.workspace,
+                self.fork,
+                branch_id,
+                policy,
+                tests=tests,
+                allow_executable_config=allow_executable_config,
             )
         except BranchingError:
             self.shelved[branch_id] = shelve(branch)
@@ -245,7 +263,13 @@ class RejectedInMemory(RejectedBranches):
         return self.overlays
 
     def replace_winner(
-        self, branch_id: str, label: str, policy: ConflictPolicy, *, allow_executable_config: bool | None
+        self,
+        branch_id: str,
+        label: str,
+        policy: ConflictPolicy,
+        *,
+        tests: Tests | None,
+        allow_executable_config: bool | None,
     ) -> FlushReport:
         """Restore the contents from before the winner, and apply another branch's changes."""
         with self.backend.lock:
@@ -454,10 +478,13 @@ class LiveFork:
             allow = self.fork.settings.allow_executable_config
             await run_in_thread(check_executables, winner.attempt.branch, allow)
 
-    def set_retest(self, winner: BranchRuntime, tests: Tests) -> None:
-        """Have a branch that passed ``tests`` pass them again before its merge, if the parent changes meanwhile."""
-        report = self.fork.ledger.attempt(winner.id).tests
-        has_passed = report is not None and TestReport.from_json(report).is_pass
+    def set_retest(self, chosen: Sequence[BranchRuntime], tests: Tests) -> None:
+        """Have a branch that passed ``tests`` pass them again before its merge, if the parent changes meanwhile.
+
+        Several branches that all passed them have to pass them together.
+        """
+        reports = [self.fork.ledger.attempt(runtime.id).tests for runtime in chosen]
+        has_passed = all(report is not None and TestReport.from_json(report).is_pass for report in reports)
         self.fork.settings = replace(self.fork.settings, retest=tests if has_passed else None)
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from forkwise.concurrency import finish, run_in_thread
-from forkwise.errors import ConflictError, ForkResolvedError
+from forkwise.errors import ConflictError, ForkResolvedError, RetestError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import combine_attempts
+from forkwise.fork.evaluation import Tests
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
@@ -26,6 +27,7 @@ from forkwise.text.merge3 import is_text, merge
 
 if TYPE_CHECKING:
     from forkwise.live.live_fork import LiveFork
+    from forkwise.testing.report import TestReport
 
 __all__ = [
     "check_mergeable",
@@ -64,7 +66,7 @@ async def commit_branch(live: LiveFork, winner: BranchRuntime, kind: str, detail
 
 
 async def override_winner(
-    live: LiveFork, runtime: BranchRuntime, *, allow_executable_config: bool | None
+    live: LiveFork, runtime: BranchRuntime, *, tests: Tests | None, allow_executable_config: bool | None
 ) -> MergeResult:
     """Replace the winner that a judge chose by another branch."""
     rejected = live.rejected
@@ -80,6 +82,7 @@ async def override_winner(
         runtime.id,
         runtime.spec.label,
         live.plan.strategy.conflict_policy,
+        tests=tests,
         allow_executable_config=allow_executable_config,
     )
     history = detach_history(runtime.thread.history(), runtime.thread.start.depth)
@@ -161,16 +164,20 @@ async def _combine_files(
     overlays = [runtime.overlay for runtime in chosen if isinstance(runtime.overlay, FilesOverlay)]
     changes = [change for overlay in overlays for change in await run_in_thread(overlay.changes)]
     ids = {name: runtime.id for runtime in chosen for name in (runtime.id, runtime.spec.label)}
+    tests = live.fork.settings.retest
+    assert tests is None or isinstance(tests, Tests)
     done = await combine_attempts(
         live.source.parent.workspace,
         [runtime.id for runtime in chosen],
-        tests=None,
+        tests=tests,
         prefer={path: ids.get(name, name) for path, name in prefer.items()},
         favour=[name for name in favourites if name in ids],
         partial=True,
         policy=live.fork.settings.policy,
         allow_executable_config=live.fork.settings.allow_executable_config,
     )
+    if done.landed is None and not done.conflicts:
+        raise _build_test_error(chosen, done.tests)
     if done.landed is None:
         raise _unmerged_error([Conflict(found.path, "unmerged", found.detail) for found in done.conflicts])
     parent, landed = live.source.parent, done.landed
@@ -226,6 +233,17 @@ def _merge_texts(base: bytes | None, versions: Sequence[bytes | None]) -> bytes 
             return None
         content = merged.content
     return content
+
+
+def _build_test_error(chosen: Sequence[BranchRuntime], report: TestReport | None) -> RetestError:
+    labels = " and ".join(runtime.spec.label for runtime in chosen)
+    reason = "tests failed" if report is None else report.doubt or report.summary
+    return RetestError(
+        f"nothing was merged: {labels} passed their tests alone, and fail them together: {reason}. Fix one of them, "
+        "pick one branch, or merge without a retest (retest=False)",
+        reason=reason,
+        tests=None if report is None else report.as_json(),
+    )
 
 
 def _unmerged_error(conflicts: Sequence[Conflict]) -> ConflictError:
