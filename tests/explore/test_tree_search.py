@@ -1,15 +1,19 @@
-"""Monte Carlo tree search as a value: the nodes that ``ask`` returns, their order, and the end."""
+"""Tree search as a value: the nodes that ``ask`` returns, their order, and the end; and the pattern."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forkwise.explore.tree_search import Mcts, SearchNode
+from forkwise import TreeSearch, Workspace
+from forkwise.explore.tree_search import AdaptiveTree, Mcts, SearchNode
 
 
 def place(node: SearchNode) -> tuple[int, ...]:
@@ -103,3 +107,119 @@ def test_any_search(actions: int, max_depth: int, exploration: float, at_once: i
     assert asked == {(*where, action) for where in open_ones for action in range(actions)}
     assert tree.root.visits == len(asked)
     assert tree.root.total_score == pytest.approx(sum(score for score in report.values() if score is not None))
+
+
+# Widening and deepening
+
+
+def search(
+    tree: AdaptiveTree, budget: int, score: Callable[[tuple[int, ...], random.Random], float | None]
+) -> list[Any]:
+    """Run a search of which ``score`` is the landscape; return the nodes in their order."""
+    noise = random.Random(3)
+    asked = []
+    for _ in range(budget):
+        node = tree.ask()
+        assert node is not None
+        asked.append(node)
+        value = score(place(node), noise)
+        tree.tell(node, None if value is None else (value,))
+    return asked
+
+
+def test_it_deepens_where_depth_pays() -> None:
+    """If each step adds to the score, most attempts build on others."""
+    nodes = search(AdaptiveTree(1, samples=None, max_depth=9), 24, lambda where, noise: len(where) + noise.random())
+    assert sum(node.depth > 2 for node in nodes) > 12
+
+
+def test_it_widens_where_depth_does_not_pay() -> None:
+    """If building on an attempt makes it worse, most attempts start from the workspace."""
+    nodes = search(AdaptiveTree(1, samples=None, max_depth=9), 24, lambda where, noise: noise.random() - len(where))
+    assert sum(node.depth == 1 for node in nodes) > 12
+
+
+def test_the_strategy_that_pays_gets_most() -> None:
+    tree = AdaptiveTree(3, samples=None, max_depth=1)
+    nodes = search(tree, 30, lambda where, noise: (0.9 if where[0] == 1 else 0.1) + noise.uniform(-0.3, 0.3))
+    tried = Counter(node.action for node in nodes)
+    assert tried[1] > 15
+    assert min(tried.values()) >= 1
+
+
+def test_the_scale_of_scores_does_not_matter() -> None:
+    def landscape(factor: float) -> Any:
+        return lambda where, noise: factor * (len(where) + noise.random())
+
+    paths = [
+        [place(node) for node in search(AdaptiveTree(2, samples=2, seed=5), 15, landscape(factor))]
+        for factor in (1, 1e6)
+    ]
+    assert paths[0] == paths[1]
+    assert paths[0] != [place(node) for node in search(AdaptiveTree(2, samples=2, seed=6), 15, landscape(1))]
+
+
+def test_later_scores_of_a_tuple_count() -> None:
+    tree = AdaptiveTree(2, samples=1, max_depth=6)
+    for _ in range(40):
+        node = tree.ask()
+        if node is None:
+            break
+        tree.tell(node, (0.0, float(place(node).count(1))))
+    visits = {child.action: child.visits for child in tree.root.children.values()}
+    assert visits[1] > visits[0]
+
+
+@given(
+    actions=st.integers(1, 3),
+    max_depth=st.integers(1, 3),
+    samples=st.integers(1, 2),
+    at_once=st.integers(1, 4),
+    seed=st.randoms(use_true_random=False),
+)
+def test_any_adaptive_search(actions: int, max_depth: int, samples: int, at_once: int, seed: random.Random) -> None:
+    """As for ``Mcts``: no node twice, none too deep, none on top of a failure, and the search ends."""
+    tree = AdaptiveTree(actions, samples=samples, max_depth=max_depth, seed=seed.randrange(1000))
+    out: list[SearchNode] = []
+    succeeded = {tree.root}
+    asked: list[SearchNode] = []
+    while len(asked) < 60:
+        while len(out) < at_once and (node := tree.ask()) is not None:
+            assert node.parent in succeeded
+            assert node not in asked
+            assert node.depth <= max_depth
+            assert node.sample < samples
+            asked.append(node)
+            out.append(node)
+        if not out:
+            break
+        node = out.pop(seed.randrange(len(out)))
+        scores = seed.choice([None, (0.0,), (-5.0, 2.0), (1e6,)])
+        tree.tell(node, scores)
+        succeeded |= set() if scores is None else {node}
+    if len(asked) < 60:
+        ways = {(node.parent, node.action, node.sample) for node in asked}
+        open_ones = [node for node in succeeded if node.depth < max_depth]
+        assert ways == {(node, a, s) for node in open_ones for a in range(actions) for s in range(samples)}
+
+
+def test_strategies_are_tried_again_and_built_upon(workspace: Workspace) -> None:
+    def add(path: Path) -> tuple[bool, float]:
+        with (path / "a.txt").open("a") as file:
+            file.write("+\n")
+        return True, float((path / "a.txt").read_text().count("+"))
+
+    outcome = TreeSearch([add], budget=12, samples=None, max_depth=3, max_parallel=1)(workspace)
+    assert len(outcome.all_results) == 12
+    assert (workspace.path / "a.txt").read_text() == "one\n+\n+\n+\n"
+
+
+def test_a_rule_stops_a_tree_search(workspace: Workspace) -> None:
+    pattern = TreeSearch([lambda path: (True, 1.0)] * 9, budget=20, max_parallel=1, stop_when="no-gain:3", commit=False)
+    assert len(pattern(workspace).all_results) == 4
+
+
+@pytest.mark.parametrize("options", [{"samples": 0}, {"policy": "best"}, {"policy": "uct", "samples": 2}])
+def test_invalid_arguments(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        TreeSearch([["true"]], **options)
