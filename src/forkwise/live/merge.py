@@ -17,7 +17,7 @@ from forkwise.errors import ConflictError, ForkResolvedError, RetestError
 from forkwise.files.store.changes import Conflict
 from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import combine_attempts
-from forkwise.fork.evaluation import Tests
+from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.stored_fork import warn_if_unrecorded
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
