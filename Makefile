@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-integration crash fuzz check format bench clean system screenshots docs dist
+.PHONY: help venv demo test test-integration crash fuzz check format bench bench-quality clean system screenshots docs dist
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 19
@@ -73,6 +73,10 @@ format: $(DEV)  ## format the sources
 
 bench: system $(DEV)  ## measure against the raw system calls and against peers (BENCH_ARGS=--json)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-quality: system $(INTEGRATION)/.installed  ## measure how often patterns and judges choose the right attempt (BENCH_ARGS=--json)
+	-@$(INTEGRATION)/bin/forkwise model fetch --quiet  # without the weights, the local model is left out
+	$(INTEGRATION)/bin/python -m bench.quality $(BENCH_ARGS)
 
 $(DOCS): $(DEV)
 	@echo "Installing the tools for the documentation site"

@@ -19,7 +19,7 @@ from bench.line import Line
 from bench.peers import pydantic_deep
 from bench.rows import ROWS
 from bench.scratch import Scratch, open_scratch
-from bench.table import as_json, as_table
+from bench.table import as_json, as_table, replace_table
 
 _PEERS = Path(__file__).parents[1] / ".venv-peers"
 
@@ -81,16 +81,7 @@ def _report(lines: list[Line], json_file: str | None, page: str | None, *, quick
     if page:
         written = io.StringIO()
         Console(file=written, width=150).print(as_table(lines, caption=caption))
-        _replace_table(page, written.getvalue())
-
-
-def _replace_table(page: str, table: str) -> None:
-    """Replace the content of a page's first text block."""
-    text = Path(page).read_text()
-    before, fence, rest = text.partition("```text\n")
-    if not fence:
-        raise click.ClickException(f"{page} has no text block for the table")
-    Path(page).write_text(f"{before}{fence}{table}```{rest.partition('```')[2]}")
+        replace_table(page, written.getvalue())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

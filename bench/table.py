@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
+import click
 from rich.table import Table
 from rich.text import Text
 
 from bench.line import Goal, Line, times
 
-__all__ = ["as_json", "as_table"]
+__all__ = ["as_json", "as_table", "replace_table"]
 
 
 def as_table(lines: Sequence[Line], *, caption: str) -> Table:
@@ -39,6 +41,15 @@ def as_json(lines: Sequence[Line], *, quick: bool, seconds: float) -> dict[str, 
     """Return the lines as JSON data, with every sample."""
     machine = {"kernel": platform.release(), "processors": os.cpu_count(), "python": platform.python_version()}
     return {"machine": machine, "quick": quick, "seconds": seconds, "rows": [line.dump() for line in lines]}
+
+
+def replace_table(page: str, table: str) -> None:
+    """Replace the content of a page's first text block."""
+    text = Path(page).read_text()
+    before, fence, rest = text.partition("```text\n")
+    if not fence:
+        raise click.ClickException(f"{page} has no text block for the table")
+    Path(page).write_text(f"{before}{fence}{table}```{rest.partition('```')[2]}")
 
 
 def _peer(line: Line, name: str) -> str:

@@ -14,7 +14,7 @@ from bench.quality.bug import Bug, Patch
 
 __all__ = ["CHEATS", "build_cheats"]
 
-_CHEATS_PER_BUG = 5
+_CHEATS_PER_BUG = 3
 
 _FLIP = """
 import pytest
