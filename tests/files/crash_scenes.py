@@ -1,12 +1,14 @@
 """Scenes for crash tests: a workspace with a branch of more than fifty changes, a commit or undo that is killed, and
 the check that the result is either the exact state before or the exact state after.
 
-The processes to be killed load this module: it imports pytest only in functions that they do not call.
+The processes to be killed load this module: it imports pytest only in functions that they do not call, and modules that
+forkwise imports on first use, which every killed child would import again.
 """
 
 from __future__ import annotations
 
 import copy
+import encodings.ascii  # noqa: F401
 import os
 import shutil
 import subprocess
@@ -14,6 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forkwise.files.commit
+import forkwise.files.versions
+import forkwise.files.views.overlay
+import forkwise.files.views.whole
+import forkwise.linux.overlay_workdir  # noqa: F401
 from forkwise import Workspace
 from forkwise.errors import BranchNotFoundError
 from forkwise.files.store import trash
