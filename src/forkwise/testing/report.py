@@ -188,13 +188,14 @@ class TestReport:
         FAILED tests.test_sum::test_adds
         assert 4 == 5
         """
-        parts = [self.summary if self.comparison is None else f"{self.summary}: {self.comparison.summary}"]
+        found = None if self.source == "exit code" else self.comparison
+        parts = [self.summary if found is None else f"{self.summary}: {found.summary}"]
         if self.touched:
             parts.append(f"Changed, and not what it is judged by: {', '.join(self.touched[:_SHOWN_IN_FEEDBACK])}.")
-        if self.comparison is not None and self.comparison.broken:
-            parts.append(f"Broken: {', '.join(self.comparison.broken_ids[:_SHOWN_IN_FEEDBACK])}")
-        if self.comparison is not None and self.comparison.added_failed:
-            parts.append(f"Own tests that fail: {', '.join(self.comparison.added_failed_ids[:_SHOWN_IN_FEEDBACK])}")
+        if found is not None and found.broken:
+            parts.append(f"Broken: {', '.join(found.broken_ids[:_SHOWN_IN_FEEDBACK])}")
+        if found is not None and found.added_failed:
+            parts.append(f"Own tests that fail: {', '.join(found.added_failed_ids[:_SHOWN_IN_FEEDBACK])}")
         if self.doubt:
             parts.append(f"Doubtful: {self.doubt}.")
         shown = self.failures[:_SHOWN_IN_FEEDBACK]

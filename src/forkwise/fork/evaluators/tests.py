@@ -159,6 +159,8 @@ class Tests(Evaluator):
         """Return why an attempt does not pass; None if it does."""
         if report.doubt is not None:
             return report.doubt
+        if report.source == "exit code" and report.failing:
+            return report.summary
         if found.broken:
             return f"{found.summary}: {', '.join(found.broken_ids[:_SHOWN])}"
         if not found.still_failing:
