@@ -42,9 +42,9 @@ def test_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
     real = Tests.test
 
-    async def test(self: Tests, branch: Any) -> Any:
+    async def test(self: Tests, branch: Any, *arguments: Any) -> Any:
         runs.append(branch.name)
-        return await real(self, branch)
+        return await real(self, branch, *arguments)
 
     monkeypatch.setattr(Tests, "test", test)
     return runs
