@@ -21,7 +21,7 @@ import click
 from forkwise.cli.app import Exit, StoppedBySignalError
 from forkwise.cli.options import ExploreOptions
 from forkwise.cli.private_mounts import enter_to_create
-from forkwise.display.board import PACE, Board, attempt_record
+from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.output import Output, command_line, commit_record, size_text, totals
 from forkwise.errors import BranchingError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
@@ -34,6 +34,7 @@ from forkwise.ledger.ledger import Ledger
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.testing.report import TestReport
 from forkwise.text.clean import truncate
+from forkwise.text.redaction import redact
 
 __all__ = [
     "Exploration",
@@ -250,11 +251,23 @@ def _print_outcome(
         options.output.line()
     if outcome.winner is None and len(outcome.all_results) == 1 and not options.quiet:
         _print_failure(progress)
+    _print_verdict(outcome, options, progress)
     _print_commit(outcome, options)
     if git is not None:
         options.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
     if options.patch is not None and outcome.winner is not None:
         options.output.line(f"Diff written to {options.patch}.")
+
+
+def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:
+    """Print what the judge chose, and what that cost."""
+    verdict = progress.ledger.fork(outcome.fork or "").verdict or {}
+    for vote in verdict.get("votes", ()):
+        used = usage_text(verdict)
+        sure = f"confidence {vote['confidence']:.2f}{f'; {used}' if used else ''}"
+        options.output.line(f"Judge {redact(str(vote['judge']))}: {vote['winner']} ({sure}).")
+    if not verdict.get("votes") and (used := usage_text(verdict)):
+        options.output.line(f"The judge gave no verdict ({used}).", "yellow")
 
 
 def _print_failure(progress: _Progress) -> None:
@@ -271,7 +284,9 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
     output, commit, winner = options.output, outcome.commit, outcome.winner
     if commit is None:
         if winner is None:
-            output.line("No attempt succeeded; nothing was changed.", "bold red")
+            is_undecided = any(result.success for result in outcome.all_results)
+            problem = "It was not decided which attempt is the best" if is_undecided else "No attempt succeeded"
+            output.line(f"{problem}; nothing was changed.", "bold red")
             faults = [result for result in outcome.all_results if result.fault is not None]
             if faults:
                 kinds = ", ".join(dict.fromkeys(str(result.fault) for result in faults))
@@ -315,6 +330,7 @@ def _outcome_record(
         "git": git and asdict(git),
         "patch": None if options.patch is None or outcome.winner is None else str(options.patch),
         "note": outcome.note,
+        "verdict": progress.ledger.fork(outcome.fork or "").verdict,
         "attempts": [attempt_record(row) for row in board.rows()],
     }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.app import Verb, stream_option, workspace_option
+from forkwise.cli.app import Verb, require_extra, stream_option, workspace_option
 from forkwise.display.output import Output
 from forkwise.errors import ForkwiseWarning
 
@@ -30,7 +30,9 @@ __all__ = [
     "confinement_option",
     "conflict_option",
     "explore_options",
+    "find_judge",
     "frozen_option",
+    "judge_option",
     "landlock_option",
     "network_option",
     "retest_option",
@@ -104,6 +106,7 @@ class ExploreOptions:
         self._check()
         agents = self._find_agents()
         prompt = " ".join(self.words)
+        goal = prompt or "; ".join(self.lines) or shlex.join(self.command)
         commands = [*map(shell_command, self.lines), *self._find_command(), *(agent.argv(prompt) for agent in agents)]
         if not commands:
             raise click.UsageError("nothing to try: give -- COMMAND, -c LINE, or --agent NAME 'PROMPT'")
@@ -117,6 +120,7 @@ class ExploreOptions:
             kind=kind,
             commands=tuple(commands),
             tests=self.tests,
+            goal=goal,
             test_timeout=self.test_timeout,
             repeat=self.repeat,
             seal=self.seal,
@@ -229,6 +233,47 @@ class ExploreOptions:
 def shell_command(line: str) -> tuple[str, ...]:
     """Return the command that runs ``line`` in a shell."""
     return ("sh", "-c", line)
+
+
+_MODEL = "model:"
+
+
+def find_judge(text: str | None) -> dict[str, Any]:
+    """Return the fields of a recipe for the value of ``--judge``: a model, or a shell command.
+
+    Raises UsageError if no such model exists; a key that is missing is a warning, because tests may decide alone.
+    """
+    if text is None:
+        return {}
+    if not text.startswith(_MODEL):
+        return {"judge": ("sh", "-c", f'{text} "$@"', "judge")}
+    name = text.removeprefix(_MODEL)
+    from forkwise.local_model import is_local
+
+    require_extra("local" if is_local(name) else "agents", "a model as judge")
+    if not is_local(name):
+        from pydantic_ai.exceptions import UserError
+        from pydantic_ai.models import infer_model
+
+        try:
+            infer_model(name)
+        except (UserError, ImportError, ValueError) as error:
+            line = " ".join(str(error).split())
+            if line.startswith("Unknown"):
+                raise click.UsageError(f"--judge {text}: {line}") from error
+            warnings.warn(f"the judge {name} cannot be used as it is: {line}", ForkwiseWarning, stacklevel=2)
+    return {"judge_model": name}
+
+
+def judge_option(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--judge``."""
+    return click.option(
+        "--judge",
+        metavar="LINE|model:NAME",
+        help="Shell command that gets two directories and prints which one is better (0 or a, 1 or b), or a model that "
+        "compares diffs: model:openai:gpt-5, model:local. It chooses among those with the best tests.",
+        **attributes,
+    )
 
 
 def _check_variables(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

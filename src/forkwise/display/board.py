@@ -7,7 +7,7 @@ the process that runs it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ __all__ = [
     "spec_record",
     "tests_text",
     "time_text",
+    "usage_text",
 ]
 
 
@@ -303,6 +304,21 @@ def _test_notes(attempt: AttemptRecord) -> list[str]:
 def _cost_text(attempt: AttemptRecord) -> str:
     usd = (attempt.cost or {}).get("usd")
     return f"${usd:.2f}" if isinstance(usd, int | float) else ""
+
+
+def usage_text(verdict: Mapping[str, Any]) -> str:
+    """Format what the judge of a fork has used, as its verdict records it; empty if it was no model.
+
+    >>> usage_text({"usage": {"requests": 2, "input_tokens": 900, "output_tokens": 50, "usd": 0.0012}})
+    '2 requests, 950 tokens, $0.0012'
+    """
+    usage = verdict.get("usage") or {}
+    if not usage.get("requests"):
+        return ""
+    tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+    requests = usage["requests"]
+    price = "" if usage.get("usd") is None else f", ${usage['usd']:.4f}"
+    return f"{requests} request{'' if requests == 1 else 's'}, {tokens} tokens{price}"
 
 
 def time_text(seconds: float) -> str:

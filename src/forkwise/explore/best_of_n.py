@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
+from forkwise.explore.judges.contest import Contest
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
 
 if TYPE_CHECKING:
+    from forkwise.explore.judges.contest import JudgeLike
     from forkwise.fork.attempt import Attempt
     from forkwise.fork.evaluation import Evaluate
 
@@ -20,7 +22,8 @@ class BestOfN(Pattern):
 
     A task is called with its directory and its number, a candidate of a list with its directory. Both return
     ``(success, score)``, or a value that is true if they succeeded. The score comes from ``evaluate`` if given, else
-    from the return value, else from ``scores``, which has one for each candidate; the default is 1.
+    from the return value, else from ``scores``, which has one for each candidate; the default is 1. With a ``judge``,
+    the tests come first; the judge compares every two of the attempts that the tests leave level.
     """
 
     kind: ClassVar[str] = "best-of"
@@ -31,15 +34,20 @@ class BestOfN(Pattern):
         n: int = 3,
         *,
         scores: Sequence[float] | None = None,
+        judge: JudgeLike | None = None,
         evaluate: Evaluate | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         self._candidates = build_copies(task, n)
+        self._judge = judge
         if scores is not None:
             if len(scores) != len(self._candidates):
                 raise ValueError(f"scores has {len(scores)} entries for {len(self._candidates)} candidates")
             self._candidates = [replace(c, prior=float(s)) for c, s in zip(self._candidates, scores, strict=True)]
 
     async def explore(self, search: Search) -> Attempt | None:
-        return search.select_best(await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates)))
+        attempts = await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
+        if self._judge is None:
+            return search.select_best(attempts)
+        return await Contest(self._judge).choose_accepted(search, attempts)

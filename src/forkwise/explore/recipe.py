@@ -6,6 +6,7 @@ The command line builds a recipe from its options; it is the ``spec`` of the for
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -30,6 +31,7 @@ from forkwise.sandbox.confinement import Confinement, Network
 from forkwise.sandbox.run import arun_in_branch
 
 if TYPE_CHECKING:
+    from forkwise.explore.judges.contest import PairJudge
     from forkwise.explore.pattern import Options, Pattern
     from forkwise.files.branch import Parent
     from forkwise.files.store.changes import OnConflict
@@ -58,6 +60,9 @@ class CommandJudge:
         self, argv: Sequence[str], parent: Parent, *, confinement: Confinement, timeout: float | None = None
     ) -> None:
         self._argv = tuple(argv)
+        self.name = shlex.join(self._argv)
+        if len(self._argv) == 4 and self._argv[:2] == ("sh", "-c"):  # as the command line builds it
+            self.name = self._argv[2].removesuffix(' "$@"')
         self._parent = parent
         self._confinement = confinement
         self._timeout = timeout
@@ -146,7 +151,8 @@ class Recipe:
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
     times. ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
     ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
-    ``beam``. ``judge`` is the command that compares two directories in a ``tournament``. ``refine`` makes ``n``
+    ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs, and
+    ``goal`` is the task as it sees it. ``refine`` makes ``n``
     attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. Without ``retest``, a
     winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the workspace, for
     resuming. ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
@@ -163,6 +169,8 @@ class Recipe:
     held_out: str | None = None
     baseline: bool = True
     judge: tuple[str, ...] | None = None
+    judge_model: str | None = None
+    goal: str = ""
     expand: tuple[tuple[str, ...], ...] = ()
     max_depth: int = 2
     on_dead_end: OnDeadEnd = "keep"
@@ -277,9 +285,15 @@ class Recipe:
         first = self.commands[0]
         match self.kind:
             case "run" | "speculate":
-                return Speculate(self.commands, first_wins=self.first_wins, evaluate=evaluate, **options)
+                return Speculate(
+                    self.commands,
+                    first_wins=self.first_wins,
+                    judge=self._build_judge(workspace),
+                    evaluate=evaluate,
+                    **options,
+                )
             case "best-of":
-                return BestOfN(first, self.n, evaluate=evaluate, **options)
+                return BestOfN(first, self.n, judge=self._build_judge(workspace), evaluate=evaluate, **options)
             case "reflexion":
                 return Reflexion(first, self.n, evaluate=evaluate, **options)
             case "refine":
@@ -287,10 +301,8 @@ class Recipe:
             case "cascade":
                 return Cascaded(first, fan_out=self.fan_out, evaluate=evaluate, **options)
             case "tournament":
-                assert self.judge is not None
-                judge = CommandJudge(
-                    self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout
-                )
+                judge = self._build_judge(workspace)
+                assert judge is not None
                 return Tournament(first, self.n, judge=judge, evaluate=evaluate, **options)
             case "playoff":
                 return RecursiveTournament(
@@ -324,6 +336,15 @@ class Recipe:
                     evaluate=evaluate,
                     **options,
                 )
+
+    def _build_judge(self, workspace: Workspace) -> CommandJudge | PairJudge | None:
+        if self.judge_model is not None:
+            from forkwise.explore.judges.model_judge import ModelJudge  # noqa: PLC0415 - loads pydantic-ai
+
+            return ModelJudge(self.judge_model, goal=self.goal)
+        if self.judge is None:
+            return None
+        return CommandJudge(self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout)
 
     def _expand(self, _path: Path, _depth: int) -> list[tuple[str, ...]]:
         return list(self.expand)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
+from forkwise.explore.judges.contest import Contest
 from forkwise.explore.pattern import Options, Pattern, Search, build_candidates
 
 if TYPE_CHECKING:
+    from forkwise.explore.judges.contest import JudgeLike
     from forkwise.fork.attempt import Attempt
     from forkwise.fork.candidate import Command, Task
     from forkwise.fork.evaluation import Evaluate
@@ -20,7 +22,7 @@ class Speculate(Pattern):
 
     A candidate is a function that is called with its directory and succeeds if its result is true; it may also return
     ``(success, score)``. Or it is a command, a list of words, that succeeds if it exits with 0. With
-    ``first_wins=False``, wait for all and commit the best.
+    ``first_wins=False``, wait for all and commit the best; a ``judge`` then compares those that the tests leave level.
 
     >>> import tempfile
     >>> from forkwise import Workspace
@@ -38,15 +40,21 @@ class Speculate(Pattern):
         candidates: Sequence[Task | Command],
         *,
         first_wins: bool = True,
+        judge: JudgeLike | None = None,
         evaluate: Evaluate | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(evaluate=evaluate, **options)
         self._candidates = build_candidates(candidates)
+        if judge is not None and first_wins:
+            raise ValueError("a judge compares attempts that are over: it needs first_wins=False")
         self._first_wins = first_wins
+        self._judge = judge
 
     async def explore(self, search: Search) -> Attempt | None:
         attempts = [search.fork.add(c, index) for index, c in enumerate(self._candidates)]
+        if self._judge is not None:
+            return await Contest(self._judge).choose_accepted(search, await search.run(attempts))
         if not self._first_wins:
             return search.select_best(await search.run(attempts))
         search.how = "first success"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forkwise.concurrency import run_in_thread, try_call
+from forkwise.explore.judges.contest import Contest, PairJudge, find_name
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
 from forkwise.fork.candidate import describe_error, describe_value
 
@@ -25,8 +26,9 @@ class Tournament(Pattern):
     """Run a task ``n`` times, or a list of candidates once each; a knockout between the successes finds the winner.
 
     A task is called with its directory and its number. ``judge`` is called with two directories and returns 0 or 1 for
-    the better one. If it raises or returns anything else, the higher score wins the match, or the first of equals. The
-    ledger records every match.
+    the better one. If it raises or returns anything else, the higher score wins the match, or the first of equals. It
+    may also be a ``ModelJudge``, which reads the diffs of those attempts that the tests leave level. The ledger records
+    every match.
     """
 
     kind: ClassVar[str] = "tournament"
@@ -36,7 +38,7 @@ class Tournament(Pattern):
         task: Subjects,
         n: int = 4,
         *,
-        judge: Judge,
+        judge: Judge | PairJudge,
         evaluate: Evaluate | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -47,6 +49,8 @@ class Tournament(Pattern):
     async def explore(self, search: Search) -> Attempt | None:
         search.how = "tournament"
         attempts = await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
+        if isinstance(self._judge, PairJudge):
+            return await Contest(self._judge, knockout=True).choose_accepted(search, attempts)
         while (winner := await self._run_knockout(search, attempts)) is not None:
             if await search.accept(winner):
                 return winner
@@ -62,14 +66,19 @@ class Tournament(Pattern):
             matches += [match for _, match in results]
             remaining = [winner for winner, _ in results] + bye
         if matches:
-            search.fork.ledger.record_verdict(search.fork.id, {"matches": matches, "winner": remaining[0].id})
+            own = [match for match in matches if remaining[0].id in match["between"]]
+            confidence = sum(match["doubt"] is None for match in own) / max(len(own), 1)
+            vote = {"judge": find_name(self._judge), "winner": remaining[0].id, "confidence": confidence}
+            votes = [vote] if confidence else []  # a judge that failed has not chosen
+            verdict = {"matches": matches, "winner": remaining[0].id, "votes": votes}
+            search.fork.ledger.record_verdict(search.fork.id, verdict)
         return remaining[0] if remaining else None
 
     async def _run_match(self, first: Attempt, second: Attempt) -> tuple[Attempt, dict[str, Any]]:
         doubt = None
         try:
             paths = await run_in_thread(lambda: (first.own_branch.path, second.own_branch.path))
-            choice = (await try_call(self._judge, *paths)).get()
+            choice = (await try_call(self._judge, *paths)).get()  # type: ignore[arg-type]
             if choice not in (0, 1):
                 doubt = f"the judge returned {describe_value(choice)}"
         except Exception as error:  # noqa: BLE001 - a failing judge does not end the tournament

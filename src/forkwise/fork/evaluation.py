@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,11 @@ class Evaluator(ABC):
     def has_tests(self) -> bool:
         """Whether ``retest`` tests anything, so that a winner is tested again if its parent changed meanwhile."""
         return False
+
+    @property
+    def test_scores(self) -> int:
+        """How many of the first scores come from tests: those that a judge may not overrule."""
+        return len(self.criteria) if self.has_tests else 0
 
     async def retest(self, branch: Branch) -> Evaluation:
         """Test the files of a branch that was rebased onto its parent's present state; only ``success`` counts."""
@@ -152,7 +158,12 @@ class _EvaluatorSequence(Evaluator):
 
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
         self._evaluators = evaluators
+        self._test_scores = sum(one.test_scores for one in takewhile(lambda one: one.has_tests, evaluators))
         self.criteria = tuple(criterion for one in evaluators for criterion in one.criteria)
+
+    @property
+    def test_scores(self) -> int:
+        return self._test_scores
 
     async def prepare(self, fork: Fork) -> None:
         for one in self._evaluators:

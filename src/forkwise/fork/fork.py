@@ -554,7 +554,8 @@ class Fork:
             if attempt.branch is not None:
                 await run_in_thread(attempt.branch.keep)
         if favourite is not None:
-            self.ledger.record_verdict(self.id, {"winner": favourite.id, "how": how})
+            known = self.ledger.fork(self.id).verdict or {}  # such as a judge's votes
+            self.ledger.record_verdict(self.id, {**known, "winner": favourite.id, "how": how})
         self.ledger.await_pick(self.id)
         self._is_over = True
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forkwise.cli.options import ExploreOptions, ExploreVerb, explore_options
+from forkwise.cli.options import ExploreOptions, ExploreVerb, explore_options, find_judge, judge_option
 
 if TYPE_CHECKING:
     from forkwise.explore.recipe import Recipe
@@ -54,13 +54,16 @@ def run(options: ExploreOptions) -> int:
     ),
 )
 @click.option("--all", "waits", is_flag=True, help="Wait for all attempts, and commit the best instead of the first.")
+@judge_option()
 @explore_options
-def speculate(options: ExploreOptions, waits: bool) -> int:
+def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
     """Try several commands side by side, and commit the first success.
 
     Each -c and each --agent is one attempt. As soon as one wins, the others are stopped.
     """
-    return _explore(options.recipe("speculate", first_wins=not waits), options)
+    if judge is not None and not waits:
+        raise click.UsageError("--judge compares attempts that are over: it needs --all")
+    return _explore(options.recipe("speculate", first_wins=not waits, **find_judge(judge)), options)
 
 
 @click.command(
@@ -72,14 +75,16 @@ def speculate(options: ExploreOptions, waits: bool) -> int:
     ),
 )
 @_N
+@judge_option()
 @explore_options
-def best_of(options: ExploreOptions, n: int) -> int:
+def best_of(options: ExploreOptions, n: int, judge: str | None) -> int:
     """Try a command N times side by side, and commit the best success.
 
     The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
-    scores, or without any, the smallest diff wins.
+    scores, or without any, the smallest diff wins. With --judge, a judge compares every two of the attempts whose tests
+    came out best.
     """
-    return _explore(options.recipe("best-of", n=n), options)
+    return _explore(options.recipe("best-of", n=n, **find_judge(judge)), options)
 
 
 @click.command(
@@ -117,20 +122,16 @@ def reflexion(options: ExploreOptions, retries: int) -> int:
     ),
 )
 @_N
-@click.option(
-    "--judge",
-    required=True,
-    metavar="LINE",
-    help="Shell command that gets two directories and prints which one is better: 0 or a, 1 or b.",
-)
+@judge_option(required=True)
 @explore_options
 def tournament(options: ExploreOptions, n: int, judge: str) -> int:
     """Try a command N times side by side; a judge compares pairs.
 
-    The judge is a command that compares two successful attempts at a time, until one is left to be committed. If it
-    prints nothing, its exit code is the answer: 0 or 1. The judge runs in a sandbox, and its changes are dropped.
+    The judge compares two successful attempts at a time, until one is left to be committed. If it is a command that
+    prints nothing, its exit code is the answer: 0 or 1. It runs in a sandbox, and its changes are dropped. A model is
+    asked about each pair in both orders.
     """
-    return _explore(options.recipe("tournament", n=n, judge=("sh", "-c", f'{judge} "$@"', "judge")), options)
+    return _explore(options.recipe("tournament", n=n, **find_judge(judge)), options)
 
 
 @click.command(

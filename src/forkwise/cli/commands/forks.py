@@ -150,6 +150,7 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
             "branch": "" if fork.origin == "/main" else fork.origin,
             "tests": str(fork.spec.get("tests") or ""),
             "judged": _verdict_text(fork.verdict or {}),
+            "no verdict": "; ".join(map(str, (fork.verdict or {}).get("failures", ()))),
             "decided": _resolution_text(fork),
             "commit": _commit_text(fork),
         },
@@ -164,10 +165,14 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
 
 
 def _verdict_text(verdict: dict[str, Any]) -> str:
-    facts = {name: value for name, value in verdict.items() if name not in ("matches", "votes")}
+    from forkwise.display.board import usage_text
+
+    listed = ("matches", "votes", "usage", "failures")
+    facts = {name: value for name, value in verdict.items() if name not in listed and value is not None}
     if votes := verdict.get("votes"):
         facts["by"] = " and ".join(f"{vote['judge']} (confidence {vote['confidence']:.2f})" for vote in votes)
-    return ", ".join(str(value) if name == "how" else f"{name} {value}" for name, value in facts.items())
+    parts = [str(value) if name == "how" else f"{name} {value}" for name, value in facts.items()]
+    return ", ".join([*parts, *filter(None, [usage_text(verdict)])])
 
 
 def _resolution_text(fork: ForkRecord) -> str:
