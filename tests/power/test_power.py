@@ -52,8 +52,7 @@ PLACES = (
 #: Each shows something that the others do not: branches that are not kept, the order of syncs on btrfs, the stage.
 SHORT = {
     ("ext4", "overlay", None): ("keep",),
-    ("xfs", "overlay", None): ("rebase",),
-    ("btrfs", "copy", None): ("file-commit",),
+    ("btrfs", "copy", None): ("file-commit", "rebase"),
     ("btrfs", "btrfs", None): ("file-commit",),
     ("xfs", "copy", "btrfs"): ("first-commit",),
 }

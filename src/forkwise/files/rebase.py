@@ -16,7 +16,7 @@ from forkwise.files.old_versions import active_commits, chains_since, find_merge
 from forkwise.files.store.branch_info import BASES, IGNORE, BranchInfo, read_clock
 from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
-from forkwise.files.store.journal import Meta, directory_facts, set_metas
+from forkwise.files.store.journal import Meta, directory_facts, set_metas, sync_filesystem
 from forkwise.files.store.overlayfs import Lower, mark_origins, unmark_origins
 from forkwise.files.store.record import Record
 from forkwise.files.store.state import Lock, locked
@@ -268,7 +268,7 @@ def _rebase_layer(
     """Rebase a layer in place. If killed, the next rebase or commit finds the remaining conflicts again."""
     layer = branch.target
     for path, result in merged.items():
-        _replace(layer, path, result)
+        _replace(layer, path, result, sync=info.kept)
     root = open_root(layer)
     try:
         set_metas(settled, root, "after")
@@ -287,8 +287,8 @@ def _rebase_layer(
     info.save(branch.home)
 
 
-def _replace(layer: str, path: str, result: _Merged) -> None:
-    """Replace a file's content by a rename, so that a kill leaves either the old or the new file."""
+def _replace(layer: str, path: str, result: _Merged, *, sync: bool = False) -> None:
+    """Replace a file's content by a rename, so that a kill, or with ``sync`` a power cut, leaves the old or the new."""
     directory, _, name = path.rpartition("/")
     root = open_root(layer)
     fd = open_directory(root, directory, os.O_PATH)
@@ -301,6 +301,9 @@ def _replace(layer: str, path: str, result: _Merged) -> None:
             with open(os.open(beside, flags, dir_fd=fd), "wb") as file:
                 file.write(result.content)
                 os.fchmod(file.fileno(), result.mode)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.rename(beside, name, src_dir_fd=fd, dst_dir_fd=fd)
     finally:
         os.close(fd)
@@ -327,17 +330,23 @@ def _rebase_tree(
         finally:
             os.close(root)
         info.rebased = lock.now()
+        if info.kept:
+            info.synced = info.rebased  # it is on the disk before it has its name
         info.save(home)
         for mark in ("frozen", "confined"):
             if os.path.exists(f"{branch.home}/{mark}"):
                 os.close(os.open(f"{home}/{mark}", os.O_CREAT | os.O_CLOEXEC, 0o600))
         if os.path.exists(f"{branch.home}/{IGNORE}"):
             shutil.copyfile(f"{branch.home}/{IGNORE}", f"{home}/{IGNORE}")
+        if info.kept:  # the tree that it replaces was synced
+            sync_filesystem(home)
         root = open_root(parent.state_dir.path)
         try:
             renameat2(
                 root, os.path.relpath(home, parent.state_dir.path), root, f"branches/{branch.name}", RENAME_EXCHANGE
             )
+            if info.kept:
+                sync_filesystem(home)  # before the old tree is removed
         finally:
             os.close(root)
     finally:
