@@ -27,7 +27,8 @@ from forkwise import (
     Tests,
     Workspace,
 )
-from forkwise.fork import evaluation, runner
+from forkwise.fork import runner
+from forkwise.fork.evaluators import tests as evaluation
 from forkwise.fork.fork import open_ledger
 from forkwise.fork.runner import Job, RunEnd
 from forkwise.linux import cgroup
@@ -208,13 +209,13 @@ def test_a_controller_that_is_missing(workspace: Workspace, monkeypatch: pytest.
 
 def test_tests_whose_sandbox_fails_once_run_again(workspace: Workspace, break_sandboxes: Break) -> None:
     calls = break_sandboxes(evaluation, 1)
-    assert Speculate([["touch", "made"]], evaluate=Tests("true"))(workspace).committed
+    assert Speculate([["touch", "made"]], evaluate=Tests("true", baseline=False))(workspace).committed
     assert len(calls) == 2
 
 
 def test_tests_that_cannot_run_are_a_fault(workspace: Workspace, break_sandboxes: Break) -> None:
     break_sandboxes(evaluation, 9)
-    [result] = Speculate([["touch", "made"]], evaluate=Tests("true"))(workspace).all_results
+    [result] = Speculate([["touch", "made"]], evaluate=Tests("true", baseline=False))(workspace).all_results
     check_faulted(workspace, result, "sandbox", "it could not be evaluated: ")
     assert result.tests is None
 
