@@ -221,6 +221,8 @@ class Board:
                 return f"Fork {event.fork}: {event.data['kind']} in {event.data['workspace']}"
             case "begun":
                 return f"{event.data['parent']} was forked as {event.fork}"
+            case "measured":
+                return f"Baseline: {event.data['baseline']['summary']}"
             case "started" if event.attempt is not None:
                 return f"{event.attempt} started: {_short_label(self._ledger.attempt(event.attempt).label)}"
             case "ended" if event.attempt is not None:

@@ -204,6 +204,11 @@ class Ledger(ABC):
         with self._transaction():
             self._append(self.fork(fork).id, None, "judged", verdict=_redact(verdict))
 
+    def record_baseline(self, fork: str, baseline: Mapping[str, Any]) -> None:
+        """Record the test results of the base: their ``summary`` and the ids of the ``failing`` tests."""
+        with self._transaction():
+            self._append(self.fork(fork).id, None, "measured", baseline=_redact(baseline))
+
     def await_pick(self, fork: str) -> None:
         """Leave a fork open for a person's pick. All its attempts must be over."""
         with self._transaction():

@@ -29,8 +29,8 @@ class ForkRecord:
 
     ``spec`` holds everything that ``resume`` needs. ``parent`` is the attempt inside which the fork was made.
     ``origin`` is the branch path of its source, ``/main`` for the workspace itself. ``resolution`` says ``how`` it was
-    resolved or why it was aborted. ``commit`` is the number of the commit that put the winner's change into ``origin``,
-    ``undone`` that of the undo that removed it again.
+    resolved or why it was aborted, ``baseline`` the test results of the base. ``commit`` is the number of the commit
+    that put the winner's change into ``origin``, ``undone`` that of the undo that removed it again.
     """
 
     id: str
@@ -47,6 +47,7 @@ class ForkRecord:
     winner: str | None = None
     resolution: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
+    baseline: dict[str, Any] | None = None
     commit: int | None = None
     undone: int | None = None
 

@@ -382,7 +382,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("stored", "reason", "ending", "last_line", "tail", "unwanted"), (str,)),
     **dict.fromkeys(("round", "index", "generation", "commit", "undone", "exit_code", "files", "output_bytes"), (int,)),
     **dict.fromkeys(("started", "ended", "wall", "cpu", "memory", "score"), _NUMBER),
-    **dict.fromkeys(("spec", "resolution", "verdict", "tests", "cost", "error"), (dict,)),
+    **dict.fromkeys(("spec", "resolution", "verdict", "baseline", "tests", "cost", "error"), (dict,)),
     **dict.fromkeys(("command", "scores"), (list,)),
 }
 """The types of a record's fields, apart from None."""

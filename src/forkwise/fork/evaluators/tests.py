@@ -97,7 +97,9 @@ class Tests(Evaluator):
     async def prepare(self, fork: Fork) -> None:
         """TestRun the tests on the base. Raises BaselineError if attempts could not be judged by them."""
         if self.baseline:
-            fork.baselines[self] = await self.measure(fork.parent)
+            found = fork.baselines[self] = await self.measure(fork.parent)
+            facts = {"summary": found.report.summary, "failing": list(found.failing[:_MAX_ADDED])}
+            fork.ledger.record_baseline(fork.id, {**facts, "set_apart": sorted(found.unsteady)[:_MAX_ADDED]})
 
     async def measure(self, base: Parent) -> Baseline:
         """TestRun the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
