@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from forkwise.explore.evidence.summary import AttemptSummary as AttemptSummary
     from forkwise.explore.evidence.summary import FileSummary as FileSummary
     from forkwise.explore.evidence.summary import Summaries as Summaries
+    from forkwise.explore.judges.model_judge import ModelJudge as ModelJudge
     from forkwise.explore.pattern import Pattern as Pattern
     from forkwise.explore.pattern import SpeculationOutcome as SpeculationOutcome
     from forkwise.explore.pattern import SpeculationResult as SpeculationResult
@@ -348,6 +349,7 @@ _AGENT_EXPORTS: dict[str, tuple[str, ...]] = {
         "import_conversation",
     ),
     "conversation.talk": ("Talk",),
+    "explore.judges.model_judge": ("ModelJudge",),
     "fork.agent_workspace": ("agent_workspace",),
     "live.backends.branch_overlay": ("BranchOverlay",),
     "live.backends.local": ("LocalBackend",),
