@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 
-__all__ = ["drop", "make", "read", "replace"]
+__all__ = ["drop", "make", "read", "replace", "write_durably"]
 
 _OPTIONS = "userxattr,volatile,index=off"  # the options that forkwise mounts with
 
@@ -34,6 +34,19 @@ def replace(moves: Iterable[tuple[str, str, str]]) -> None:
     for new, target, undo in moves:
         os.link(target, undo)
         os.rename(new, target)
+
+
+def write_durably(moves: Iterable[tuple[str, str]], content: bytes) -> None:
+    """Replace files durably: for each (new, target), write and sync ``new``, rename it, sync the directory."""
+    for new, target in moves:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.write(fd, content)
+        os.fsync(fd)
+        os.close(fd)
+        os.rename(new, target)
+        fd = os.open(os.path.dirname(target), os.O_RDONLY | os.O_CLOEXEC)
+        os.fsync(fd)
+        os.close(fd)
 
 
 def drop(directory: str, trash: str) -> None:

@@ -34,8 +34,8 @@ from forkwise.files.store import trash
 
 pool._CAPACITY = 0  # homes are created on request, and not by chance before
 
-root, changed = sys.argv[1], int(sys.argv[2])
-workspace = Workspace(root, view="overlay", durable=False)
+root, changed, durable = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "durable"
+workspace = Workspace(root, view="overlay", durable=durable)
 
 def marked(action):
     trash.wait_until_empty()
@@ -77,24 +77,24 @@ def strace_works(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Calls]:
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Calls]:
     """Return the system calls of the calling thread for each action, by the numbers of files and of changed files."""
 
     @cache
-    def count_them(files: int, changed: int) -> Calls:
-        return _count(tmp_path_factory.mktemp("cost"), files, changed)
+    def count_them(files: int, changed: int, durable: str = "") -> Calls:
+        return _count(tmp_path_factory.mktemp("cost"), files, changed, durable)
 
     return count_them
 
 
-def _count(base: Path, files: int, changed: int) -> Calls:
+def _count(base: Path, files: int, changed: int, durable: str) -> Calls:
     root = base / f"workspace-{files}-{changed}"
     for number in range(files):
         path = root / f"d{number // 100}" / f"f{number % 100}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"old")
     log = base / f"{root.name}.strace"
-    command = [sys.executable, "-c", _SCRIPT, str(root), str(changed)]
+    command = [sys.executable, "-c", _SCRIPT, str(root), str(changed), durable]
     subprocess.run(["strace", "-ff", "-qq", "-o", str(log), *command], check=True, timeout=120)
     # With -ff strace writes one file per thread; the marks are in that of the calling thread.
     (caller,) = (text for p in base.glob(f"{log.name}.*") if "getppid()" in (text := p.read_text(errors="replace")))
@@ -106,17 +106,29 @@ def _count(base: Path, files: int, changed: int) -> Calls:
     return made
 
 
-def test_no_cost_grows_with_the_workspace(calls: Callable[[int, int], Calls]) -> None:
+def test_no_cost_grows_with_the_workspace(calls: Callable[..., Calls]) -> None:
     assert calls(20, 10) == calls(5_000, 10)
 
 
-def test_a_commit_makes_few_calls_for_a_file(calls: Callable[[int, int], Calls]) -> None:
+def test_a_commit_makes_few_calls_for_a_file(calls: Callable[..., Calls]) -> None:
     few, many = calls(300, 10), calls(300, 210)
     for action, most in {"commit": 13, "undo": 13, "delta": 8}.items():  # six of them look for other writers
         assert (many[action].total() - few[action].total()) / 200 <= most, action
 
 
-def test_an_abort_does_not_depend_on_the_changes(calls: Callable[[int, int], Calls]) -> None:
+def test_an_abort_does_not_depend_on_the_changes(calls: Callable[..., Calls]) -> None:
     few, many = calls(300, 10), calls(300, 210)
     for action in ("create", "look", "abort"):
         assert few[action] == many[action], action
+
+
+def test_a_small_commit_makes_few_calls(calls: Callable[..., Calls]) -> None:
+    """Of a file that is changed, one that is added and one that is deleted, in one directory."""
+    assert calls(20, 1)["commit"].total() <= 170
+
+
+def test_a_durable_commit_waits_for_the_disk_four_times(calls: Callable[..., Calls]) -> None:
+    """For the content and the record, for the record's name, for what the steps changed, and for the commit itself."""
+    commit = calls(20, 1, "durable")["commit"]
+    assert commit["fsync"] + commit["io_submit"] <= 4
+    assert commit["syncfs"] == 0

@@ -130,7 +130,7 @@ def test_everything_failing_from_some_step_on(memory: Path, kind: type[Scene]) -
         ("renameat2", 30, "EACCES"),
         ("mkdir", 7, "ENOSPC"),
         ("syncfs", 1, "EIO"),
-        ("fsync", 3, "EIO"),
+        ("fsync", 1, "EIO"),
         ("rename", 1, "ENOSPC"),
         ("rename", 5, "EIO"),
     ],

@@ -17,6 +17,7 @@ from forkwise.errors import BranchError, BranchingError, BranchStaleError, Commi
 from forkwise.files.store.branch_info import BranchInfo
 from forkwise.files.store.commit_plan import Plan, find_conflicts, plan_directory, plan_layer, unresolved
 from forkwise.files.store.overlayfs import (
+    LayerDirectories,
     drop_mark_files,
     inherit_origins,
     list_marks,
@@ -27,10 +28,10 @@ from forkwise.files.store.overlayfs import (
 )
 from forkwise.files.store.pool import pool_paused
 from forkwise.files.store.record import RECORD_DIRECTORY, Record
-from forkwise.files.store.state import StateDir, locked
+from forkwise.files.store.state import locked
 from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
-from forkwise.files.store.trash import deferred, discard
+from forkwise.files.store.trash import deferred, discard, run_later
 from forkwise.files.versions import find_executables, find_ignored
 from forkwise.git.executable_config import check_executable_config
 from forkwise.linux.process_id import boot_id
@@ -123,6 +124,7 @@ def _try_commit(
         branch, info, branch.state_dir.names(), "rebase() rebases it onto the current state, abort() drops it"
     )
     _check_root(branch, info)
+    view, held = branch.view_kind, -1
     is_still = _stop_writes(branch)
     try:
         whole = branch._scan()
@@ -135,17 +137,32 @@ def _try_commit(
         executors = _check_executables(branch, scan, allow=allow)
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         resolution.leave(whole, ignored)
-        is_still = branch.view_kind.hide(branch.home) and is_still
+        # Not over another layer: that is about to change, and no view of it may be left.
+        if is_still and not branch._commits_into_layer:
+            is_still, held = view.hide_frozen(branch.home)
+        else:
+            is_still = view.hide(branch.home) and is_still
         branch.parent._before_commit()
     except BaseException:
+        _close(held)
         if not branch.is_frozen:
-            branch.view_kind.thaw(branch.home, branch.parent.lowers)
+            view.thaw(branch.home, branch.parent.lowers)
         raise
     try:
         checks = rebased or on_conflict != "ours"
-        return _run_commit(branch, info, resolution, executors, moves=is_still, durable=durable, checks=checks)
-    except ConflictError as error:
-        raise _InterferenceError(error) from error
+        record = _run_commit(branch, info, resolution, executors, moves=is_still, durable=durable, checks=checks)
+    except BaseException as error:
+        _close(held)  # now, because the view may be mounted again
+        if isinstance(error, ConflictError):
+            raise _InterferenceError(error) from error
+        raise
+    run_later(lambda: _close(held))
+    return record
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _clean_up(branch: Branch, record: Record) -> None:
@@ -161,14 +178,10 @@ def _clean_up(branch: Branch, record: Record) -> None:
         if os.path.isdir(unused):
             discard(branch.parent.state_dir, unused)
     branch.parent._after_child_removed()
-    forget_old(branch.parent.state_dir)
-
-
-def forget_old(state_dir: StateDir) -> None:
-    """Drop the content kept for undo by the commit that has just become too old."""
-    old = state_dir.history(state_dir.head - KEPT)
-    if os.path.isdir(old):
-        discard(state_dir, old)
+    # Drop the content kept for undo by the commit that has just become too old.
+    old = branch.parent.state_dir.history(record.number - KEPT)
+    if record.number > KEPT and os.path.isdir(old):
+        discard(branch.parent.state_dir, old)
 
 
 def check_committable(branch: Branch, info: BranchInfo, open_branches: Sequence[str], remedy: str) -> None:
@@ -386,18 +399,19 @@ def _run_commit(
             marked = scan.marked if moves else []
         record = _record(branch, resolution, plan, transaction, durable)
         record.root = info.root
-        record.marks = read_marks(branch.target, marked)
         record.executable_config = [(p, executor) for p, executor in executors.items() if p not in resolution.dropped]
+        with LayerDirectories(branch.target) as directories:
+            record.marks = read_marks(directories, marked)
 
-        def strip() -> None:
-            if branch._commits_into_layer:
-                mark_opaque(branch.target, plan.opaque, prefixes)
-                unmark_origins(branch.target, foreign, prefixes)
-                inherit_origins(branch.target, parent.target, plan.heirs, prefixes)
-            else:
-                unmark(branch.target, marked)
+            def strip() -> None:
+                if branch._commits_into_layer:
+                    mark_opaque(branch.target, plan.opaque, prefixes)
+                    unmark_origins(branch.target, foreign, prefixes)
+                    inherit_origins(branch.target, parent.target, plan.heirs, prefixes)
+                else:
+                    unmark(directories, marked)
 
-        transaction.run(record, branch.target, strip, plan.removed if checks else ())
+            transaction.run(record, branch.target, strip, plan.removed if checks else ())
     return record
 
 

@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from forkwise.errors import ExecutableConfigError, GitError
@@ -164,14 +164,37 @@ def _named_by_repository(branch: Branch) -> tuple[tuple[str, ...], tuple[str, ..
 
 def find_config_directory() -> str:
     """Return the user's own configuration directory. A relative $XDG_CONFIG_HOME is ignored, as it has to be."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return _build_config_directory(os.environ.get("XDG_CONFIG_HOME", ""), os.environ.get("HOME"))
+
+
+@lru_cache(maxsize=8)
+def _build_config_directory(given: str, _home: str | None) -> str:
     return os.path.join(given if os.path.isabs(given) else os.path.expanduser("~/.config"), "forkwise")
 
 
 def _find_own_directory(branch: Branch) -> tuple[str, ...]:
     """Return the user's own configuration directory if the workspace contains it, as a home directory does."""
-    own = os.path.realpath(find_config_directory())
+    own = _resolve(find_config_directory())
     return (own,) if own.startswith(f"{branch.workspace.target.rstrip('/')}/") else ()
+
+
+def _resolve(path: str) -> str:
+    """Return the real path of a directory, quickly if neither it nor a directory above it is a symlink."""
+    try:
+        found = os.stat(os.path.dirname(path))
+    except OSError:
+        return os.path.realpath(path)
+    identity = found.st_dev, found.st_ino, found.st_ctime_ns
+    if _without_symlinks.get(path) == identity:
+        return path
+    real = os.path.realpath(path)
+    if real == path:
+        _without_symlinks[path] = identity
+    return real
+
+
+#: Paths without symlinks, with the identity and the ctime of the directory above: that changes if the path does.
+_without_symlinks: dict[str, tuple[int, int, int]] = {}
 
 
 def _is_below(branch: Branch, path: str, directories: tuple[str, ...]) -> bool:

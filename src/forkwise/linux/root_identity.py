@@ -50,6 +50,8 @@ class RootIdentity:
     def is_at(self, path: str) -> bool:
         """Return whether the same directory is at a path now."""
         try:
+            if self.handle and (found := _find_handle(path)) is not None:
+                return (self.inode, self.handle) == found
             now = RootIdentity.of(path)
         except OSError:
             return False
@@ -74,3 +76,13 @@ class RootIdentity:
         if type(row) is not list or [type(part) for part in row] != [int, int, int, str, str]:
             raise ValueError("its root is not the identity of a directory")
         return cls(*row)
+
+
+def _find_handle(path: str) -> tuple[int, str] | None:
+    """Return the inode number and the handle of the directory at a path; None if its filesystem has no handles."""
+    fd = open_root(path)
+    try:
+        handle = file_handle(fd, "")
+        return None if handle is None else (os.fstat(fd).st_ino, handle.hex())
+    finally:
+        os.close(fd)

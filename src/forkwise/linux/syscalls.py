@@ -9,6 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 
 __all__ = [
     "CLONE_NEWNS",
@@ -96,7 +97,10 @@ class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
-_HOW_SIZE = ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+_HOW_SIZE = ctypes.sizeof(_OpenHow)
+_openat2 = _libc["syscall"]  # a prototype of its own: this is the call that commits and scans make most often
+_openat2.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
+_openat2.restype = ctypes.c_long
 
 
 def _failure(*names: str | bytes | None) -> OSError:
@@ -168,11 +172,15 @@ def renameat2(old_dir: int, old: str, new_dir: int, new: str, flags: int) -> Non
 
 def openat2(directory: int, path: str, flags: int, resolve: int) -> int:
     """Call openat2(2) to open an existing path, and return the descriptor."""
-    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
-    fd = int(_syscall(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), _HOW_SIZE))
+    fd: int = _openat2(_OPENAT2, directory, os.fsencode(path), _open_how(flags, resolve), _HOW_SIZE)
     if fd < 0:
         raise _failure(path)
     return fd
+
+
+@lru_cache(maxsize=32)
+def _open_how(flags: int, resolve: int) -> _OpenHow:
+    return ctypes.pointer(_OpenHow(flags | os.O_CLOEXEC, 0, resolve))  # type: ignore[return-value]
 
 
 class _FileHandle(ctypes.Structure):

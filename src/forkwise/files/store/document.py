@@ -12,8 +12,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from forkwise.errors import NewerStateError, StateError
@@ -21,6 +21,7 @@ from forkwise.files.store.state_root import find_problem, is_state_name
 from forkwise.linux.process_id import ProcessId
 
 __all__ = [
+    "DamageReport",
     "check_hex_values",
     "check_integer",
     "check_integers",
@@ -57,7 +58,7 @@ def read_document(path: str, *, newest: int) -> tuple[dict[str, Any], os.stat_re
         raise
     except OSError as error:
         raise StateError(path, error.strerror or str(error)) from error
-    with open(fd, "rb", buffering=0) as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise StateError(path, "it is not a regular file")
@@ -65,11 +66,15 @@ def read_document(path: str, *, newest: int) -> tuple[dict[str, Any], os.stat_re
             raise StateError(path, "another user owns it or may write to it")
         if found.st_size > _LARGEST:
             raise StateError(path, f"it has {found.st_size} bytes")
-        content = file.readall()
+        content = os.read(fd, found.st_size)
+        while len(content) < found.st_size and (more := os.read(fd, found.st_size - len(content))):
+            content += more
+    finally:
+        os.close(fd)
     with damage_reported(path):
         if not content.strip(b"\0 \n"):
             raise ValueError("it is empty")
-        document = json.loads(content)
+        document = json.loads(content.decode())
         check_type(document, dict, "document")
         number = check_integer(document.pop("format"), "format", 1)
     if number > newest:
@@ -77,15 +82,27 @@ def read_document(path: str, *, newest: int) -> tuple[dict[str, Any], os.stat_re
     return document, found
 
 
-@contextmanager
-def damage_reported(path: str) -> Iterator[None]:
-    """Turn every error of parsing a document into a StateError for its path."""
-    try:
-        yield
-    except KeyError as error:
-        raise StateError(path, f"it has no {error}") from None
-    except (ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise StateError(path, str(error)[:200] or type(error).__name__) from None
+class DamageReport:
+    """A context manager that turns every error of parsing a document into a StateError for its path."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, KeyError):
+            raise StateError(self._path, f"it has no {error}") from None
+        if isinstance(error, (ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)):
+            raise StateError(self._path, str(error)[:200] or type(error).__name__) from None
+
+
+def damage_reported(path: str) -> DamageReport:
+    """Turn every error of parsing a document into a StateError for its path, in a ``with`` block."""
+    return DamageReport(path)
 
 
 def check_type(value: object, kind: type[_T], field: str) -> _T:

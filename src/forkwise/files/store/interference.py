@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from forkwise.files.store.changes import Conflict
@@ -47,18 +46,10 @@ class OldEntry:
 def find_interference(entries: Iterable[OldEntry], slots: Slots, leases: Leases) -> list[Conflict]:
     """Compare the entries in their slots with what was planned, and take a lease on each file."""
     conflicts: list[Conflict] = []
-    for directory, group in groupby(entries, lambda entry: entry.directory):
-        layer = -1
-        try:
-            for entry in group:
-                slot = entry.step.slot
-                if not slot and layer < 0:
-                    layer = open_directory(slots.layer, directory, os.O_PATH)
-                fd, name = (slots.side, slot) if slot else (layer, entry.step.name)
-                conflicts += _compare(fd, name, entry, leases)
-        finally:
-            if layer >= 0:
-                os.close(layer)
+    for entry in entries:
+        slot = entry.step.slot
+        fd, name = (slots.side, slot) if slot else (slots.open(slots.layer, entry.directory), entry.step.name)
+        conflicts += _compare(fd, name, entry, leases)
     return conflicts
 
 

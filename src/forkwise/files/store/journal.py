@@ -31,6 +31,7 @@ from forkwise.files.store.overlayfs import is_of_user
 from forkwise.files.store.state_root import is_state_name
 from forkwise.linux import namespace
 from forkwise.linux.lease import Leases
+from forkwise.linux.sync import sync_files
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 
@@ -143,6 +144,7 @@ StepCode = Literal["put", "swap", "take", "rmdir", "mkdir"]
 _INVERSE: dict[StepCode, StepCode] = {"put": "take", "take": "put", "swap": "swap", "rmdir": "mkdir", "mkdir": "rmdir"}
 _OVERTAKEN = (errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.ELOOP)
 _MOST_EXCHANGES = 1000  # with a process that saves a file again and again
+_MOST_OPEN = 16  # directories: steps, metadata and checks come back to them soon, or not at all
 _HALFWAY = "halfway"  # no slot has this name
 _SLOT = re.compile(r"[0-9]{0,18}\Z", re.ASCII)
 _MODE = 0o7777
@@ -246,8 +248,31 @@ class Slots:
         self.target = open_root(target)
         self.layer = -1 if layer is None else open_root(layer)
         self.side = open_root(side)
+        self._directories: dict[tuple[int, str], int] = {}
 
-    def close(self) -> None:
+    def open(self, root: int, path: str) -> int:
+        """Return a descriptor, with ``O_PATH``, of a directory below the target or the layer; it stays open.
+
+        Of all directories opened, only the last few are open.
+        """
+        fd = self._directories.get((root, path))
+        if fd is None:
+            fd = open_directory(root, path, os.O_PATH)
+            self._directories[root, path] = fd
+            if len(self._directories) > _MOST_OPEN:
+                os.close(self._directories.pop(next(iter(self._directories))))
+        return fd
+
+    def forget(self) -> None:
+        """Open directories anew from here on, because a step has moved one."""
+        while self._directories:
+            os.close(self._directories.popitem()[1])
+
+    def __enter__(self) -> Slots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
         for fd in (self.target, self.layer, self.side):
             if fd >= 0:
                 os.close(fd)
@@ -270,7 +295,7 @@ def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> Non
                 raise
             conflict = Conflict(path, "changed", "created, removed or replaced by another process during the commit")
             raise ConflictError(str(conflict), conflicts=[conflict]) from error
-    set_metas(metas, slots.target, "after")
+    _set_metas(metas, slots, slots.target, "after")
 
 
 def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, started: int = 0) -> list[str]:
@@ -291,9 +316,9 @@ def revert_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots, start
             continue
         with here:
             left += [join(run.directory, s.name) for s in reversed(run.steps) if not here.undo(s, started)]
-    set_metas(metas, slots.target, "before")
+    _set_metas(metas, slots, slots.target, "before")
     if slots.layer >= 0:
-        set_metas([m for m in metas if _has(slots.layer, m.path)], slots.layer, "after")
+        _set_metas(metas, slots, slots.layer, "after")
     return left
 
 
@@ -302,24 +327,20 @@ class _RunDirectories:
 
     def __init__(self, run: Run, slots: Slots) -> None:
         self.slots = slots
-        self.target = open_directory(slots.target, run.directory, os.O_PATH)
+        self.target = slots.open(slots.target, run.directory)
         self.layer = -1
-        try:
-            _allow_writing(self.target)
-            if any(not s.slot and s.code in ("put", "swap", "take") for s in run.steps):
-                self.layer = open_directory(slots.layer, run.directory, os.O_PATH)
-                _allow_writing(self.layer)
-        except OSError:
-            self.__exit__()
-            raise
+        self._moves_directories = any(s.held is not None or s.facts is not None for s in run.steps)
+        _allow_writing(self.target)
+        if any(not s.slot and s.code in ("put", "swap", "take") for s in run.steps):
+            self.layer = slots.open(slots.layer, run.directory)
+            _allow_writing(self.layer)
 
     def __enter__(self) -> _RunDirectories:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in (self.target, self.layer):
-            if fd >= 0:
-                os.close(fd)
+        if self._moves_directories:
+            self.slots.forget()
 
     def do(self, step: JournalStep) -> None:
         """Apply one step."""
@@ -510,14 +531,6 @@ def _is_new_file(fd: int, name: str, started: int) -> bool:
     return bool(started) and not stat.S_ISDIR(found.st_mode) and is_dated_since(found, started)
 
 
-def _has(root: int, path: str) -> bool:
-    try:
-        os.close(open_directory(root, path, os.O_PATH))
-    except OSError:
-        return False
-    return True
-
-
 def _allow_writing(fd: int) -> None:
     """Make a read-only directory writable for the renames; ``set_metas`` restores its mode."""
     if os.geteuid() == 0:
@@ -548,25 +561,43 @@ def set_metas(metas: Iterable[Meta], root: int, side: Literal["before", "after"]
                 raise
             continue
         try:
-            wanted = getattr(meta, side)
-            if os.geteuid() != 0 and (now := os.stat(".", dir_fd=fd)).st_uid != wanted[1]:
-                wanted = [wanted[0], now.st_uid, now.st_gid, wanted[3]]  # see has_same_owner
-            _set_meta(fd, ".", wanted, getattr(meta, f"attributes_{side}"))
+            _set_side(fd, meta, side)
         finally:
             os.close(fd)
 
 
+def _set_metas(metas: Iterable[Meta], slots: Slots, root: int, side: Literal["before", "after"]) -> None:
+    """Set the metadata of directories below one of the roots of ``slots``."""
+    for meta in metas:
+        try:
+            fd = slots.open(root, meta.path)
+        except OSError as error:
+            if error.errno not in NOT_THERE and root == slots.target:
+                raise
+            continue
+        _set_side(fd, meta, side)
+
+
+def _set_side(fd: int, meta: Meta, side: Literal["before", "after"]) -> None:
+    wanted = meta.before if side == "before" else meta.after
+    if os.geteuid() != 0 and (now := os.stat(".", dir_fd=fd)).st_uid != wanted[1]:
+        wanted = [wanted[0], now.st_uid, now.st_gid, wanted[3]]  # see has_same_owner
+    _set_meta(fd, ".", wanted, meta.attributes_before if side == "before" else meta.attributes_after)
+
+
 def _set_meta(fd: int, name: str, wanted: list[int], attributes: dict[str, str] | None) -> None:
     mode, uid, gid, mtime = wanted
-    now = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    now = before = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if attributes is not None:
         _set_attributes(f"/proc/self/fd/{fd}/{name}", attributes)
     if (now.st_uid, now.st_gid) != (uid, gid):
         os.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
-    if stat.S_IMODE(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) != mode:
+    if attributes is not None or (now.st_uid, now.st_gid) != (uid, gid):
+        now = os.stat(name, dir_fd=fd, follow_symlinks=False)  # both change the mode
+    if stat.S_IMODE(now.st_mode) != mode:
         os.chmod(name, mode, dir_fd=fd)
-    if mtime >= 0 and now.st_mtime_ns != mtime:
-        set_mtime(fd, name, now.st_atime_ns, mtime)
+    if mtime >= 0 and before.st_mtime_ns != mtime:
+        set_mtime(fd, name, before.st_atime_ns, mtime)
 
 
 def set_mtime(fd: int, name: str, atime: int, mtime: int) -> None:
@@ -595,82 +626,102 @@ _FSYNC_LIMIT = 16  # up to this many files or directories are synced one by one;
 
 def sync_directories(paths: Iterable[str]) -> None:
     """Call fsync on some directories, so that the names in them are on the disk."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with _Opened() as opened:
+        sync_files([opened.add(_open_to_sync(path)) for path in paths])
 
 
 def sync_filesystem(path: str) -> None:
     """Sync the whole filesystem that contains a directory."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open_to_sync(path)
     try:
         syncfs(fd)
     finally:
         os.close(fd)
 
 
-def sync_content(runs: Sequence[Run], layer: str | None, side: str) -> None:
-    """Sync the content and the names of all slots that steps will move into their target."""
+def sync_content(
+    runs: Sequence[Run], layer: str | None, side: str, others: Iterable[int] = (), directories: Iterable[str] = ()
+) -> None:
+    """Sync the content and the names of all slots that steps will move into their target.
+
+    At the same time, sync the open files ``others`` and some ``directories``.
+    """
     entering = [(r.directory, s) for r in runs for s in r.steps if s.code in ("put", "swap")]
-    if len(entering) <= _FSYNC_LIMIT:
-        root = open_root(layer or side)
-        try:
-            if all(_sync_slot(root, side, d, s.slot, s.name) for d, s in entering):
-                return
-        finally:
-            os.close(root)
-    for path in {layer or side, side}:
-        sync_filesystem(path)
+    with _Opened() as opened:
+        root = opened.add(open_root(layer or side))
+        wanted = list(others)
+        if len(entering) > _FSYNC_LIMIT or not all(_open_slot(opened, wanted, root, side, d, s) for d, s in entering):
+            wanted = list(others)
+            for path in {layer or side, side}:
+                sync_filesystem(path)
+        sync_files([*wanted, *(opened.add(_open_to_sync(path)) for path in directories)])
 
 
-def sync_steps(runs: Sequence[Run], metas: Sequence[Meta], slots: Slots) -> None:
-    """Sync every directory that applied steps and metadata changed."""
+def sync_steps(
+    runs: Sequence[Run],
+    metas: Sequence[Meta],
+    slots: Slots,
+    others: Iterable[int] = (),
+    directories: Iterable[str] = (),
+) -> None:
+    """Sync every directory that applied steps and metadata changed.
+
+    At the same time, sync the open files ``others`` and some ``directories``.
+    """
     layers = {r.directory for r in runs for s in r.steps if not s.slot and s.code not in ("rmdir", "mkdir")}
     targets = {m.path for m in metas} | {r.directory for r in runs}
     touched = [(slots.side, ""), *((slots.layer, d) for d in layers), *((slots.target, d) for d in targets)]
-    fd = open_directory(slots.target, "")
-    try:
-        if len(touched) > _FSYNC_LIMIT or not all(_sync_directory(root, path) for root, path in touched):
-            syncfs(fd)
-    finally:
-        os.close(fd)
+    with _Opened() as opened:
+        wanted = list(others)
+        if len(touched) > _FSYNC_LIMIT or not all(_open_changed(opened, wanted, root, path) for root, path in touched):
+            wanted = list(others)
+            syncfs(opened.add(open_directory(slots.target, "")))
+        sync_files([*wanted, *(opened.add(_open_to_sync(path)) for path in directories)])
 
 
-def _sync_directory(root: int, path: str) -> bool:
-    """Sync one directory if it exists; return False if this user may not read it."""
+class _Opened:
+    """Descriptors that are closed together."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def add(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+def _open_to_sync(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _open_changed(opened: _Opened, wanted: list[int], root: int, path: str) -> bool:
+    """Add one directory if it exists; return False if this user may not read it."""
     try:
-        fd = open_directory(root, path)
+        wanted.append(opened.add(open_directory(root, path)))
     except OSError as error:
         if error.errno == errno.EACCES:
             return False
         if error.errno not in NOT_THERE:
             raise
-        return True
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
     return True
 
 
-def _sync_slot(root: int, side: str, directory: str, slot: str, name: str) -> bool:
-    """Sync one slot; return False if it is a directory, which may contain any number of files."""
-    fd = open_directory(root, directory) if not slot else os.open(side, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        entry = slot or name
-        mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            return False
-        if stat.S_ISREG(mode):
-            file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _open_slot(opened: _Opened, wanted: list[int], root: int, side: str, directory: str, step: JournalStep) -> bool:
+    """Add one slot and its directory; return False if it is a directory, which may contain any number of files."""
+    fd = opened.add(_open_to_sync(side) if step.slot else open_directory(root, directory))
+    entry = step.slot or step.name
+    mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
+    if stat.S_ISDIR(mode):
+        return False
+    if stat.S_ISREG(mode):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        wanted.append(opened.add(os.open(entry, flags, dir_fd=fd)))
+    wanted.append(fd)
     return True

@@ -20,6 +20,7 @@ from forkwise.linux.trees import join, open_directory, open_root, proc_path, wri
 __all__ = [
     "FUSE_MARKS",
     "OVERLAY_MARKS",
+    "LayerDirectories",
     "Lower",
     "LowerDirectory",
     "Marks",
@@ -82,30 +83,28 @@ def _is_yes(path: str, attribute: str) -> bool:
     return os.getxattr(path, attribute, follow_symlinks=False) == b"y"
 
 
-def unmark(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+def unmark(directories: LayerDirectories, marked: Iterable[tuple[str, str, Sequence[str]]]) -> None:
     """Remove marks from entries given as (directory, name, marks)."""
-    with _Directories(layer) as directories:
-        for directory, name, marks in marked:
-            path = proc_path(directories.fd(directory), name)
-            for mark in marks:
-                _remove(path, mark)
+    for directory, name, marks in marked:
+        path = proc_path(directories.fd(directory), name)
+        for mark in marks:
+            _remove(path, mark)
 
 
-def read_marks(layer: str, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
+def read_marks(directories: LayerDirectories, marked: Iterable[tuple[str, str, Sequence[str]]]) -> Marks:
     """Read the values of marks, so that ``write_marks`` can restore them."""
     found = []
-    with _Directories(layer) as directories:
-        for directory, name, marks in marked:
-            path = proc_path(directories.fd(directory), name)
-            values = {mark: read_mark(path, mark).hex() for mark in marks}
-            found.append((join(directory, name), values))
+    for directory, name, marks in marked:
+        path = proc_path(directories.fd(directory), name)
+        values = {mark: read_mark(path, mark).hex() for mark in marks}
+        found.append((join(directory, name), values))
     return found
 
 
 def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[str]]]:
     """List all marks of some entries as (directory, name, marks)."""
     found = []
-    with _Directories(layer) as directories:
+    with LayerDirectories(layer) as directories:
         for path in paths:
             directory, _, name = path.rpartition("/")
             attributes = os.listxattr(directories.beneath(path), follow_symlinks=False)
@@ -115,7 +114,7 @@ def list_marks(layer: str, paths: Iterable[str]) -> list[tuple[str, str, list[st
 
 def write_marks(layer: str, marks: Marks) -> None:
     """Set exactly these marks on entries; an entry that no longer exists is skipped."""
-    with _Directories(layer) as directories:
+    with LayerDirectories(layer) as directories:
         for path, wanted in marks:
             try:
                 beneath = directories.beneath(path)
@@ -128,9 +127,11 @@ def write_marks(layer: str, marks: Marks) -> None:
                 continue
 
 
-def drop_mark_files(layer: str, files: Iterable[tuple[str, str]]) -> None:
+def drop_mark_files(layer: str, files: Sequence[tuple[str, str]]) -> None:
     """Remove the files with which fuse-overlayfs repeats its attributes."""
-    with _Directories(layer) as directories:
+    if not files:
+        return
+    with LayerDirectories(layer) as directories:
         for directory, name in files:
             fd = directories.fd(directory)
             found = os.stat(".", dir_fd=fd)
@@ -152,7 +153,7 @@ def mark_opaque(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> No
 
 def unmark_origins(layer: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Remove the origins of files."""
-    with _Directories(layer) as directories:
+    with LayerDirectories(layer) as directories:
         for path in paths:
             beneath = directories.beneath(path)
             for attribute in os.listxattr(beneath, follow_symlinks=False):
@@ -162,7 +163,7 @@ def unmark_origins(layer: str, paths: Iterable[str], prefixes: Sequence[str]) ->
 
 def inherit_origins(layer: str, below: str, paths: Iterable[str], prefixes: Sequence[str]) -> None:
     """Copy origins to files from the files that they are about to replace in the layer below."""
-    with _Directories(layer) as ours, _Directories(below) as theirs:
+    with LayerDirectories(layer) as ours, LayerDirectories(below) as theirs:
         for path in paths:
             mine, replaced = ours.beneath(path), theirs.beneath(path)
             for attribute in os.listxattr(replaced, follow_symlinks=False):
@@ -171,7 +172,7 @@ def inherit_origins(layer: str, below: str, paths: Iterable[str], prefixes: Sequ
 
 
 def _mark(layer: str, paths: Iterable[str], mark: str, value: bytes) -> None:
-    with _Directories(layer) as directories:
+    with LayerDirectories(layer) as directories:
         for path in paths:
             try:
                 _set(directories.beneath(path), mark, value)
@@ -219,7 +220,7 @@ def _accessible_file(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-class _Directories:
+class LayerDirectories:
     """The directories of a layer, one open at a time, because marks are grouped by directory."""
 
     def __init__(self, layer: str) -> None:
@@ -244,7 +245,7 @@ class _Directories:
             os.close(self.opened)
             self.opened, self.path = -1, None
 
-    def __enter__(self) -> _Directories:
+    def __enter__(self) -> LayerDirectories:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -33,7 +33,6 @@ from forkwise.files.store.journal import Meta, Run, directory_facts
 from forkwise.files.store.overlayfs import is_mark
 from forkwise.files.store.state import StateDir, tick
 from forkwise.linux.root_identity import RootIdentity
-from forkwise.linux.syscalls import filesystem_magic
 from forkwise.linux.trees import join
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD_DIRECTORY",
     "Record",
+    "RecordFile",
     "RolledBack",
     "Times",
     "forget_times",
@@ -54,7 +54,7 @@ __all__ = [
 
 
 _FORMAT = 1
-_JOURNALS = (0xEF53, 0x58465342, 0x01021994)  # ext4 and XFS, with one journal for all metadata, and tmpfs
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _FILE = "record.json"
 _NEW_FILE = "record.new"
 _SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
@@ -136,39 +136,25 @@ class Record:
 
     def save(self, directory: str, *, sync: bool) -> None:
         """Write the record atomically."""
+        with RecordFile(directory) as file:
+            file.write(self)
+            if sync:
+                os.fsync(file.fd)
+            file.publish()
+
+    def encode(self) -> bytes:
+        """Return the record as JSON."""
         data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
         data["format"] = _FORMAT
         data["runs"] = [r.dump() for r in self.runs]
         data["root"] = self.root.dump() if self.root else None
         data["metas"] = [m.dump() for m in self.metas]
         data["conflicts"] = [[c.path, c.kind, c.detail] for c in self.conflicts]
-        content = json.dumps(data, separators=(",", ":")).encode()
-        # The final name appears only when the content is complete, so that a visible record is a complete one.
-        fd = os.open(f"{directory}/{_NEW_FILE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(fd, view) :]
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(f"{directory}/{_NEW_FILE}", f"{directory}/{_FILE}")
-
-    def finish(self, directory: str) -> None:
-        """Store the current time by the filesystem's clock, as the mtime of the file, as the end of all steps."""
-        fd = os.open(f"{directory}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            tick(fd)
-            # Elsewhere the syncs of directories that follow also write this; btrfs writes what is synced and no more.
-            if self.durable and filesystem_magic(directory) not in _JOURNALS:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        return _ENCODER.encode(data).encode()
 
     @staticmethod
     def finished(directory: str) -> int:
-        """Return the time that ``finish`` stored."""
+        """Return the time that ``RecordFile.finish`` stored."""
         return os.stat(f"{directory}/{_FILE}").st_mtime_ns
 
     @classmethod
@@ -182,6 +168,47 @@ class Record:
         with damage_reported(path):
             number, _, _ = os.path.basename(directory).partition("-")
             return _parse(data, int(number))
+
+
+class RecordFile:
+    """The file of a record while its commit runs; it gets its final name only when its content is complete."""
+
+    __slots__ = ("_directory", "fd", "opened")
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        # Not O_TRUNC: after that, ext4 allocates and writes the blocks of a file when it is closed (auto_da_alloc).
+        self.fd = os.open(f"{directory}/{_NEW_FILE}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.utime(self.fd)
+            found = os.fstat(self.fd)
+            #: The time by the filesystem's clock, which no later change on it is before.
+            self.opened = found.st_mtime_ns
+            if found.st_size:
+                os.ftruncate(self.fd, 0)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self) -> RecordFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def write(self, record: Record) -> None:
+        """Write the content."""
+        view = memoryview(record.encode())
+        while view:
+            view = view[os.write(self.fd, view) :]
+
+    def publish(self) -> None:
+        """Give the file its final name: a visible record is a complete one."""
+        os.rename(f"{self._directory}/{_NEW_FILE}", f"{self._directory}/{_FILE}")
+
+    def finish(self) -> None:
+        """Store the current time by the filesystem's clock, as the mtime of the file, as the end of all steps."""
+        tick(self.fd)
 
 
 def _parse(data: dict[str, Any], number: int) -> Record:
@@ -255,7 +282,7 @@ class RolledBack:
     def load(cls, state_dir: StateDir) -> RolledBack:
         """Read the rolled-back commits of a state directory; nearly always there are none."""
         try:
-            names = [n for n in os.listdir(f"{state_dir.path}/history") if _KEPT.match(n)]
+            names = [n for n in os.listdir(f"{state_dir.path}/history") if "-" in n and _KEPT.match(n)]
         except FileNotFoundError:
             return cls()
         known = []

@@ -223,6 +223,7 @@ class Reader:
         self.scan = Scan()
         self.marked: set[int] = set()
         self.pending: list[str] = [""]
+        self.attributes: list[str] = []  # of the directory that ``touch`` added last
 
     def read(self) -> None:
         """Fill ``scan``, directory by directory."""
@@ -242,13 +243,16 @@ class Reader:
         """Read one directory that both sides have; every reader overrides it."""
         raise AssertionError("not implemented by this reader")
 
-    def touch(self, path: str, fd: int, parent: LowerDirectory) -> None:
-        """Add the directory itself to the scan."""
-        if parent.fds:
-            old_fd = parent.fds[0]
-            self.scan.touched.append(
-                Touched(path, os.fstat(fd), os.fstat(old_fd), user_attributes(fd), user_attributes(old_fd))
-            )
+    def touch(self, path: str, fd: int, parent: LowerDirectory) -> Touched | None:
+        """Add the directory itself to the scan, and return what was added."""
+        if not parent.fds:
+            return None
+        old_fd = parent.fds[0]
+        self.attributes = _list_attributes(fd)
+        attributes = _read_user_attributes(fd, self.attributes)
+        touched = Touched(path, os.fstat(fd), os.fstat(old_fd), attributes, user_attributes(old_fd))
+        self.scan.touched.append(touched)
+        return touched
 
     def mark(self, path: str, name: str, new: os.stat_result, marks: list[str]) -> None:
         """Add an entry's marks to the scan, once for all hard links of the entry."""
@@ -318,10 +322,13 @@ class _LayerReader(Reader):
         self.linked: list[tuple[str, str]] = []
 
     def read_directory(self, path: str, fd: int, parent: LowerDirectory) -> None:
-        self.touch(path, fd, parent)
+        touched = self.touch(path, fd, parent)
         lookup = parent.lookup
         prefix = proc_path(fd, "")
-        above = max((self.scan.rolled_back.ctime(os.fstat(f)) for f in parent.fds), default=sys.maxsize)
+        above = sys.maxsize
+        if touched is not None:
+            entries = [touched.old, *map(os.fstat, parent.fds[1:])]
+            above = max(self.scan.rolled_back.ctime(entry) for entry in entries)
         appeared = bool(path) and bool(parent.fds) and not self._is_same_directory(fd, parent)
         if appeared:
             self.scan.appeared.append(path)
@@ -352,9 +359,9 @@ class _LayerReader(Reader):
 
     def _is_same_directory(self, fd: int, parent: LowerDirectory) -> bool:
         """Return whether the parent's directory is the same as when the branch first wrote into it."""
-        marks = [a for a in os.listxattr(fd) if is_origin(a, self.mark_prefixes)]
         if self.mark_files:
             return True  # fuse-overlayfs does not mark directories
+        marks = [a for a in self.attributes if is_origin(a, self.mark_prefixes)]
         origins = [os.getxattr(fd, a)[_HANDLE:] for a in marks]
         return any(not o or o in {file_handle(f, ".") for f in parent.fds} for o in origins)
 
@@ -413,12 +420,19 @@ class _LayerReader(Reader):
 
 def user_attributes(fd: int | str) -> dict[str, bytes]:
     """Return the extended attributes of an open directory or file that a user set, without overlay marks."""
+    return _read_user_attributes(fd, _list_attributes(fd))
+
+
+def _list_attributes(fd: int | str) -> list[str]:
     try:
-        names = os.listxattr(fd)
+        return os.listxattr(fd)
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        return {}  # this filesystem has none
+        return []  # this filesystem has none
+
+
+def _read_user_attributes(fd: int | str, names: list[str]) -> dict[str, bytes]:
     return {name: os.getxattr(fd, name) for name in names if is_of_user(name)}
 
 

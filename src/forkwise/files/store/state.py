@@ -125,12 +125,13 @@ def locked(state: str, *, shared: bool = False) -> Lock:
 class StateDir:
     """The state of a workspace or a branch: its head, its history, and the branches forked from it."""
 
-    __slots__ = ("_last_settled", "path", "state")
+    __slots__ = ("_is_checked", "_last_settled", "path", "state")
 
     def __init__(self, path: str, state: str) -> None:
         self.path = path
         self.state = state
-        self._last_settled = 0
+        self._last_settled: int | None = None  # the head when it was last read, unless a commit was in progress
+        self._is_checked = False  # whether ``is_interrupted`` has looked for what a power failure left
 
     @property
     def head(self) -> int:
@@ -142,16 +143,12 @@ class StateDir:
 
         A fast check for a caller that holds the lock. After a power failure only ``is_interrupted`` is reliable.
         """
-        if not os.path.lexists(f"{self.path}/head/{self._last_settled}"):
-            number, is_in_progress = self._read_head()
-            if is_in_progress:
-                return None
-            self._last_settled = number
-        return self._last_settled
+        number, is_in_progress = self._read_head()
+        return None if is_in_progress else number
 
-    def begin(self) -> None:
-        """Mark a commit as in progress, before it creates anything."""
-        number = self.head
+    def begin(self, number: int | None = None) -> None:
+        """Mark a commit as in progress, before it creates anything; ``number`` is the head, if the caller knows it."""
+        number = self.head if number is None else number
         os.rename(f"{self.path}/head/{number}", f"{self.path}/head/{number}{_IN_PROGRESS}")
 
     def advance(self, number: int, *, settled: bool) -> None:
@@ -161,6 +158,8 @@ class StateDir:
         """
         end = "" if settled else _IN_PROGRESS
         os.rename(f"{self.path}/head/{number - 1}{_IN_PROGRESS}", f"{self.path}/head/{number}{end}")
+        if settled:
+            self._last_settled = number
 
     def settle(self) -> None:
         """Remove the mark of a commit in progress, if there is one."""
@@ -170,6 +169,8 @@ class StateDir:
 
     def _read_head(self) -> tuple[int, bool]:
         """Return the number of the last commit, and whether another is in progress."""
+        if self._last_settled is not None and os.path.lexists(f"{self.path}/head/{self._last_settled}"):
+            return self._last_settled, False
         for _ in range(_TRIES):
             try:
                 names = os.listdir(f"{self.path}/head")
@@ -178,7 +179,9 @@ class StateDir:
             if heads := [
                 (int(n.removesuffix(_IN_PROGRESS)), n.endswith(_IN_PROGRESS)) for n in names if _HEAD.match(n)
             ]:
-                return max(heads)
+                number, is_in_progress = max(heads)
+                self._last_settled = None if is_in_progress else number
+                return number, is_in_progress
             time.sleep(0)  # a reader without the lock may miss a name that is being renamed
         raise StateError(f"{self.path}/head", "it does not name the last commit")
 
@@ -251,8 +254,13 @@ class StateDir:
     def is_interrupted(self) -> bool:
         """Whether a commit was started and not finished: it is in progress, or its process was killed."""
         number, is_in_progress = self._read_head()
-        # After a power failure the mark in the head may be missing although a commit had started.
-        return is_in_progress or os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
+        if is_in_progress or self._is_checked:
+            return is_in_progress
+        # After a power failure the mark in the head may be missing although a commit had started. No process survives
+        # one: for a process that has looked once, the mark is reliable.
+        is_found = os.path.lexists(self.history(number + 1)) or os.path.lexists(f"{self.path}/stage")
+        self._is_checked = not is_found
+        return is_found
 
 
 def locate(

@@ -33,6 +33,7 @@ from forkwise.files.store.journal import (
 from forkwise.files.store.overlayfs import write_marks
 from forkwise.files.store.record import (
     Record,
+    RecordFile,
     forget_times,
     is_rolled_back,
     is_stage,
@@ -90,7 +91,7 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         try:
-            self.state_dir.begin()
+            self.state_dir.begin(self.number - 1)
             self._make_history()
             if not same_mount(self.state_dir.path, self.target):
                 self._make_stage()
@@ -208,34 +209,30 @@ class Transaction:
         removed: Sequence[OldEntry],
         leases: Leases,
     ) -> None:
-        sync = record.durable
+        sync, state = record.durable, self.state_dir.path
         if self.stage and _root_meta(record.metas) is None:
             record.metas.append(self.root)  # creating and removing the stage must not change the target's own mtime
-        if sync:
-            sync_content(record.runs, layer, self.side)
-        record.started = _read_clock(self.history)
-        record.save(self.history, sync=sync)
-        if sync:
-            sync_directories([self.history, f"{self.state_dir.path}/history", self.state_dir.path])
-        if strip:
-            strip()
-        slots = Slots(self.target, layer, self.side)
-        try:
+        with RecordFile(self.history) as file, Slots(self.target, layer, self.side) as slots:
             if record.root is not None and not record.root.is_open_as(slots.target):
                 raise OSError(errno.ESTALE, "another directory was moved there meanwhile", self.target)
-            apply_steps(record.runs, record.metas, slots)
-            record.finish(self.history)
+            record.started = file.opened
+            file.write(record)
             if sync:
-                sync_steps(record.runs, record.metas, slots)
+                sync_content(record.runs, layer, self.side, [file.fd], [f"{state}/history", state])
+            file.publish()
+            if sync:
+                sync_directories([self.history])
+            if strip:
+                strip()
+            apply_steps(record.runs, record.metas, slots)
+            file.finish()
+            if record.home:
+                os.rename(self.state_dir.home(record.home), f"{self.history}/home")
+            if sync:
+                sync_steps(record.runs, record.metas, slots, [file.fd], [self.history, f"{state}/branches"])
             self._raise_conflicts(find_interference(removed, slots, leases))
-        finally:
-            slots.close()
         if self.stage:
             self._save_slots(sync)
-        if record.home:
-            os.rename(self.state_dir.home(record.home), f"{self.history}/home")
-        if sync:
-            sync_directories([self.history, f"{self.state_dir.path}/branches"])
         self._raise_conflicts(find_waiting(leases))
         self.state_dir.advance(self.number, settled=self.stage is None)
 
@@ -308,13 +305,11 @@ def _roll_back(state_dir: StateDir, target: str, history: str, record: Record) -
         layer = state_dir.beneath(record.layer)
     else:
         layer = None  # the commit of a whole view has no layer
-    slots = Slots(target, layer, f"{target}/{record.stage}" if record.stage else state_dir.beneath(record.side))
-    try:
+    side = f"{target}/{record.stage}" if record.stage else state_dir.beneath(record.side)
+    with Slots(target, layer, side) as slots:
         left = revert_steps(record.runs, record.metas, slots, record.started)
         if record.durable:
             sync_steps(record.runs, record.metas, slots)
-    finally:
-        slots.close()
     if layer and os.path.basename(layer) != _LOST_LAYER:
         write_marks(layer, record.marks)
     return left
@@ -343,16 +338,6 @@ def _make_empty_layer(path: str, record: Record) -> str:
     for run in record.runs:
         os.makedirs(f"{path}/{run.directory}", mode=0o700, exist_ok=True)
     return path
-
-
-def _read_clock(directory: str) -> int:
-    """Return the current time by the filesystem's clock, which no later change on it is before."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.utime(fd)
-        return os.fstat(fd).st_mtime_ns
-    finally:
-        os.close(fd)
 
 
 def _is_left(left: Collection[str], directory: str, path: str) -> bool:

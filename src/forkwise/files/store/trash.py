@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from forkwise.errors import StateError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["deferred", "discard", "empty", "run_later", "wait_until_empty"]
 
 _EXIT_TIMEOUT_S = 10.0  # for deletions in progress when the process exits; gc deletes the rest
+_EXPECTED = (OSError, StateError)  # what could not be deleted stays in the trash, and gc reports it
 
 
 def discard(state_dir: StateDir, path: str) -> None:
@@ -60,13 +61,25 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         _caller.held = before
-        for job in jobs:
-            run_later(job)
+        if jobs:
+            run_later(lambda: _run_all(jobs))  # as one: each wakes the thread, which then waits for this one's locks
+
+
+def _run_all(jobs: list[Callable[[], object]]) -> None:
+    for job in jobs:
+        with suppress(*_EXPECTED):
+            job()
 
 
 def wait_until_empty() -> None:
-    """Block until all jobs so far are done."""
-    _Background.get().jobs.join()
+    """Block until all jobs so far are done, and those that they start."""
+    jobs = _Background.get().jobs
+    while True:
+        done = threading.Event()
+        jobs.put(done.set)
+        done.wait()
+        if jobs.empty():
+            return
 
 
 def _delete(path: str) -> list[str]:
@@ -96,7 +109,7 @@ class _Background:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.jobs: queue.Queue[Callable[[], object]] = queue.Queue()
+        self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="forkwise-trash", daemon=True).start()
         atexit.register(self._finish)
 
@@ -109,12 +122,8 @@ class _Background:
     def _work(self) -> None:
         while True:
             job = self.jobs.get()
-            try:
+            with suppress(*_EXPECTED):
                 job()
-            except (OSError, StateError):
-                pass  # what could not be deleted stays in the trash, and gc reports it
-            finally:
-                self.jobs.task_done()
 
     def _finish(self) -> None:
         if self.pid != os.getpid():

@@ -111,6 +111,13 @@ class View(ABC):
     def hide(self, home: str) -> bool:
         """Unmount the view; return True if no process can write to the layer any more, so that it may be moved."""
 
+    def hide_frozen(self, home: str) -> tuple[bool, int]:
+        """Unmount the view of a frozen branch; return what ``hide`` returns, and a descriptor, -1 if there is none.
+
+        The caller closes it in the background: that takes as long as the rest.
+        """
+        return self.hide(home), -1
+
     @abstractmethod
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
         """Make the view read-only for all processes; raise BranchError if files are open for writing."""

@@ -145,6 +145,19 @@ class OverlayView(View):
             umount2(f"{home}/view", MNT_DETACH)
         return is_quiet
 
+    def hide_frozen(self, home: str) -> tuple[bool, int]:
+        is_quiet = not is_private_elsewhere(home)
+        # Dropping the last reference to a mount frees its caches, which takes time. This descriptor is a reference.
+        held = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
+        try:
+            umount2(f"{home}/view", MNT_DETACH)
+        except BaseException as error:
+            os.close(held)
+            if not isinstance(error, OSError) or _is_mounted(home):
+                raise
+            held = -1  # it was not mounted: EINVAL, or EPERM for a user who may not unmount anything
+        return is_quiet, held
+
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
         if not _is_mounted(home):
             return
@@ -160,12 +173,9 @@ class OverlayView(View):
             self.show(home, lowers, writable=True)
 
     def release(self, home: str) -> None:
-        if not _is_mounted(home):
-            return
-        # Dropping the last reference to a mount frees its caches, which takes time. This descriptor defers that.
-        fd = os.open(f"{home}/view", os.O_PATH | os.O_CLOEXEC)
-        umount2(f"{home}/view", MNT_DETACH)
-        trash.run_later(lambda: os.close(fd))
+        _, held = self.hide_frozen(home)
+        if held >= 0:
+            trash.run_later(lambda: os.close(held))
 
 
 def copy_directory_metadata(layer: str, parent: str) -> None:
@@ -210,6 +220,8 @@ def release_private_mount(home: str) -> None:
 
 def is_private_elsewhere(home: str) -> bool:
     """Return whether another process has the branch mounted in a private namespace, or any is about to mount it."""
+    if not os.path.lexists(f"{home}/{_PRIVATE}"):
+        return False
     try:
         with open(f"{home}/{_PRIVATE}") as file:
             entries = [json.loads(line) for line in file]
