@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation as Evaluation
     from forkwise.fork.evaluation import Evaluator as Evaluator
     from forkwise.fork.evaluation import SmallerDiff as SmallerDiff
+    from forkwise.fork.evaluators.cross_tests import CrossTests as CrossTests
     from forkwise.fork.evaluators.tests import Tests as Tests
     from forkwise.fork.fork import Fork as Fork
     from forkwise.fork.resolve import pick as pick
@@ -278,6 +279,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Evaluator",
         "SmallerDiff",
     ),
+    "fork.evaluators.cross_tests": ("CrossTests",),
     "fork.evaluators.tests": ("Tests",),
     "fork.fork": ("Fork",),
     "fork.resolve": ("pick",),

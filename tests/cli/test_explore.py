@@ -154,6 +154,10 @@ def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any]
     assert "--budget 2 is less" in run("playoff", "3", "--budget", "2", *sh("true"), code=2).stderr
 
 
+def test_cross_tests_need_a_test_command(run: Run) -> None:
+    assert "needs to know how tests run" in run("best-of", "2", "--cross-tests", *sh("true"), code=2).stderr
+
+
 def test_a_rule_stops_best_of(outcome: Callable[..., Any], run: Run, project: Path) -> None:
     (project / "check.sh").write_text("test -e n && echo ok 1 && echo 1..1\n")
     rule = ("--stop-when", "all-green", "--test", "sh check.sh", "-j", "1")

@@ -169,7 +169,8 @@ def test_a_model_that_fails_is_reported_and_done_without(workspace: Workspace) -
 @pytest.mark.parametrize("pattern", [Reflexion, Cascaded])
 def test_the_next_command_reads_what_was_changed(pattern: Any, workspace: Workspace) -> None:
     script = 'grep -q "a.txt (+1 -1)" "$FORKWISE_FEEDBACK" && exit; echo uno > a.txt; exit 1'
-    outcome = pattern(["sh", "-c", script])(workspace)
+    options: Any = {"fan_out": (1, 1)} if pattern is Cascaded else {}
+    outcome = pattern(["sh", "-c", script], **options)(workspace)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
 

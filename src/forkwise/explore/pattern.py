@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict
 
 from forkwise.concurrency import run_in_thread, run_sync, try_call
-from forkwise.errors import BranchError, ForkwiseWarning, RetestError
+from forkwise.errors import BranchError, BranchingError, ForkwiseWarning, RetestError
 from forkwise.explore.stop_rule import StopRule, StopWhen, build_stop_rules
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
@@ -198,7 +198,22 @@ class Search:
         attempts = list(attempts)
         async for _ in self.finished(attempts):
             pass
+        await self._compare(attempts)
         return attempts
+
+    async def _compare(self, attempts: Sequence[Attempt]) -> None:
+        """Replace the scores that can be known only when all of a group have ended."""
+        evaluator = self.fork.settings.evaluator
+        if evaluator is None or len(attempts) < 2:
+            return
+        try:
+            found = await evaluator.compare(attempts)
+        except (BranchingError, OSError) as error:
+            warnings.warn(f"attempts could not be compared: {describe_error(error)}", ForkwiseWarning, stacklevel=2)
+            return
+        for attempt, scores in found.items():
+            attempt.scores = scores
+            attempt.fork.ledger.record_score(attempt.id, attempt.score, scores)
 
     def _note_end(self, attempt: Attempt) -> None:
         if attempt.state not in ("succeeded", "failed") or attempt in self._ended:

@@ -25,6 +25,7 @@ from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
+from forkwise.fork.evaluators.cross_tests import CrossTests
 from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
@@ -155,7 +156,8 @@ class Recipe:
     ``goal`` is the task as it sees it. ``refine`` makes ``n``
     attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. Without ``retest``, a
     winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the workspace, for
-    resuming. ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
+    resuming. With ``cross_tests``, attempts are also scored by the tests that others added. ``allowance`` is that of
+    all commands, except those that have their own in ``own_allowances``.
     """
 
     kind: Kind
@@ -195,6 +197,7 @@ class Recipe:
     on_conflict: OnConflict = "refuse"
     retest: bool = True
     stop_when: tuple[str, ...] = ()
+    cross_tests: bool = False
     frozen: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -253,6 +256,8 @@ class Recipe:
         """Build the pattern that runs the recipe."""
         tests = self.build_tests()
         judges: list[Evaluator] = [] if tests is None else [tests]
+        if tests is not None and self.cross_tests:
+            judges.append(CrossTests(tests))
         if self.compares and self.kind != "tournament":
             judges += [OwnScore(), SmallerDiff()]
         options: Options = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -71,6 +71,13 @@ class Evaluator(ABC):
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         """Evaluate an attempt that succeeded."""
 
+    async def compare(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, tuple[float, ...]]:
+        """Return the scores that can be known only when all ``attempts`` of a group have ended; by default none.
+
+        They replace those that ``evaluate`` returned.
+        """
+        return {}
+
     @property
     def has_tests(self) -> bool:
         """Whether ``retest`` tests anything, so that a winner is tested again if its parent changed meanwhile."""
@@ -122,7 +129,7 @@ class SmallerDiff(Evaluator):
         level: Attempt | None = attempt
         while level is not None and level.branch is not None:
             lines += _lines_changed(await run_in_thread(level.branch.diff))
-            level = level.fork.inside
+            level = level.fork.inside if level.fork.is_inner else None
         return Evaluation((-float(lines),))
 
 
@@ -181,6 +188,17 @@ class _EvaluatorSequence(Evaluator):
             if len(evaluation.scores) != len(one.criteria):
                 self.criteria = ()  # it cannot be known which evaluator a score came from
         return Evaluation(scores, tests=tests)
+
+    async def compare(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, tuple[float, ...]]:
+        scores: dict[Attempt, tuple[float, ...]] = {}
+        counts = [len(one.criteria) for one in self._evaluators]
+        for position, one in enumerate(self._evaluators):
+            start, stop = sum(counts[:position]), sum(counts[: position + 1])
+            for attempt, own in (await one.compare(attempts)).items():
+                known = scores.get(attempt, attempt.scores)
+                if len(known) >= sum(counts):  # otherwise it is not known which evaluator a score came from
+                    scores[attempt] = (*known[:start], *own, *known[stop:])
+        return scores
 
     @property
     def has_tests(self) -> bool:

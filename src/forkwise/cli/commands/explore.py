@@ -23,6 +23,11 @@ _EXPAND = click.option(
 _DEPTH = click.option(
     "--depth", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Number of levels."
 )
+_CROSS_TESTS = click.option(
+    "--cross-tests",
+    is_flag=True,
+    help="Among attempts that pass --test, prefer those that pass the tests that other attempts added.",
+)
 _N = click.argument("n", metavar="N", type=click.IntRange(min=1))
 
 
@@ -76,15 +81,18 @@ def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
 )
 @_N
 @judge_option()
+@_CROSS_TESTS
 @explore_options
-def best_of(options: ExploreOptions, n: int, judge: str | None) -> int:
+def best_of(options: ExploreOptions, n: int, judge: str | None, cross_tests: bool) -> int:
     """Try a command N times side by side, and commit the best success.
 
     The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
     scores, or without any, the smallest diff wins. With --judge, a judge compares every two of the attempts whose tests
     came out best.
     """
-    return _explore(options.recipe("best-of", n=n, **find_judge(judge)), options)
+    if cross_tests and options.tests is None:
+        raise click.UsageError("--cross-tests needs to know how tests run: give --test 'COMMAND' or --test auto")
+    return _explore(options.recipe("best-of", n=n, cross_tests=cross_tests, **find_judge(judge)), options)
 
 
 @click.command(

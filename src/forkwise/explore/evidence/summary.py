@@ -177,6 +177,8 @@ class Summaries:
         message = _clean(attempt.message or "")
         report, error = attempt.tests, attempt.error
         outcome = attempt.state if attempt.success else f"failed: {_clean_line(attempt.reason or 'it failed', 600)}"
+        found = None if report is None else report.comparison
+        failing = found.still_failing_ids if found else [f.name for f in report.failures] if report else []
         errors = [describe_error(error)] if error is not None and describe_error(error) not in outcome else []
         errors += [line for line in tail.splitlines() if _ERROR.search(line)]
         detail = ""
@@ -194,7 +196,9 @@ class Summaries:
             file_count=count,
             decisions=_bound(_find_last_paragraph(tail) if attempt.success or report is not None else ()),
             tests=None if report is None else _clean_line(report.summary),
-            failing=() if report is None else _bound((f.name for f in report.failures), _MAX_TESTS),
+            fixed=_bound(found.fixed_ids, _MAX_TESTS) if found else (),
+            broken=_bound(found.broken_ids, _MAX_TESTS) if found else (),
+            failing=_bound(failing, _MAX_TESTS),
             errors=_bound(errors[-_MAX_ITEMS:]) if not attempt.success else (),
             detail=detail,
         )

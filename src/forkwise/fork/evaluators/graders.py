@@ -6,6 +6,7 @@ import os
 import select
 import stat
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from forkwise.testing.evidence import Injection
     from forkwise.testing.seal import Seal, SealRole
 
-__all__ = ["EvidencePipe", "Graders", "lay_held_out"]
+__all__ = ["EvidencePipe", "Graders", "lay_files", "lay_held_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,16 @@ class Graders:
                     now.write(path, merged)
                     continue
             now.copy_from(before, path)
+
+
+def lay_files(branch: Branch, contents: Mapping[str, bytes]) -> None:
+    """Write files into a scratch branch, in the place of whatever is there."""
+    tree = _tree(branch)
+    for path, content in contents.items():
+        entry = tree.entry(path)
+        if entry is not None and not stat.S_ISREG(entry.st_mode):
+            tree.remove(path)
+        tree.write(path, content)
 
 
 def lay_held_out(branch: Branch, directory: str) -> None:

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from shlex import join, quote
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from forkwise.errors import BaselineError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
-from forkwise.fork.evaluators.graders import EvidencePipe, Graders, lay_held_out
+from forkwise.fork.evaluators.graders import EvidencePipe, Graders, lay_files, lay_held_out
 from forkwise.fork.fault import find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch
@@ -140,6 +140,25 @@ class Tests(Evaluator):
                 baseline = await self.measure(branch.parent)
         return await self._judge(branch, branch.parent, baseline)
 
+    def find_added(self, branch: Branch, base: Parent) -> tuple[str, ...]:
+        """Return the files that grade by themselves and that a branch added to the base, sorted."""
+        command = self.find(_directory(base)) or self.find(branch.path)
+        if command is None:
+            return ()
+        graders = Graders.find(branch, base, Seal.of_command(command, self.seal))
+        return tuple(sorted(path for path in graders.added if graders.roles[path] == "whole"))
+
+    async def run_foreign(self, files: Parent, base: Parent, tests: Mapping[str, bytes]) -> TestReport:
+        """Run test files of another attempt on the files of a branch or of the base, alone if the runner can do that.
+
+        What the branch itself changed of the graders is put back first.
+        """
+        graders = await run_in_thread(self._find_graders, files, base) if isinstance(files, Branch) else None
+        if isinstance(files, Branch) and files.view_kind.ends_chain:
+            return TestReport(source="exit code", exit_code=0, doubt=f"{files.view} has no scratch branches")
+        run = await self._run(files, _Task(base, graders, own=tuple(tests), foreign=tests))
+        return combine_runs([run], None, os.fspath(base.workspace.path))
+
     def find(
         self, directory: str | os.PathLike[str], junit: str | None = None, injection: Injection | None = None
     ) -> TestCommand | None:
@@ -254,17 +273,23 @@ class Tests(Evaluator):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a run is made of, besides the files that are tested: ``own`` are added tests to run alone."""
+    """What a run is made of, besides the files that are tested.
+
+    ``own`` are added tests to run alone, ``foreign`` are those of another attempt, which are written first.
+    """
 
     base: Parent
     graders: Graders | None = None
     suspects: Sequence[str] = ()
     own: tuple[str, ...] = ()
+    foreign: Mapping[str, bytes] = field(default_factory=dict)
 
     def lay(self, branch: Branch, held_out: str | None) -> None:
         """Lay the files that grade over those of a scratch branch."""
         if self.graders is not None:
-            self.graders.lay(branch, self.base, keep_added=bool(self.own))
+            self.graders.lay(branch, self.base, keep_added=bool(self.own) and not self.foreign)
+        if self.foreign:
+            lay_files(branch, self.foreign)
         if held_out is not None and not self.own:
             lay_held_out(branch, held_out)
 
