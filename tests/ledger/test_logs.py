@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forkwise import LedgerError
 from forkwise.ledger import ledger as protocol
 from forkwise.ledger import logs as module
-from forkwise.ledger.logs import AttemptLog, follow_log, read_log, remove_log
+from forkwise.ledger.logs import AttemptLog, compress_log, follow_log, read_log, remove_log
 from tests.ledger.ledger_scenes import Child
 
 NAME = "k3f9ab.1"
@@ -163,7 +163,7 @@ def test_an_attempt_that_runs_again_prints_anew(tmp_path: Path) -> None:
     assert list((tmp_path / "output").iterdir()) == []
 
 
-@pytest.mark.parametrize("deed", [AttemptLog, read_log, remove_log])
+@pytest.mark.parametrize("deed", [AttemptLog, read_log, remove_log, compress_log])
 @pytest.mark.parametrize("name", ["../k3f9ab.1", "k3f9ab", "", "k3f9ab.1/..", "k3f9ab.1\n"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, deed: Callable[..., object], name: str) -> None:
     with pytest.raises(LedgerError, match="not the id of an attempt"):
@@ -195,3 +195,31 @@ def test_output_that_begins_anew_is_followed_from_its_beginning(tmp_path: Path) 
     printed(tmp_path, ("stdout", b"a long line of the first run\n"))
     printed(tmp_path, ("stdout", b"again\n"))
     assert follow_log(tmp_path, NAME, 29, tail=100) == (6, b"again\n")
+
+
+def test_a_large_log_is_compressed_when_its_attempt_is_over(tmp_path: Path) -> None:
+    with AttemptLog(tmp_path, NAME) as log:
+        for number in range(3000):
+            log.write("stdout", b"%d " % number + b"x" * 100 + b"\n")
+            log.write("stderr", b"warned\n")
+    whole, errors = read_log(tmp_path, NAME), read_log(tmp_path, NAME, stream="stderr")
+    compress_log(tmp_path, NAME)
+    assert [p.name for p in sorted((tmp_path / "output").iterdir())] == [f"{NAME}.log.gz", f"{NAME}.streams"]
+    assert (tmp_path / f"output/{NAME}.log.gz").stat().st_size < len(whole) // 4
+    assert read_log(tmp_path, NAME) == whole
+    assert read_log(tmp_path, NAME, tail=50) == whole[-50:]
+    assert read_log(tmp_path, NAME, stream="stderr") == errors
+    assert follow_log(tmp_path, NAME, 1000, tail=1 << 30) == (len(whole), whole[1000:])
+    (tmp_path / f"output/{NAME}.log.gz").write_bytes(b"rubbish")
+    with pytest.raises(LedgerError, match="damaged"):
+        read_log(tmp_path, NAME)
+    remove_log(tmp_path, NAME)
+    assert list((tmp_path / "output").iterdir()) == []
+
+
+def test_a_small_log_stays_plain(tmp_path: Path) -> None:
+    with AttemptLog(tmp_path, NAME) as log:
+        log.write("stdout", b"hello\n")
+    compress_log(tmp_path, NAME)
+    compress_log(tmp_path, "k3f9ab.9")  # there is none
+    assert [p.name for p in (tmp_path / "output").iterdir()] == [f"{NAME}.log"]

@@ -18,7 +18,7 @@ from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
-from forkwise.ledger.logs import AttemptLog
+from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ async def execute(attempt: Attempt, name: str) -> None:
     finally:
         with suppress(LedgerError):  # a full disk: resolving the fork writes it again, or raises
             attempt.record_end()
+        await finish(run_in_thread(compress_log, ledger.directory, attempt.id))
 
 
 async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judgement:

@@ -2,14 +2,19 @@
 
 ``<ledger>/output/<attempt>.log`` holds the bytes of both streams in the order they arrived, so that any pager shows it.
 ``<attempt>.streams`` beside it has a line with the offset and the stream's name for each change of stream, written
-before the bytes that follow it. A log without that file is all stdout.
+before the bytes that follow it. A log without that file is all stdout. When its attempt is over, a large log is
+replaced by ``<attempt>.log.gz``.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import re
+import shutil
 import threading
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +23,11 @@ from typing import BinaryIO
 from forkwise.errors import LedgerError
 from forkwise.text.redaction import Redactor, StreamRedactor, process_redactor
 
-__all__ = ["AttemptLog", "follow_log", "read_log", "remove_log"]
+__all__ = ["AttemptLog", "compress_log", "follow_log", "read_log", "remove_log"]
 
 _CAP = 32 << 20
+_LARGE = 256 << 10  # bytes above which a log is compressed
+_MAX_READ = 2 * _CAP  # bytes of a log after decompression; more than can be written
 _TAIL_SIZE = 64 << 10  # bytes of the end that are always kept
 _SEARCH_SIZE = 4096  # bytes of the end that are searched for the last line
 _LINE_LENGTH = 200
@@ -197,11 +204,11 @@ def follow_log(directory: str | os.PathLike[str], attempt: str, start: int, *, t
     """
     log, _ = _log_paths(directory, attempt)
     try:
-        content = log.open("rb")
+        content = _open_log(log)
     except FileNotFoundError:
         return 0, b""
     with content:
-        end = os.fstat(content.fileno()).st_size
+        end = content.seek(0, os.SEEK_END)
         content.seek(max(start if start <= end else 0, end - tail))
         piece = content.read(max(end - content.tell(), 0))
         return content.tell(), piece
@@ -216,11 +223,11 @@ def read_log(
     """
     log, streams = _log_paths(directory, attempt)
     try:
-        content = log.open("rb")
+        content = _open_log(log)
     except FileNotFoundError:
         return b""
     with content:
-        end = os.fstat(content.fileno()).st_size
+        end = content.seek(0, os.SEEK_END)
         if stream is None:
             content.seek(0 if tail is None else max(end - tail, 0))
             return content.read()
@@ -236,8 +243,41 @@ def read_log(
 
 def remove_log(directory: str | os.PathLike[str], attempt: str) -> None:
     """Delete the log of an attempt."""
-    for path in _log_paths(directory, attempt):
+    log, streams = _log_paths(directory, attempt)
+    for path in (log, streams, _compressed_path(log)):
         path.unlink(missing_ok=True)
+
+
+def compress_log(directory: str | os.PathLike[str], attempt: str) -> None:
+    """Compress the log of an attempt that is over, if it is large. If the disk is full, it stays as it is."""
+    log, _ = _log_paths(directory, attempt)
+    beside = log.with_suffix(".new")
+    try:
+        if log.stat().st_size <= _LARGE:
+            return
+        with log.open("rb") as content, gzip.open(beside, "wb", compresslevel=1) as file:
+            shutil.copyfileobj(content, file, 1 << 20)
+        os.rename(beside, _compressed_path(log))
+        log.unlink()
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def _open_log(log: Path) -> BinaryIO:
+    """Open a log, or its compressed form. Raises FileNotFoundError without either, LedgerError if it is damaged."""
+    try:
+        return log.open("rb")
+    except FileNotFoundError:
+        pass
+    try:
+        with gzip.open(_compressed_path(log)) as file:
+            return io.BytesIO(file.read(_MAX_READ))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise LedgerError(f"the log {_compressed_path(log)} is damaged: {error}") from error
+
+
+def _compressed_path(log: Path) -> Path:
+    return log.with_suffix(".log.gz")
 
 
 def _runs(streams: Path, end: int) -> Iterator[tuple[int, int, str]]:
