@@ -37,6 +37,7 @@ _SEEDS, _SAMPLE, _LOCAL_BUGS = 200, 26, 10
 )
 @click.option("--local/--no-local", "uses_local", default=True, help="Let the local model try, if it is installed.")
 @click.option("--local-bugs", default=_LOCAL_BUGS, show_default=True, help="Number of bugs that the local model tries.")
+@click.option("--workers", default=os.cpu_count() or 1, help="Number of processes of the simulation.")
 @click.option("--at", "directory", metavar="DIR", help="Directory to work in.")
 def main(
     seeds: int,
@@ -47,6 +48,7 @@ def main(
     verdicts: str | None,
     uses_local: bool,
     local_bugs: int,
+    workers: int,
     directory: str | None,
 ) -> None:
     """Measure how often each way to choose between attempts ends with a fix, and what it costs."""
@@ -58,7 +60,7 @@ def main(
         open_scratch(directory, quick=False, report=status.update) as scratch,
     ):
         _find_verdicts(cases, verdicts, scratch.path, status.update)
-        table = simulate(cases, seeds, status.update)
+        table = simulate(cases, seeds, workers, status.update)
         same = 0
         for number, (text, is_same) in enumerate(check_with_files(cases, sample, scratch.path), 1):
             status.update(f"running with files: {number} of {sample} forks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -48,16 +49,20 @@ class Judge:
     is_fix: dict[Path, bool]
     seed: str
     calls: int = 0
-    _answers: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _order: dict[Path, tuple[int, bool]] = field(default_factory=dict)
 
     async def compare(self, first: Path, second: Path) -> int:
         """Return 0 if the judge takes the first attempt to be better, 1 for the second."""
         self.calls += 1
-        order = {path: number for number, path in enumerate(self.is_fix)}
-        low, high = sorted((order[first], order[second]))
-        if (low, high) not in self._answers:
-            errs = Random(f"judge {self.seed} {low} {high}").random()
-            one, other = (list(self.is_fix.values())[i] for i in (low, high))
-            prefers_low = errs < 0.5 if one == other else one == (errs >= JUDGE_ERROR)
-            self._answers[low, high] = prefers_low
-        return int(self._answers[low, high] != (order[first] == low))
+        if len(self._order) != len(self.is_fix):
+            self._order = {path: (number, fix) for number, (path, fix) in enumerate(self.is_fix.items())}
+        one, other = self._order[first], self._order[second]
+        low, high = sorted((one, other))
+        point = _draw(self.seed, low[0], high[0])
+        prefers_low = point < 0.5 if low[1] == high[1] else low[1] == (point >= JUDGE_ERROR)
+        return int(prefers_low != (one is low))
+
+
+@lru_cache(maxsize=1024)
+def _draw(seed: str, low: int, high: int) -> float:
+    return Random(f"judge {seed} {low} {high}").random()

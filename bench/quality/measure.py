@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -74,11 +73,11 @@ def find_all_verdicts(case: Case, directory: str) -> None:
         case.verdicts[grading] = find_verdicts(case.bug, case.patches, directory, grading)
 
 
-def simulate(cases: Sequence[Case], seeds: int, report: Callable[[str], None]) -> Table:
-    """Let every policy choose on every case, for every share of cheats and ``seeds`` seeds, on all processors."""
+def simulate(cases: Sequence[Case], seeds: int, workers: int, report: Callable[[str], None]) -> Table:
+    """Let every policy choose on every case, for every share and ``seeds`` seeds, in ``workers`` processes."""
     table: Table = {(policy.label, share): Cell() for policy in POLICIES for share in SHARES}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for number, result in enumerate(pool.map(_simulate_case, cases, [seeds] * len(cases)), 1):
             report(f"simulating: {number} of {len(cases)} bugs")
             for key, plays in result.items():

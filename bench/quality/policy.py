@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bench.quality.agent import Agent, Judge
 from bench.quality.bug import Bug, write_project
 from bench.quality.replay import ReplayFork, replay
 from bench.quality.verdict import GRADINGS, Grading, Verdict, build_tests
-from forkwise import BestOfN, RecursiveTournament, Speculate, Tournament, Workspace
+from forkwise import BestOfN, RecursiveTournament, Speculate, Workspace
 from forkwise.explore.evidence.summary import AttemptSummary, Summaries
 from forkwise.explore.pattern import Pattern
 from forkwise.fork.attempt import Attempt
@@ -48,8 +49,8 @@ def _best_of(tasks: list[Task], judge: Judge, tests: Any, summaries: Summaries) 
     return BestOfN(tasks, evaluate=tests)
 
 
-def _tournament(tasks: list[Task], judge: Judge, tests: Any, summaries: Summaries) -> Pattern:
-    return Tournament(tasks, judge=judge.compare, evaluate=tests)
+def _best_of_judged(tasks: list[Task], judge: Judge, tests: Any, summaries: Summaries) -> Pattern:
+    return BestOfN(tasks, judge=judge.compare, evaluate=tests)
 
 
 def _recursive(tasks: list[Task], judge: Judge, tests: Any, summaries: Summaries) -> Pattern:
@@ -60,8 +61,8 @@ POLICIES = (
     Policy("pass@1"),
     *(Policy("first success", grading, _speculate) for grading in GRADINGS),
     *(Policy("best of 8 by tests", grading, _best_of) for grading in GRADINGS),
-    Policy("best of 8 by judge", None, _tournament),
-    *(Policy("best of 8 by tests and judge", grading, _tournament) for grading in GRADINGS),
+    Policy("best of 8 by judge", None, _best_of_judged),
+    *(Policy("best of 8 by tests and judge", grading, _best_of_judged) for grading in GRADINGS),
     *(Policy("recursive tournament", grading, _recursive) for grading in GRADINGS),
     Policy("oracle"),
 )
@@ -94,7 +95,8 @@ async def play(
         return Play(fixes[0] if fixes else None, bool(fixes), count)
     judge = judge or Judge({}, agent.seed)
     known = None if policy.grading is None else verdicts[policy.grading]
-    pattern = policy.build([_do_nothing] * count, judge, None, _NoSummaries())
+    tests = None if policy.grading is None else _build_tests_once(policy.grading)
+    pattern = policy.build([_do_nothing] * count, judge, tests, _NoSummaries())
     fork = ReplayFork(pattern, agent, known, judge.is_fix)
     winner = await replay(pattern, fork)
     ended = [agent.attempt(fork.attempts.index(attempt)) for attempt in fork.ended]
@@ -106,6 +108,9 @@ async def play(
         judge.calls,
         0.0 if known is None else sum(known[patch].seconds for patch in ended),
     )
+
+
+_build_tests_once = cache(build_tests)  # nothing is tested with them; patterns ask for their criteria
 
 
 def _do_nothing(path: Path, *_: Any) -> bool:
@@ -131,6 +136,7 @@ def play_with_files(policy: Policy, bug: Bug, agent: Agent, directory: str) -> i
             number = index if number is None else number  # a refined attempt has the candidate of an earlier one
             numbered[number] = path
             agent.patches[agent.attempt(number)].apply(path)
+            (path / "notes.md").write_text(f"Attempt {number}\n")  # no two attempts are the same, as with real agents
             return True
 
         return write

@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 from bench.quality.agent import Agent
 from bench.quality.verdict import Verdict
-from forkwise.explore import recursive_tournament, tournament
+from forkwise.explore import recursive_tournament
+from forkwise.explore.judges import contest
 from forkwise.explore.pattern import Pattern, Search
 from forkwise.fork.attempt import Attempt
 from forkwise.fork.candidate import Candidate
@@ -40,17 +41,17 @@ class ReplayFork(Fork):
         self._agent = agent
         self._verdicts = verdicts
         self._is_fix = is_fix
-        self._ledger: Any = SimpleNamespace(record_verdict=lambda *_: None)
+        self._ledger: Any = SimpleNamespace(record_verdict=lambda *_: None, directory="/nonexistent")
         self._record: Any = SimpleNamespace(id="replay")
         self.ended: list[Attempt] = []
 
     def add(self, candidate: Candidate, index: int, key: str | None = None, feedback: str | None = None) -> Attempt:
         number = len(self.attempts)
         patch = self._agent.attempt(number)
-        record: Any = SimpleNamespace(id=f"replay-{number}", key=key or str(index), index=index)
+        record: Any = SimpleNamespace(id=f"replay.{number}", key=key or str(index), index=index)
         attempt = Attempt(self, record, candidate, feedback)
         path = _PATHS[number]
-        branch: Any = SimpleNamespace(path=path)
+        branch: Any = SimpleNamespace(path=path, diff=lambda: f"attempt {number}")
         attempt.branch = branch
         self._is_fix[path] = self._agent.patches[patch].is_fix
         verdict = None if self._verdicts is None else self._verdicts[patch]
@@ -76,7 +77,7 @@ async def replay(pattern: Pattern, fork: ReplayFork) -> int | None:
 
 @contextmanager
 def start_no_threads() -> Iterator[None]:
-    """Let tournaments find the paths of branches at once while the block runs.
+    """Let judges find the paths of branches at once while the block runs.
 
     They mount a branch in a thread of its own. Without files that thread takes most of the time of a match.
     """
@@ -84,5 +85,5 @@ def start_no_threads() -> Iterator[None]:
     async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    with patch.object(tournament, "run_in_thread", call), patch.object(recursive_tournament, "run_in_thread", call):
+    with patch.object(contest, "run_in_thread", call), patch.object(recursive_tournament, "run_in_thread", call):
         yield
