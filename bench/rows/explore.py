@@ -1,18 +1,21 @@
-"""Patterns: best-of from the fork until the last branch is dropped, and speculate until the first success wins."""
+"""Patterns: best-of with all its branches, speculate until the first success wins, and tests that judge."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 
 from bench.figure import Figure
 from bench.line import Goal, Line
 from bench.peers import branchcontext, git
 from bench.rounds import Contender, play, timed
 from bench.scratch import Scratch
-from forkwise import BestOfN, Speculate, Workspace
+from forkwise import BestOfN, Speculate, Tests, Workspace
 from forkwise.files.store import trash
+from forkwise.fork.evaluation import scratch as judged_branch
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.testing.report import Comparison
 
 __all__ = ["measure_explore"]
 
@@ -24,7 +27,49 @@ _LOSERS = 30
 def measure_explore(scratch: Scratch) -> list[Line]:
     """Measure both patterns in the big tree."""
     workspace = scratch.workspace(scratch.shared_tree(scratch.many))
-    return [_best_of(scratch, workspace), _first_wins(scratch, workspace)]
+    return [_best_of(scratch, workspace), _first_wins(scratch, workspace), _sealed_tests(scratch, workspace)]
+
+
+def _sealed_tests(scratch: Scratch, workspace: Workspace) -> Line:
+    """Measure an evaluation by sealed tests against the same command in a sandbox, without any judgement."""
+    test, other = workspace.path / "test_bench.py", workspace.path / "bench_calc.py"
+    test.write_text("import time, bench_calc\ndef test_it():\n    time.sleep(2)\n    assert bench_calc.ANSWER == 42\n")
+    other.write_text("ANSWER = 41\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_bench.py"]
+    tests = Tests(command)
+    scratch.report("the baseline of the tests")
+    baseline = asyncio.run(tests.measure(workspace))
+    branch = workspace.branch("judged", None, None)
+    (branch.path / "bench_calc.py").write_text("ANSWER = 42\n")
+    (branch.path / "test_bench.py").write_text("def test_it(): pass\n")
+
+    def plain() -> float:
+        async def run() -> None:
+            async with judged_branch(branch) as test_branch:
+                await arun_in_branch(test_branch, command)
+
+        return timed(lambda: asyncio.run(run()))
+
+    def sealed() -> float:
+        return timed(lambda: _require(asyncio.run(tests.test(branch, baseline)).comparison))
+
+    scratch.report("sealed tests")
+    figures = play({"ours": sealed, "plain": plain}, scratch.rounds(9, 3), warm=1)
+    branch.abort()
+    test.unlink()
+    other.unlink()
+    line = Line(
+        f"evaluation by sealed tests of 2 s, {scratch.many:,} files (floor: the same command in a sandbox)",
+        figures["ours"],
+        figures["plain"],
+    )
+    line.goals.append(Goal("<= 15 % more", (figures["ours"].median / figures["plain"].median - 1) * 100, 15))
+    return line
+
+
+def _require(comparison: Comparison | None) -> None:
+    assert comparison is not None
+    assert comparison.fixed == 1
 
 
 def _best_of(scratch: Scratch, workspace: Workspace) -> Line:

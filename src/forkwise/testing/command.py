@@ -104,7 +104,8 @@ def for_command(
             framework = None
     env = _build_env(junit, environ or {})
     if injection is not None:
-        env |= injection.environment(environ or {}, env.get("PYTEST_ADDOPTS", ""))
+        given = (environ or {}).get("PYTEST_ADDOPTS", "")
+        env |= injection.environment(environ or {}, env.get("PYTEST_ADDOPTS", given))
         if framework == "unittest" and text.count("-m unittest") == 1:
             text = text.replace("-m unittest", shlex.quote(injection.unittest_main))
     return TestCommand(text, framework, how_found, junit, env)
