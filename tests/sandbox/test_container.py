@@ -164,11 +164,19 @@ def test_files_are_branched_committed_and_undone(container: Container) -> None:
 
 @pytest.mark.parametrize("words", [("best-of", "2"), ("speculate", "--confinement", "open")], ids=["best-of", "open"])
 def test_commands_are_refused_with_what_is_missing(container: Container, words: tuple[str, ...]) -> None:
-    done = container.forkwise(*words, "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
+    done = container.forkwise(*words, "-c", "echo two > a.txt", "--test", "grep -q two a.txt", "--no-baseline")
     assert done.returncode == 7, done.stderr
     assert "namespaces" in done.stdout
     assert "Operation not permitted" in done.stdout
     assert "landlock_instead" in done.stdout
+    assert (container.project / "a.txt").read_text() == "one\n"
+
+
+def test_a_baseline_is_refused_likewise(container: Container) -> None:
+    done = container.forkwise("best-of", "2", "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
+    assert done.returncode == 6, done.stdout
+    assert "Operation not permitted" in done.stderr
+    assert "landlock_instead" in done.stderr
     assert (container.project / "a.txt").read_text() == "one\n"
 
 
@@ -201,7 +209,7 @@ def test_a_grant_gives_sandboxes_only_with_a_proc_that_is_not_masked(container: 
     assert found["private overlay"]["works"]
     assert not found["private /proc"]["works"]
     assert "systempaths=unconfined" in str(found["private /proc"]["remedy"])
-    words = ("best-of", "2", "-c", "echo two > a.txt", "--test", "grep -q two a.txt")
+    words = ("best-of", "2", "-c", "echo two > a.txt", "--test", "grep -q two a.txt", "--no-baseline")
     refused = container.forkwise(*words, grants=[grant])
     assert refused.returncode == 7
     assert refused.stdout.count("/proc: Operation not permitted") >= 2, refused.stdout  # both attempts say why
