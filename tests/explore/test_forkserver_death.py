@@ -72,7 +72,7 @@ def test_an_attempt_that_runs(kind: str, workspace: Workspace) -> None:
 
 def test_tests_that_run(workspace: Workspace) -> None:
     with killing(workspace) as seen:
-        tests = Tests("touch started; sleep 1000")
+        tests = Tests("touch started; sleep 1000", baseline=False)
         [result] = Speculate([["touch", "made"]], evaluate=tests)(workspace).all_results
     assert len(seen) == 2  # they are tried once more
     check_faulted(workspace, result, "sandbox", "it could not be evaluated")
