@@ -81,6 +81,8 @@ def run_and_report(
     _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
         raise failure
+    if outcome.undecided:
+        return Exit.UNDECIDED
     return Exit.NO_WINNER if outcome.winner is None and outcome.commit is None else Exit.OK
 
 
@@ -282,10 +284,14 @@ def _print_failure(progress: _Progress) -> None:
 
 def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
     output, commit, winner = options.output, outcome.commit, outcome.winner
-    if commit is None:
+    if outcome.undecided:
+        output.line("The judge failed, and the attempts are equal otherwise; nothing was committed.", "bold red")
+    elif commit is None:
         if winner is None:
             is_undecided = any(result.success for result in outcome.all_results)
+            is_idle = bool(outcome.all_results) and all(r.reason == "no change" for r in outcome.all_results)
             problem = "It was not decided which attempt is the best" if is_undecided else "No attempt succeeded"
+            problem = "No attempt changed anything" if is_idle else problem
             output.line(f"{problem}; nothing was changed.", "bold red")
             faults = [result for result in outcome.all_results if result.fault is not None]
             if faults:
@@ -311,7 +317,10 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
 
 
 def _print_next_step(outcome: SpeculationOutcome, options: ExploreOptions, output: Output) -> None:
-    if options.no_commit and outcome.fork is not None:
+    if outcome.undecided:
+        successes = [str(result.attempt) for result in outcome.all_results if result.success]
+        output.line(f"Commit one with: {command_line(options.directory, 'pick', successes[0])}")
+    elif options.no_commit and outcome.fork is not None:
         output.line(f"Commit one with: {command_line(options.directory, 'pick', outcome.fork)}")
     elif options.keep and len(outcome.all_results) > (outcome.commit is not None):
         output.line(f"The other branches were kept: {command_line(options.directory, 'branch', 'ls')}")
@@ -331,6 +340,7 @@ def _outcome_record(
         "patch": None if options.patch is None or outcome.winner is None else str(options.patch),
         "note": outcome.note,
         "verdict": progress.ledger.fork(outcome.fork or "").verdict,
+        "warnings": list(outcome.warnings),
         "attempts": [attempt_record(row) for row in board.rows()],
     }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -32,6 +34,7 @@ __all__ = [
     "explore_options",
     "find_judge",
     "frozen_option",
+    "ignored_option",
     "judge_option",
     "landlock_option",
     "network_option",
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
+_PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
 _SECONDS = click.FloatRange(min=0, min_open=True)
 
 
@@ -87,6 +91,8 @@ class ExploreOptions:
     frozen: bool = False
     no_retest: bool = False
     stop_when: tuple[str, ...] = ()
+    include_ignored: bool = False
+    allow_empty: bool = False
     no_commit: bool = False
     keep: bool = False
     patch: Path | None = None
@@ -141,9 +147,31 @@ class ExploreOptions:
             on_conflict=self.on_conflict,
             retest=not self.no_retest,
             stop_when=self.stop_when,
+            include_ignored=self.include_ignored,
+            allow_empty=self.allow_empty,
+            has_prompt=bool(self.agents),
             frozen=self.frozen,
             **own,
         )
+
+    def check_judge(self, line: str) -> None:
+        """Raise UsageError if the program of a judge that is a shell command does not exist."""
+        if line.startswith("model:"):
+            return
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise click.UsageError(f"--judge {line!r} is not a shell command: {error}") from None
+        if not words:
+            raise click.UsageError("--judge needs a command")
+        if not _PROGRAM.fullmatch(words[0]):
+            return  # a variable or an expression of the shell, which cannot be known before
+        # The shell also knows its own commands and keywords.
+        found = subprocess.run(
+            ["sh", "-c", 'command -v "$1"', "sh", words[0]], cwd=self.directory, capture_output=True, check=False
+        )
+        if found.returncode != 0:
+            raise click.UsageError(f"--judge: program {words[0]!r} not found, or not executable")
 
     def _check(self) -> None:
         if self.words and not self.agents:
@@ -347,6 +375,13 @@ retest_option = click.option(
 )
 """The option ``--no-retest``."""
 
+ignored_option = click.option(
+    "--include-ignored",
+    is_flag=True,
+    help="Commit also files that git ignores; outside of a git repository: caches and byte code.",
+)
+"""The option ``--include-ignored``."""
+
 _OPTIONS = (
     click.option(
         "-c",
@@ -439,6 +474,8 @@ _OPTIONS = (
         "Action if the workspace changed meanwhile: refuse to commit, take ours (the winner's), keep theirs, or merge."
     ),
     allow_option,
+    ignored_option,
+    click.option("--allow-empty", is_flag=True, help="Let an attempt that changed nothing succeed, and win."),
     retest_option,
     frozen_option,
     click.option("--no-commit", is_flag=True, help="Commit nothing; keep all attempts for forkwise pick."),

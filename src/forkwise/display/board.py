@@ -86,7 +86,7 @@ class Row:
             "label": _short_label(attempt.label),
             "state": "won" if self.has_won else attempt.state,
             "time": "" if attempt.started is None else time_text((attempt.ended or now) - attempt.started),
-            "files": "" if attempt.files is None else str(attempt.files),
+            "files": "none" if _is_idle(attempt) else "" if attempt.files is None else str(attempt.files),
             "tests": tests_text(attempt),
             "score": "" if attempt.score is None else f"{attempt.score:g}",
             "cost": _cost_text(attempt),
@@ -272,7 +272,7 @@ def _end_line(attempt: AttemptRecord) -> str:
     took = "" if attempt.started is None or attempt.ended is None else f" in {attempt.ended - attempt.started:.1f} s"
     facts = [
         attempt.reason or "",
-        "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}",
+        _files_text(attempt),
         f"{tests} tests" if (tests := tests_text(attempt)) else "",
         *_test_notes(attempt),
         "" if attempt.score in (None, 1.0) else f"score {attempt.score:g}",
@@ -280,6 +280,17 @@ def _end_line(attempt: AttemptRecord) -> str:
     ]
     details = ", ".join(fact for fact in facts if fact)
     return f"{attempt.id} {attempt.state}{took}{': ' if details else ''}{details}"
+
+
+def _is_idle(attempt: AttemptRecord) -> bool:
+    """Return whether it is worth saying that an attempt changed nothing: if it did not fail for another reason."""
+    return bool(attempt.no_change) and (attempt.state == "succeeded" or attempt.reason == "no change")
+
+
+def _files_text(attempt: AttemptRecord) -> str:
+    if _is_idle(attempt):
+        return "" if attempt.reason else "no change"
+    return "" if attempt.files is None else f"{attempt.files} file{'' if attempt.files == 1 else 's'}"
 
 
 def tests_text(attempt: AttemptRecord) -> str:
@@ -377,6 +388,8 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "score": attempt.score,
         "scores": attempt.scores,
         "files": attempt.files,
+        "no_change": bool(attempt.no_change),
+        "needs_ignored": attempt.needs_ignored or [],
         "tests": tests and {name: tests.get(name) for name in _TEST_FIELDS},
         "cost": attempt.cost,
         "output_bytes": attempt.output_bytes,

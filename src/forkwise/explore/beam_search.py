@@ -66,7 +66,7 @@ class BeamSearch(Pattern):
 
     def _select_beam(self, attempts: list[Attempt]) -> list[Attempt]:
         good = [a for a in attempts if a.success]
-        return sorted(good, key=lambda a: a.scores, reverse=True)[: self._beam_width]
+        return sorted(good, key=lambda a: a.rank, reverse=True)[: self._beam_width]
 
     def select_next(self, search: Search) -> Attempt | None:
         return search.select_deepest()

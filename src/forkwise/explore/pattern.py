@@ -26,9 +26,11 @@ from forkwise.fork.candidate import Candidate, Command, Task, describe_error
 from forkwise.fork.evaluation import DEFAULT_CRITERION, Evaluate, Evaluator, evaluator
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
+from forkwise.git.ignore_rules import check_ignore
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
+    from forkwise.git.ignore_rules import Ignore
     from forkwise.testing.report import TestReport
 
 __all__ = [
@@ -75,6 +77,7 @@ class SpeculationResult:
     ``branch_path`` was its working directory, which no longer exists once the pattern is over. ``reason`` says why it
     failed; ``exception`` is the exception that it raised. ``attempt`` is its id in the ledger, which has its output.
     With a ``fault``, such as ``sandbox`` or ``disk``, the machine failed and the candidate was not judged.
+    ``no_change`` says that it changed no file, apart from ignored ones.
     """
 
     branch_index: int
@@ -88,6 +91,7 @@ class SpeculationResult:
     wall: float | None = None
     attempt: str | None = None
     fault: str | None = None
+    no_change: bool = False
 
     @classmethod
     def of(cls, attempt: Attempt) -> SpeculationResult:
@@ -104,6 +108,7 @@ class SpeculationResult:
             attempt.wall,
             attempt.id,
             attempt.fault,
+            bool(attempt.no_change),
         )
 
 
@@ -112,6 +117,8 @@ class SpeculationOutcome:
     """The outcome of a pattern: the winner and whether it was committed. ``fork`` is the fork's id in the ledger.
 
     ``note`` says what the workspace's own filesystem cannot do for it (BranchFS, DaxFS); it is empty otherwise.
+    ``warnings`` say what to know before relying on it, such as a judge that failed. If that left the choice between
+    equal attempts open, the outcome is ``undecided``: nothing is committed, and the fork waits for a pick.
     """
 
     winner: SpeculationResult | None = None
@@ -120,15 +127,24 @@ class SpeculationOutcome:
     commit: Commit | None = None
     fork: str | None = None
     note: str = ""
+    warnings: tuple[str, ...] = ()
+    undecided: bool = False
 
     @classmethod
     def of(
-        cls, winner: Attempt | None, attempts: Iterable[Attempt], commit: Commit | None, fork: str, note: str = ""
+        cls,
+        winner: Attempt | None,
+        attempts: Iterable[Attempt],
+        commit: Commit | None,
+        fork: str,
+        note: str = "",
+        warnings: tuple[str, ...] = (),
+        undecided: bool = False,
     ) -> SpeculationOutcome:
         """Build the outcome of ``attempts``, in the order in which they were added."""
         results = {a.id: SpeculationResult.of(a) for a in attempts}
         won = None if winner is None else results.get(winner.id) or SpeculationResult.of(winner)
-        return cls(won, list(results.values()), commit is not None, commit, fork, note)
+        return cls(won, list(results.values()), commit is not None, commit, fork, note, warnings, undecided)
 
 
 class Observer(Protocol):
@@ -146,6 +162,7 @@ class Search:
 
     ``how`` and ``detail`` are recorded in the ledger and say how the winner was found. ``holds`` says that the user
     picks the winner later. ``stopped`` is the reason why no further attempts are to be made, by one of ``stop_rules``.
+    ``undecided`` says that a judge failed on which the decision depended, so that a person has to pick.
     """
 
     def __init__(
@@ -164,6 +181,8 @@ class Search:
         self._ended: list[Attempt] = []
         self.how = DEFAULT_CRITERION
         self.detail: dict[str, Any] = {}
+        self.undecided = False
+        self.warnings: list[str] = []
         self._inner: list[Fork] = []
         self._forks = AsyncExitStack()
 
@@ -225,6 +244,12 @@ class Search:
             if reason is not None and self.stopped is None:
                 self.stopped = self.detail["stopped"] = reason
 
+    def warn(self, message: str) -> None:
+        """Warn of something that a person should know before relying on the outcome, which has it as well."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+            warnings.warn(message, ForkwiseWarning, stacklevel=3)
+
     def warn_of_doubts(self) -> None:
         """Warn if a stop rule could not be applied."""
         for rule in self._stop_rules:
@@ -238,7 +263,7 @@ class Search:
         ``how`` becomes what decided: a criterion of the evaluator, the order of equal attempts, or the lack of others.
         """
         successes = [attempt for attempt in attempts if attempt.success]
-        best = max(successes, key=lambda a: a.scores, default=None)
+        best = max(successes, key=lambda a: a.rank, default=None)
         if best is not None:
             others = [attempt for attempt in successes if attempt is not best]
             self.how = _find_reason(best, others, self.fork.settings.evaluator)
@@ -388,6 +413,9 @@ class Options(TypedDict, total=False):
     keep: bool
     on_conflict: OnConflict
     retest: bool
+    ignore: Ignore | None
+    allow_empty: bool
+    has_prompt: bool
     stop_when: StopWhen | None
     holds_on_interrupt: bool
     spec: dict[str, Any] | None
@@ -403,7 +431,10 @@ class Pattern(ABC):
     results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``; ``retest=False`` to commit a winner
     without testing it again if the workspace was changed since the fork. With ``commit=False`` and ``keep`` the fork
     stays open until the user picks a winner. ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"``
-    (US dollars), or several in a list: then no further attempts are made. ``spec`` is stored for resuming the fork
+    (US dollars), or several in a list: then no further attempts are made. ``ignore`` leaves changed paths out of
+    scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default nothing is left out. An attempt that
+    changed nothing else ranks below the others; if ``has_prompt`` says that something was to be done, it fails.
+    ``allow_empty`` turns that off. ``spec`` is stored for resuming the fork
     after a kill; ``kind`` overrides the pattern's name in the ledger.
     """
 
@@ -421,6 +452,9 @@ class Pattern(ABC):
         keep: bool = False,
         on_conflict: OnConflict = "refuse",
         retest: bool = True,
+        ignore: Ignore | None = None,
+        allow_empty: bool = False,
+        has_prompt: bool = False,
         stop_when: StopWhen | None = None,
         holds_on_interrupt: bool = False,
         spec: dict[str, Any] | None = None,
@@ -430,6 +464,7 @@ class Pattern(ABC):
             raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
+        check_ignore(ignore)
         judge = None if evaluate is None else evaluator(evaluate)
         self.settings = ForkSettings(
             runner or (SandboxRunner() if isolate_processes else InProcessRunner()),
@@ -440,6 +475,9 @@ class Pattern(ABC):
             on_conflict,
             retest=judge if retest and commit else None,
             holds_on_interrupt=holds_on_interrupt,
+            ignore=ignore,
+            allow_empty=allow_empty,
+            has_prompt=has_prompt,
         )
         self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit
@@ -465,6 +503,8 @@ class Pattern(ABC):
                     await self.settings.evaluator.prepare(fork)
                 winner = await self.explore(search)
                 search.warn_of_doubts()
+                if search.undecided:
+                    winner = None
                 while True:
                     try:
                         commit = await self._conclude(search, winner)
@@ -476,7 +516,9 @@ class Pattern(ABC):
                 note = ""
                 with suppress(FileNotFoundError):  # the workspace was removed meanwhile
                     note = parent.child_view().limits
-                return SpeculationOutcome.of(winner, search.attempts, commit, search.fork.id, note)
+                return SpeculationOutcome.of(
+                    winner, search.attempts, commit, search.fork.id, note, tuple(search.warnings), search.undecided
+                )
 
     @abstractmethod
     async def explore(self, search: Search) -> Attempt | None:
@@ -487,6 +529,9 @@ class Pattern(ABC):
         return search.select_best(search.attempts)
 
     async def _conclude(self, search: Search, winner: Attempt | None) -> Commit | None:
+        if search.undecided:
+            await search.hold(None)
+            return None
         if winner is not None and self._commits:
             return await search.commit(winner)
         if self.settings.keep and not self._commits:
@@ -500,9 +545,12 @@ def _find_reason(winner: Attempt, others: Sequence[Attempt], evaluator: Evaluato
     """Return what decided between the winner and the best of the other successful attempts."""
     if not others:
         return "only success"
-    runner_up = max(other.scores for other in others)
-    if runner_up == winner.scores:
+    best_rank = max(other.rank for other in others)
+    if best_rank == winner.rank:
         return "first of equals"
+    if best_rank[0] < winner.rank[0]:
+        return "only change"
+    runner_up = best_rank[1:]
     criteria = () if evaluator is None else evaluator.criteria
     # An attempt's own score follows the evaluator's. Other numbers of scores cannot be matched with the criteria.
     if len(winner.scores) - len(criteria) not in (0, 1):

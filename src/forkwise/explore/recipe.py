@@ -154,7 +154,8 @@ class Recipe:
     ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
     ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs, and
     ``goal`` is the task as it sees it. ``refine`` makes ``n``
-    attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. Without ``retest``, a
+    attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. ``include_ignored``
+    commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern. Without ``retest``, a
     winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the workspace, for
     resuming. With ``cross_tests``, attempts are also scored by the tests that others added. ``allowance`` is that of
     all commands, except those that have their own in ``own_allowances``.
@@ -198,6 +199,9 @@ class Recipe:
     retest: bool = True
     stop_when: tuple[str, ...] = ()
     cross_tests: bool = False
+    include_ignored: bool = False
+    allow_empty: bool = False
+    has_prompt: bool = False
     frozen: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -270,6 +274,9 @@ class Recipe:
             "retest": self.retest,
             "stop_when": self.stop_when,
             "holds_on_interrupt": True,
+            "ignore": None if self.include_ignored else "git",
+            "allow_empty": self.allow_empty,
+            "has_prompt": self.has_prompt,
             "spec": self.as_json(),
             "kind": self.kind,
         }

@@ -145,4 +145,5 @@ def _load_result(attempt: AttemptRecord) -> SpeculationResult:
         wall=attempt.wall,
         attempt=attempt.id,
         fault=attempt.fault,
+        no_change=bool(attempt.no_change),
     )

@@ -26,9 +26,10 @@ class Tournament(Pattern):
     """Run a task ``n`` times, or a list of candidates once each; a knockout between the successes finds the winner.
 
     A task is called with its directory and its number. ``judge`` is called with two directories and returns 0 or 1 for
-    the better one. If it raises or returns anything else, the higher score wins the match, or the first of equals. It
-    may also be a ``ModelJudge``, which reads the diffs of those attempts that the tests leave level. The ledger records
-    every match.
+    the better one. If it raises or returns anything else, that is a warning, and the higher score wins the match.
+    Between equals nothing decides then: nothing is committed, and the fork waits for a pick. An attempt without any
+    change takes part only if there are no others. The judge may also be a ``ModelJudge``, which reads the diffs of
+    those attempts that the tests leave level. The ledger records every match.
     """
 
     kind: ClassVar[str] = "tournament"
@@ -52,12 +53,13 @@ class Tournament(Pattern):
         if isinstance(self._judge, PairJudge):
             return await Contest(self._judge, knockout=True).choose_accepted(search, attempts)
         while (winner := await self._run_knockout(search, attempts)) is not None:
-            if await search.accept(winner):
+            if search.undecided or await search.accept(winner):
                 return winner
         return None
 
     async def _run_knockout(self, search: Search, attempts: list[Attempt]) -> Attempt | None:
-        remaining = [a for a in attempts if a.success]
+        successes = [a for a in attempts if a.success]
+        remaining = [a for a in successes if a.rank[0]] or successes
         matches: list[dict[str, Any]] = []
         while len(remaining) > 1:
             pairs = list(zip(remaining[::2], remaining[1::2], strict=False))
@@ -66,13 +68,29 @@ class Tournament(Pattern):
             matches += [match for _, match in results]
             remaining = [winner for winner, _ in results] + bye
         if matches:
-            own = [match for match in matches if remaining[0].id in match["between"]]
-            confidence = sum(match["doubt"] is None for match in own) / max(len(own), 1)
-            vote = {"judge": find_name(self._judge), "winner": remaining[0].id, "confidence": confidence}
-            votes = [vote] if confidence else []  # a judge that failed has not chosen
-            verdict = {"matches": matches, "winner": remaining[0].id, "votes": votes}
-            search.fork.ledger.record_verdict(search.fork.id, verdict)
+            self._record_verdict(search, matches, remaining[0])
         return remaining[0] if remaining else None
+
+    def _record_verdict(self, search: Search, matches: list[dict[str, Any]], winner: Attempt) -> None:
+        """Record the matches. If a judge failed, warn; if a match between equals hung on it, nothing is decided."""
+        verdict: dict[str, Any] = {"matches": matches}
+        failed = [match for match in matches if match["doubt"] is not None]
+        search.undecided = any(match["winner"] is None for match in failed)
+        if failed:
+            pairs = f"{len(failed)} of {len(matches)} match{'' if len(matches) == 1 else 'es'}"
+            reasons = "; ".join(dict.fromkeys(str(match["doubt"]) for match in failed))
+            decided = (
+                "equal attempts were left, so nothing is decided" if search.undecided else "scores decided instead"
+            )
+            verdict["warnings"] = [f"the judge failed in {pairs}: {reasons}; {decided}"]
+            search.warn(verdict["warnings"][0])
+        if not search.undecided:
+            own = [match for match in matches if winner.id in match["between"]]
+            confidence = sum(match["doubt"] is None for match in own) / max(len(own), 1)
+            vote = {"judge": find_name(self._judge), "winner": winner.id, "confidence": confidence}
+            verdict["winner"] = winner.id
+            verdict["votes"] = [vote] if confidence else []  # a judge that failed has not chosen
+        search.fork.ledger.record_verdict(search.fork.id, verdict)
 
     async def _run_match(self, first: Attempt, second: Attempt) -> tuple[Attempt, dict[str, Any]]:
         doubt = None
@@ -84,6 +102,11 @@ class Tournament(Pattern):
         except Exception as error:  # noqa: BLE001 - a failing judge does not end the tournament
             doubt = describe_error(error)
         if doubt is not None:
-            choice = int(second.scores > first.scores)
+            choice = int(second.rank > first.rank)
         winner = second if choice else first
-        return winner, {"between": [first.id, second.id], "winner": winner.id, "doubt": doubt}
+        is_open = doubt is not None and first.rank == second.rank
+        return winner, {
+            "between": [first.id, second.id],
+            "winner": None if is_open else winner.id,
+            "doubt": doubt,
+        }

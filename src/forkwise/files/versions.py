@@ -261,9 +261,9 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     return ignored
 
 
-def list_ignored_tops(branch: Branch, scan: Scan) -> list[str]:
-    """List the paths that a branch's own rules ignore, without those inside another one of them."""
-    ignored = find_ignored(branch, scan, branch.ignore)
+def list_ignored_tops(branch: Branch, scan: Scan, ignore: Ignore | None) -> list[str]:
+    """List the changed paths that are ignored, without those inside another one of them."""
+    ignored = find_ignored(branch, scan, ignore)
     changed = {e.path for e in scan.entries}
     return sorted(path for path in ignored & changed if path.rpartition("/")[0] not in ignored)
 

@@ -130,6 +130,7 @@ class Attempt:
     ``index`` is the candidate's number among its siblings, ``feedback`` describes the failures of earlier attempts, and
     ``directory`` is the attempt's working directory. When the attempt is over, ``success``, ``scores`` (compared in
     order), ``reason``, ``tests``, ``value`` and ``error`` are its result; with a ``fault`` it was not judged.
+    ``no_change`` is whether it changed no file, apart from ignored ones; None if that is not known.
     ``branch`` exists until the fork is resolved.
     """
 
@@ -150,6 +151,7 @@ class Attempt:
         self.value: Any = None
         self.error: BaseException | None = None
         self.fault: str | None = None
+        self.no_change: bool | None = None
         self.wall: float | None = None
         self.facts: dict[str, Any] = {}  # further fields for the ledger's record of its end
         self.nested_runs = NestedRuns()
@@ -169,6 +171,12 @@ class Attempt:
         return self.scores[0] if self.scores else 0.0
 
     @property
+    def rank(self) -> tuple[float, ...]:
+        """What attempts are compared by: whether anything was changed at all, then the scores."""
+        is_empty = bool(self.no_change) and not self.fork.settings.allow_empty
+        return (float(not is_empty), *self.scores)
+
+    @property
     def own_branch(self) -> Branch:
         """The attempt's branch. Raises RuntimeError if the attempt never ran."""
         if self.branch is None:
@@ -182,6 +190,7 @@ class Attempt:
         self.scores = tuple(record.scores or (() if record.score is None else (record.score,)))
         self.reason = record.reason
         self.fault = record.fault
+        self.no_change = record.no_change
         self.tests = None if record.tests is None else TestReport.from_json(record.tests)
         self.value = record.value
         self.wall = record.wall

@@ -8,10 +8,13 @@ and reports are not committed (except on DaxFS, see ``scratch``). The evaluators
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import finish, run_in_thread, try_call
 from forkwise.files.branch import Branch
+from forkwise.files.file_tree import FileTree
+from forkwise.files.versions import list_ignored_tops
 from forkwise.fork.candidate import describe_value, to_bool, to_score
 
 if TYPE_CHECKING:
@@ -34,7 +39,10 @@ __all__ = [
     "Evaluator",
     "OwnScore",
     "SmallerDiff",
+    "drop_ignored",
     "evaluator",
+    "keep_ignored",
+    "list_ignored",
     "scratch",
 ]
 
@@ -232,18 +240,75 @@ def _to_evaluation(value: Any) -> Evaluation:
     return Evaluation(scores, success is not False, _RETURNED_FALSE if success is False else None)
 
 
+_keeps_ignored: ContextVar[bool] = ContextVar("forkwise_keeps_ignored", default=False)
+
+
+@contextmanager
+def keep_ignored() -> Iterator[None]:
+    """Let ``scratch`` keep the ignored files of attempts while the block runs."""
+    token = _keeps_ignored.set(True)
+    try:
+        yield
+    finally:
+        _keeps_ignored.reset(token)
+
+
+def list_ignored(branch: Branch) -> list[str]:
+    """List the changed paths that the commit of an attempt to the workspace will leave out.
+
+    The changes of the branches around it count as well. Of a directory that is left out, only its own path is listed.
+    """
+    chain: list[Branch] = []
+    above: Parent = branch
+    while isinstance(above, Branch):
+        chain.append(above)
+        above = above.parent
+    outermost = chain[-1]
+    if outermost.view_kind.native or not outermost.ignore:
+        return []
+    found: set[str] = set()
+    for one in chain:
+        with one._lock():
+            found.update(list_ignored_tops(one, one._scan(), outermost.ignore))
+    return sorted(path for path in found if not any(str(p) in found for p in Path(path).parents))
+
+
+def drop_ignored(scratch_branch: Branch) -> list[str]:
+    """Give a scratch branch the workspace's version of what the attempt's commit will leave out; return those paths.
+
+    What is tested there is then what the commit brings.
+    """
+    if not isinstance(scratch_branch.parent, Branch):
+        return []
+    paths = list_ignored(scratch_branch.parent)
+    if paths:
+        root = os.fspath(scratch_branch.workspace.path)
+        base, ours = FileTree(root, root), FileTree(os.fspath(scratch_branch.path), root)
+        for path in paths:
+            try:
+                ours.copy_from(base, path)
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a symbolic link of the workspace is above it: it has no such path
+                    raise
+    return paths
+
+
 @asynccontextmanager
 async def scratch(parent: Parent) -> AsyncIterator[Branch]:
     """Create a branch for the block, and drop it afterwards.
 
-    On DaxFS, where that would end the branch around it as well, the block gets ``parent`` itself.
+    It has the workspace's version of ignored files, see ``drop_ignored``, unless ``keep_ignored`` says otherwise. On
+    DaxFS, where that would end the branch around it as well, the block gets ``parent`` itself.
     """
     if isinstance(parent, Branch) and parent.view_kind.ends_chain:
         yield parent
         return
     creation = run_in_thread(parent.branch, f"scratch-{secrets.token_hex(6)}", None, None)
     try:
-        yield await asyncio.shield(creation)
+        branch = await asyncio.shield(creation)
+        if not _keeps_ignored.get():
+            await run_in_thread(drop_ignored, branch)
+        yield branch
     finally:
         branch = await finish(creation)  # even if cancelled: otherwise the branch would leak
         await finish(run_in_thread(branch.abort))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from forkwise.files.branch import Branch, Parent
 from forkwise.fork.agent_paths import take_logins
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file
 from forkwise.fork.candidate import Judgement, describe_error, judge, read_score, to_json_data
+from forkwise.fork.evaluation import keep_ignored, list_ignored
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.ledger.logs import AttemptLog, compress_log
@@ -23,12 +24,17 @@ from forkwise.ledger.stored_changes import save_changes
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
+    from forkwise.git.ignore_rules import Ignore
 
-__all__ = ["execute"]
+__all__ = ["NO_CHANGE", "execute"]
+
+NO_CHANGE = "no change"
 
 _PROGRESS_INTERVAL = 0.2  # seconds
 _MAX_COUNTED = 5000
 _MAX_SCORE = 200
+_SHOWN = 3
+_MAX_LISTED = 100
 
 
 async def execute(attempt: Attempt, name: str) -> None:
@@ -44,7 +50,9 @@ async def execute(attempt: Attempt, name: str) -> None:
         attempt.state = "running"
         with AttemptLog(ledger.directory, attempt.id) as output:
             try:
-                await _evaluate(attempt, await _open_and_run(attempt, name, output))
+                judgement = await _open_and_run(attempt, name, output)
+                await run_in_thread(_note_no_change, attempt)
+                await _evaluate(attempt, judgement)
             finally:
                 output.finish()
                 facts |= {"last_line": output.last_line, "output_bytes": output.total, "tail": output.tail() or None}
@@ -79,13 +87,20 @@ async def _open_and_run(attempt: Attempt, name: str, output: AttemptLog) -> Judg
 
 async def _open_branch(attempt: Attempt, name: str) -> None:
     make = _reopen_branch if attempt.fork.settings.reopens else _create_branch
-    work = run_in_thread(make, attempt.fork.parent, name)
+    work = run_in_thread(_open_ignoring, make, attempt.fork.parent, name, attempt.fork.settings.ignore)
     try:
         attempt.branch = await asyncio.shield(work)
     except asyncio.CancelledError:
         with suppress(Exception):
             attempt.branch = await finish(work)  # otherwise the branch would leak
         raise
+
+
+def _open_ignoring(make: Callable[[Parent, str], Branch], parent: Parent, name: str, ignore: Ignore | None) -> Branch:
+    branch = make(parent, name)
+    if ignore is not None and not branch.view_kind.native:
+        branch.set_ignore(ignore)
+    return branch
 
 
 def _reopen_branch(parent: Parent, name: str) -> Branch:
@@ -169,6 +184,9 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
         return
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
+    if attempt.no_change and attempt.fork.has_work and not attempt.fork.settings.allow_empty:
+        _fail(attempt, NO_CHANGE, None)
+        return
     if evaluator is not None:
         result = await try_call(evaluator.evaluate, attempt)
         if find_fault(result.error) is not None:
@@ -184,10 +202,28 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
             ledger.record_tests(attempt.id, found.tests.as_json())
         if not found.success:
             _fail(attempt, found.reason, None)
+            if found.tests is not None:
+                await _try_with_ignored(attempt)
             ledger.record_score(attempt.id, attempt.score, attempt.scores)
             return
     attempt.state = "succeeded"
     ledger.record_score(attempt.id, attempt.score, attempt.scores)
+
+
+async def _try_with_ignored(attempt: Attempt) -> None:
+    """Evaluate an attempt that failed its tests once more with its ignored files, and record if it passes with them."""
+    ignored = await run_in_thread(list_ignored, attempt.own_branch)
+    if not ignored:
+        return
+    with keep_ignored():
+        again = await try_call(attempt.fork.settings.evaluator.evaluate, attempt)  # type: ignore[union-attr]
+    if again.error is None and again.value.success:
+        shown = ", ".join(ignored[:_SHOWN]) + (", …" if len(ignored) > _SHOWN else "")
+        attempt.reason = (
+            f"{attempt.reason}; it passes only with files that are ignored and not committed ({shown}): "
+            "--include-ignored commits them"
+        )
+        attempt.facts["needs_ignored"] = ignored[:_MAX_LISTED]
 
 
 def _fail(attempt: Attempt, reason: str | None, error: BaseException | None, fault: Fault | None = None) -> None:
@@ -253,3 +289,16 @@ def _save_changes(attempt: Attempt) -> int | None:
     with suppress(BranchingError, OSError):
         return save_changes(attempt.fork.ledger.directory, attempt.id, branch)
     return None
+
+
+def _note_no_change(attempt: Attempt) -> None:
+    """Note whether an attempt, and those that it builds on, changed nothing; not if the delta cannot be read.
+
+    On a BranchFS or DaxFS mount this would read the whole tree.
+    """
+    branch, around = attempt.branch, attempt.fork.inside
+    if branch is None or branch.view_kind.native:
+        return
+    with suppress(BranchingError, OSError):
+        attempt.no_change = not branch.delta() and (around is None or around.no_change is True)
+        attempt.facts["no_change"] = attempt.no_change or None

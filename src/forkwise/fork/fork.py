@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from forkwise.files.shelf import ShelvedBranch
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
     from forkwise.fork.evaluation import Evaluator
+    from forkwise.git.ignore_rules import Ignore
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
     from forkwise.testing.baseline import Baseline
@@ -172,6 +173,9 @@ class ForkSettings:
     ``retest`` are the tests that a winner has to pass again if the parent was changed since the fork.
     ``allow_executable_config`` is that of the commit. With ``holds_on_interrupt``, attempts that had succeeded when the
     fork is cancelled wait for a pick, instead of being dropped with the others.
+
+    ``ignore`` is what attempts' branches leave out (see ``Branch.set_ignore``). An attempt that changed nothing ranks
+    below those that did, and fails if ``has_prompt`` says that something was to be done, unless ``allow_empty`` is set.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -185,6 +189,9 @@ class ForkSettings:
     retest: Evaluator | None = None
     allow_executable_config: bool | None = None
     holds_on_interrupt: bool = False
+    ignore: Ignore | None = None
+    allow_empty: bool = False
+    has_prompt: bool = False
 
 
 class Fork:
@@ -214,6 +221,8 @@ class Fork:
         self._spec = spec or {}
         self._resume = resume
         self.inside = inside or _attempt_in(parent)
+        #: Whether there is something to do, so that an attempt that changes nothing fails: a prompt, or failing tests.
+        self.has_work: bool = inside.fork.has_work if inside is not None else self.settings.has_prompt
         self._shares_ledger = inside is not None  # and the slots, with the fork around it
         self._open = ExitStack()
         self._ledger: Ledger | None = None

@@ -212,6 +212,7 @@ def pick(
     force: bool = False,
     tests: Evaluator | None = None,
     allow_executable_config: bool | None = None,
+    include_ignored: bool = False,
 ) -> Commit:
     """Resolve a fork with one of its attempts: commit its changes, and drop the others (``keep``: keep them).
 
@@ -228,6 +229,8 @@ def pick(
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
     with open_ledger(workspace) as ledger:
+        if include_ignored:
+            _include_ignored(ledger, workspace, attempt)
         if "." not in attempt and ledger.fork(attempt).stored == "resolved":
             return commit_resolved(
                 ledger,
@@ -261,6 +264,16 @@ def pick(
             tests=tests,
             allow_executable_config=allow_executable_config,
         ).commit
+
+
+def _include_ignored(ledger: Ledger, workspace: Workspace, name: str) -> None:
+    """Let the commit of an attempt, or of a fork's winner, take everything."""
+    winner = name if "." in name else ledger.fork(name).winner
+    found = _find_verdict_winner(ledger, name) if winner is None else ledger.attempt(winner)
+    outermost = _list_enclosing(ledger, found)[-1]
+    branch = StoredFork(ledger, workspace, outermost.fork).branch(outermost.branch)
+    if branch is not None:
+        branch.set_ignore(None)
 
 
 def commit_resolved(

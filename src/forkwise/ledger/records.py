@@ -78,9 +78,10 @@ class AttemptRecord:
     ``key`` identifies the candidate within the fork, and is unique within a ``round``. ``ending`` and ``exit_code`` say
     how its process ended, ``reason`` why it counts as failed or was cancelled; of a faulted one, which was not judged,
     ``fault`` names what failed, such as ``sandbox`` or ``disk``. ``wall`` and ``cpu`` are seconds,
-    ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``tail`` is the end of its output
-    as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which the process that
-    runs it then follows.
+    ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``no_change`` says that it changed
+    no file, apart from ignored ones; ``needs_ignored`` are ignored paths without which its tests fail. ``tail`` is the
+    end of its output as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which
+    the process that runs it then follows.
     """
 
     id: str
@@ -108,6 +109,8 @@ class AttemptRecord:
     tests: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     files: int | None = None
+    no_change: bool | None = None
+    needs_ignored: list[str] | None = None
     last_line: str | None = None
     output_bytes: int = 0
     tail: str | None = None

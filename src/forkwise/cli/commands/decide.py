@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
-from forkwise.cli.options import ExploreOptions, allow_option, conflict_option, retest_option
+from forkwise.cli.options import ExploreOptions, allow_option, conflict_option, ignored_option, retest_option
 from forkwise.display.output import Output, command_line, commit_record, totals
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _KEEP = click.option("--keep", is_flag=True, help="Keep the branches of the othe
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
 @retest_option
 @allow_option
+@ignored_option
 @workspace_option
 @json_option
 def pick(
@@ -41,6 +42,7 @@ def pick(
     trust: bool,
     no_retest: bool,
     allow_executable_config: bool,
+    include_ignored: bool,
     directory: Path,
     output: Output,
 ) -> None:
@@ -61,7 +63,16 @@ def pick(
     enter_to_create(directory, None)
     workspace = Workspace(directory, allow_executable_config=allow_executable_config)
     tests = None if no_retest else find_retest(workspace, name)
-    commit = decide(workspace, name, on_conflict=on_conflict, keep=keep, force=force, trust=trust, tests=tests)
+    commit = decide(
+        workspace,
+        name,
+        on_conflict=on_conflict,
+        keep=keep,
+        force=force,
+        trust=trust,
+        tests=tests,
+        include_ignored=include_ignored,
+    )
     if output.as_json:
         output.document({"commit": commit_record(commit)})
     else:

@@ -137,8 +137,10 @@ def tournament(options: ExploreOptions, n: int, judge: str) -> int:
 
     The judge compares two successful attempts at a time, until one is left to be committed. If it is a command that
     prints nothing, its exit code is the answer: 0 or 1. It runs in a sandbox, and its changes are dropped. A model is
-    asked about each pair in both orders.
+    asked about each pair in both orders. If a judge fails between attempts of equal score, nothing is committed: the
+    fork waits for a pick, and the exit code is 8.
     """
+    options.check_judge(judge)
     return _explore(options.recipe("tournament", n=n, **find_judge(judge)), options)
 
 

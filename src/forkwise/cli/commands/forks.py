@@ -155,6 +155,8 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
             "commit": _commit_text(fork),
         },
     )
+    for warning in (fork.verdict or {}).get("warnings", ()):
+        output.line(f"warning: {warning}", "yellow")
     if table:
         board.summary()
     if advice := remedy(fork, directory):
@@ -167,7 +169,7 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
 def _verdict_text(verdict: dict[str, Any]) -> str:
     from forkwise.display.board import usage_text
 
-    listed = ("matches", "votes", "usage", "failures")
+    listed = ("matches", "votes", "usage", "failures", "warnings")
     facts = {name: value for name, value in verdict.items() if name not in listed and value is not None}
     if votes := verdict.get("votes"):
         facts["by"] = " and ".join(f"{vote['judge']} (confidence {vote['confidence']:.2f})" for vote in votes)
@@ -243,6 +245,7 @@ def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | No
         if attempt.started is None
         else f"{_time_text(attempt.started)}{_duration_text(attempt.started, attempt.ended)}",
         "used": ", ".join(text for text in usage if text),
+        "no change": "it changed no file, apart from ignored ones" if attempt.no_change else "",
         "exit code": "" if attempt.exit_code is None else str(attempt.exit_code),
         "score": ", ".join(f"{score:g}" for score in scores),
         "cost": ", ".join(f"{name} {value}" for name, value in (attempt.cost or {}).items()),

@@ -92,7 +92,7 @@ def _changed_paths(branch: Branch, base: Parent) -> set[str]:
     paths: set[str] = set()
     current: Parent = branch
     while isinstance(current, Branch) and current is not base:
-        paths |= {change.path for change in current.delta()}
+        paths |= {change.path for change in current.delta(ignore=())}
         current = current.parent
     return paths
 
