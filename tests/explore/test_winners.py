@@ -98,3 +98,12 @@ def test_a_judge_that_fails_between_different_scores(workspace: Workspace) -> No
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
     assert not outcome.undecided
+
+
+def test_an_attempt_without_a_change_does_not_repair_failing_tests(workspace: Workspace, tmp_path: Path) -> None:
+    """The second run of the tests passes by itself, as a test does that depends on something outside."""
+    command = f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; false; }}"
+    tests = Tests(command, confinement="open", baseline=True)
+    outcome = Speculate([lambda _path: True], evaluate=tests)(workspace)
+    assert outcome.winner is None
+    assert outcome.all_results[0].reason == "no change"

@@ -184,7 +184,8 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
         return
     own = () if judgement.score is None else (judgement.score,)
     attempt.scores = own or (attempt.candidate.prior,)
-    if attempt.no_change and attempt.fork.has_work and not attempt.fork.settings.allow_empty:
+    is_idle = bool(attempt.no_change) and not attempt.fork.settings.allow_empty
+    if is_idle and attempt.fork.settings.has_prompt:
         _fail(attempt, NO_CHANGE, None)
         return
     if evaluator is not None:
@@ -207,6 +208,8 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
             ledger.record_score(attempt.id, attempt.score, attempt.scores)
             return
     attempt.state = "succeeded"
+    if is_idle and attempt.fork.has_work:
+        _fail(attempt, NO_CHANGE, None)
     ledger.record_score(attempt.id, attempt.score, attempt.scores)
 
 

@@ -100,6 +100,8 @@ class Tests(Evaluator):
             found = fork.baselines[self] = await self.measure(fork.parent)
             facts = {"summary": found.report.summary, "failing": list(found.failing[:_MAX_ADDED])}
             fork.ledger.record_baseline(fork.id, {**facts, "set_apart": sorted(found.unsteady)[:_MAX_ADDED]})
+            if not found.report.is_pass:
+                fork.has_work = True
 
     async def measure(self, base: Parent) -> Baseline:
         """TestRun the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
