@@ -142,6 +142,8 @@ def test_a_model_that_fails_decides_nothing(workspace: Workspace) -> None:
     verdict = load_verdict(workspace, outcome.fork)
     assert (verdict["winner"], verdict["votes"]) == (None, [])
     assert "no key" in verdict["failures"][0]
+    assert outcome.undecided
+    pick(workspace, f"{outcome.fork}.1")
 
 
 def test_scores_decide_if_a_model_fails(workspace: Workspace) -> None:

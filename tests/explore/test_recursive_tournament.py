@@ -10,6 +10,7 @@ import pytest
 
 from forkwise import ForkwiseWarning, RecursiveTournament, SpeculationOutcome, Workspace, open_ledger
 from forkwise.explore.resume import resume
+from forkwise.fork.control import abort_fork
 from tests.fork.conftest import scene
 from tests.fork.kill_at_point import Scene
 
@@ -91,7 +92,8 @@ def test_what_nothing_decided_is_not_committed(workspace: Workspace) -> None:
     task = lambda path, index, feedback: (path / "n").write_text("1") > 0  # noqa: E731
     with pytest.warns(ForkwiseWarning) as caught:
         outcome = RecursiveTournament(task, 2, judge=lambda first, second: "both")(workspace)
-    assert (outcome.winner, outcome.committed) == (None, False)
+    assert (outcome.winner, outcome.committed, outcome.undecided) == (None, False, True)
+    abort_fork(workspace, outcome.fork or "")
     assert "is not committed: the judge failed" in str(caught[-1].message)
     assert RecursiveTournament(task, 2)(workspace).committed, "without a judge, the first of equals wins"
 

@@ -110,6 +110,8 @@ class ExploreOptions:
         from forkwise.explore.recipe import Recipe
 
         self._check()
+        if "judge" in own:
+            self._check_judge(own["judge"][2].removesuffix(' "$@"'))
         agents = self._find_agents()
         prompt = " ".join(self.words)
         goal = prompt or "; ".join(self.lines) or shlex.join(self.command)
@@ -154,10 +156,8 @@ class ExploreOptions:
             **own,
         )
 
-    def check_judge(self, line: str) -> None:
+    def _check_judge(self, line: str) -> None:
         """Raise UsageError if the program of a judge that is a shell command does not exist."""
-        if line.startswith("model:"):
-            return
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:

@@ -83,6 +83,7 @@ class RecursiveTournament(Pattern):
         if table.matches:
             search.fork.ledger.record_verdict(search.fork.id, {"matches": table.matches, "winner": seats[0].id})
         if seats[0] in table.undecided:
+            search.undecided = True
             warnings.warn(
                 f"{seats[0].id} is not committed: the judge failed, and its scores are no higher than those of others. "
                 f"The first failure: {table.find_doubt()}",

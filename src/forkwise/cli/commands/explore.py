@@ -140,7 +140,6 @@ def tournament(options: ExploreOptions, n: int, judge: str) -> int:
     asked about each pair in both orders. If a judge fails between attempts of equal score, nothing is committed: the
     fork waits for a pick, and the exit code is 8.
     """
-    options.check_judge(judge)
     return _explore(options.recipe("tournament", n=n, **find_judge(judge)), options)
 
 

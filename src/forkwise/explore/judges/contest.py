@@ -148,6 +148,7 @@ class Contest:
         played, first = await (self._play_knockout(remaining) if self._knockout else self._play_all(remaining))
         winner = self._decide(played, first)
         search.how = "judge"
+        search.undecided = winner is None
         search.fork.ledger.record_verdict(search.fork.id, self._build_verdict(played, winner))
         return winner
 
