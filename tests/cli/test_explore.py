@@ -338,6 +338,7 @@ def test_the_lines_are_what_the_documentation_says(lines: Lines, project: Path) 
         "scored",
         "ended",
         "judged",
+        "measured",
         "resolved",
         "committed",
         "opened",
