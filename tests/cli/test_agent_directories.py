@@ -9,11 +9,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from click.testing import Result
 from forkwise import Workspace
 from forkwise.cli.agents import load_agents
 from forkwise.cli.app import Exit
+from forkwise.fork import runner
+from forkwise.fork.agent_paths import AgentPaths
 from tests.cli.test_agents import NAMES
 from tests.cli.test_agents import home as home  # noqa: PLC0414 - a fixture
 from tests.cli.test_unprivileged import NAMESPACES, place, python, readable, run_unprivileged
@@ -138,6 +142,108 @@ def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
     assert (project / "seen.txt").read_text() == f"{kept.name}\n"  # nothing of the attempts beside it
     assert Workspace(project).branches() == []
     assert list_views(state) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_first_run_creates_them_in_its_view(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Directories that the agent does not have yet; the user's stay empty if the attempt fails."""
+    install(home, name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local/state"))
+    branched = [Path(path.replace("~", str(home))) for path in load_agents(project)[name].paths.branched]
+    directories = [path for path in branched if path.suffix != ".json"]
+    writes = "".join(f"mkdir -p {path}/deep && echo x > {path}/deep/file\n" for path in directories)
+    monkeypatch.setenv("SCRIPT", f"set -e\n{writes}exit 1")
+    assert "exit code 1" in run("best-of", "1", "--json", "--agent", name, "fix it", code=Exit.NO_WINNER).stdout
+    assert [p for path in directories for p in path.iterdir()] == []
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in directories)
+
+
+def test_a_first_run_keeps_the_winner_s_sessions_and_login(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "claude")
+    sessions, login = home / ".claude/projects" / slug(project), home / ".claude/.credentials.json"
+    content = format_login(1.0, "$FORKWISE_ATTEMPT").replace('"', '\\"')
+    monkeypatch.setenv(
+        "SCRIPT",
+        f'mkdir -p {sessions}; echo mine > {sessions}/$FORKWISE_ATTEMPT.jsonl; echo "{content}" > {login}\n'
+        f"echo hook > {home}/.claude/settings.json; echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE",
+    )
+    run("best-of", "2", "--agent", "claude", "fix it")
+    found = sorted(str(p.relative_to(home / ".claude")) for p in (home / ".claude").rglob("*") if p.is_file())
+    assert found == [".credentials.json", f"projects/{slug(project)}/1.jsonl"]
+    assert json.loads(login.read_text())["claudeAiOauth"]["accessToken"] == "a-1"
+    assert stat.S_IMODE(login.stat().st_mode) == 0o600
+
+
+def test_a_dangling_link_is_not_followed(run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(home, "codex")
+    (home / ".codex").symlink_to(home / "elsewhere")
+    monkeypatch.setenv("SCRIPT", "touch made")
+    run("run", "--agent", "codex", "go")
+    assert not (home / "elsewhere").exists()
+
+
+DATABASE = ".local/share/opencode/opencode.db"
+
+
+def write_rows(path: Path, *rows: str) -> None:
+    """Write a database with some rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE IF NOT EXISTS session (name TEXT)")
+        database.executemany("INSERT INTO session VALUES (?)", [(row,) for row in rows])
+        database.commit()
+
+
+def read_rows(path: Path) -> list[str]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return [row for (row,) in database.execute("SELECT name FROM session")]
+
+
+ADD = "import sqlite3; d = sqlite3.connect('{0}'); {1}; d.execute('CREATE TABLE IF NOT EXISTS session (name TEXT)'); "
+ADD += "d.execute('INSERT INTO session VALUES (\\'new\\')'); d.commit(); {2}"
+
+
+@pytest.mark.parametrize("case", ["changed", "new", "unclosed", "edited", "in use", "not a database", "link", "loser"])
+def test_a_database_of_sessions_is_kept_whole_or_not_at_all(
+    run: Run, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    install(home, "opencode")
+    path = home / DATABASE
+    if case != "new":
+        write_rows(path, "old")
+    wal, end = "d.execute('PRAGMA journal_mode=WAL')", "d.close()"
+    if case == "unclosed":
+        end = "import os; os._exit(0)"
+    script = f'/usr/bin/python3 -c "{ADD.format(path, wal, end)}"'
+    script += {"not a database": f"; echo x > {path}", "link": f"; rm {path}; ln -s /etc/passwd {path}"}.get(case, "")
+    script += "; exit 1" if case == "loser" else ""
+    if case in ("edited", "in use"):  # by the user, while the attempt runs: once it has begun
+        target = f"{path}-wal" if case == "in use" else str(path)
+        real = runner.arun_in_branch
+
+        async def edit(*arguments: Any, **options: Any) -> Any:
+            done = await real(*arguments, **options)
+            if case == "edited":
+                write_rows(path, "mine")
+            else:
+                Path(target).write_bytes(b"x")
+            return done
+
+        monkeypatch.setattr(runner, "arun_in_branch", edit)
+    monkeypatch.setenv("SCRIPT", script)
+    said = run("run", "--agent", "opencode", "go", code=Exit.NO_WINNER if case == "loser" else 0).stderr
+    Path(f"{path}-wal").unlink(missing_ok=True) if case == "in use" else None
+    expected = {"changed": ["old", "new"], "new": ["new"], "edited": ["old", "mine"]}.get(case, ["old"])
+    assert read_rows(path) == expected
+    reasons = {"unclosed": "did not close it", "edited": "changed since the fork", "in use": "changed since the fork"}
+    reasons |= {"not a database": "not an SQLite database", "link": "symbolic link"}
+    assert (reasons.get(case, "were not kept") in said) == (case in reasons)
+    assert not path.is_symlink()
 
 
 def test_a_session_is_continued_but_not_rewritten(
@@ -293,6 +399,7 @@ def test_hostile_session_files_change_nothing(
     (home / "other").mkdir()
     (own / "link.jsonl").symlink_to(home / "other/target")
     (own / "outside").symlink_to(home / "other")
+    AgentPaths(load_agents(project)["claude"].paths.branched).create_missing()
     before = read_tree(home)
     monkeypatch.setenv(
         "SCRIPT",

@@ -28,7 +28,7 @@ PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
 
 _PROMPT = "{prompt}"
-_PATHS = ("writable", "credentials", "branched", "sessions")
+_PATHS = ("writable", "credentials", "branched", "sessions", "databases")
 """Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
 # No agent reads the feedback file by itself, so a shell adds it to the prompt.
@@ -145,8 +145,10 @@ class _Sources:
             )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
         moved = values.pop("moved_by", {})
-        paths = AgentPaths.from_json({key: values.pop(key, ()) for key in ("branched", "sessions", "logins")})
-        for path in (*paths.sessions, *(login.file for login in paths.logins)):
+        paths = AgentPaths.from_json(
+            {key: values.pop(key, ()) for key in ("branched", "sessions", "logins", "databases")}
+        )
+        for path in (*paths.sessions, *paths.databases, *(login.file for login in paths.logins)):
             if paths.branched and not any(path == parent or path.startswith(f"{parent}/") for parent in paths.branched):
                 raise click.ClickException(
                     f"{table['source']}: {path} in [{name}] is not below one of its branched paths: add the directory "
@@ -222,6 +224,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "credentials": _is_words,
     "branched": _is_words,
     "sessions": _is_words,
+    "databases": _is_words,
     "logins": lambda value: isinstance(value, list) and all(map(_is_login, value)),
     "moved_by": _is_variables,
     "passes": _is_words,
@@ -243,4 +246,5 @@ def _move(paths: AgentPaths, moved: dict[str, str]) -> AgentPaths:
         tuple(map(move, paths.branched)),
         tuple(map(move, paths.sessions)),
         tuple(replace(login, file=move(login.file)) for login in paths.logins),
+        tuple(map(move, paths.databases)),
     )

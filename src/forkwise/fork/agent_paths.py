@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -76,24 +76,43 @@ class AgentPaths:
     """The paths of an agent that are ``branched``, and the patterns of its ``sessions`` and its ``logins`` in them.
 
     ``{project}`` in the pattern of a session is the workspace's path with hyphens for all but letters and digits.
+    ``databases`` are SQLite files with sessions: that of the winner replaces the user's as a whole, if that is what it
+    was. ``before`` is recorded with the views of an attempt: the state of logins and databases when they were made.
     """
 
     branched: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     logins: tuple[Login, ...] = ()
+    databases: tuple[str, ...] = ()
+    before: Mapping[str, list[Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AgentPaths:
         """Build it from the JSON form of ``dataclasses.asdict``."""
         logins = (Login(one["file"], tuple(one["keys"]), one.get("newest")) for one in data.get("logins", ()))
-        return cls(tuple(data.get("branched", ())), tuple(data.get("sessions", ())), tuple(logins))
+        branched, sessions, databases = (tuple(data.get(key, ())) for key in ("branched", "sessions", "databases"))
+        return cls(branched, sessions, tuple(logins), databases, dict(data.get("before", {})))
 
     def __add__(self, other: AgentPaths) -> AgentPaths:
         return AgentPaths(
             tuple(dict.fromkeys((*self.branched, *other.branched))),
             tuple(dict.fromkeys((*self.sessions, *other.sessions))),
             tuple(dict.fromkeys((*self.logins, *other.logins))),
+            tuple(dict.fromkeys((*self.databases, *other.databases))),
         )
+
+    def create_missing(self) -> None:
+        """Create the branched directories that do not exist yet, empty, so that a sandbox can show a view of them.
+
+        A path whose name has an extension is a file, and is left to the agent.
+        """
+        for path in map(_expand, self.branched):
+            if not os.path.lexists(path) and not os.path.splitext(os.path.basename(path).lstrip("."))[1]:
+                top = path
+                while not os.path.isdir(top):
+                    top = os.path.dirname(top)
+                with suppress(OSError), closing_fd(open_root(top)) as root:
+                    os.close(_make_directories(root, os.path.relpath(path, top)))
 
     def prepare(self, branch: Branch, paths: Sequence[str]) -> None:
         """Create the views of ``paths`` in the branch of an attempt, and record what may be taken from them later."""
@@ -115,7 +134,10 @@ class AgentPaths:
                 tuple(map(_expand, self.branched)),
                 tuple(_expand(pattern).replace(_PROJECT, project) for pattern in self.sessions),
                 tuple(replace(login, file=_expand(login.file)) for login in self.logins),
+                tuple(map(_expand, self.databases)),
             )
+            files = (*recorded.databases, *(login.file for login in recorded.logins))
+            recorded = replace(recorded, before={file: _describe_file(file) for file in files})
             temporary = f"{paths_directory(branch.home)}/{_FILE}.new"
             with open(temporary, "w") as file:
                 json.dump(asdict(recorded), file)
@@ -166,6 +188,10 @@ def conclude_agent_paths(branch: Branch) -> Iterator[None]:
         return
     for view, paths in _load(aside.path):
         _SessionCopy(view, paths.sessions).run()
+        for database in paths.databases:
+            _take_database(view, database, paths.before.get(database))
+        for login in paths.logins:
+            _take_first_login(view, login, paths.before.get(login.file))
     aside.discard()
 
 
@@ -348,6 +374,65 @@ def _is_continued(parent: int, name: str, before: os.stat_result, fd: int) -> bo
     return after.st_size > before.st_size
 
 
+# Databases
+
+_PENDING = ("-wal", "-journal")  # what of a SQLite database is not in its file yet
+_SQLITE = b"SQLite format 3\0"
+
+
+def _describe_file(path: str) -> list[Any]:
+    """Describe a file of the user's, and what SQLite keeps beside a database, to find out whether it was changed."""
+    described: list[Any] = []
+    for suffix in ("", *_PENDING):
+        try:
+            found = os.lstat(path + suffix)
+        except OSError:
+            described.append(None)
+        else:
+            described.append([found.st_ino, found.st_size, found.st_mtime_ns])
+    return described
+
+
+def _take_database(view: PathView, database: str, before: list[Any] | None) -> None:
+    """Replace the user's database by the winner's, if that changed it and nobody else did."""
+    path = None if view.kind == "file" else _relative_to(database, view.given)
+    if path is None:
+        return
+    try:
+        with closing_fd(open_root(view.content)) as source, closing_fd(open_root(view.path)) as target:
+            try:
+                fd = _open_regular(source, path, _LARGEST_SESSION)
+            except FileNotFoundError:
+                return  # the winner did not change it
+            with closing_fd(fd):
+                if before is not None and before[0] and os.fstat(fd).st_mtime_ns == before[0][2]:
+                    return  # a copy of the user's
+                _copy_database(source, fd, target, path, before == _describe_file(database))
+    except (_SkippedError, OSError) as error:
+        reason = str(error) if isinstance(error, _SkippedError) else error.strerror
+        warnings.warn(
+            f"the sessions of the winner in {database} were not kept: {reason}", ForkwiseWarning, stacklevel=3
+        )
+
+
+def _copy_database(source: int, fd: int, target: int, path: str, is_unchanged: bool) -> None:
+    directory, _, name = path.rpartition("/")
+    if not is_unchanged:
+        raise _SkippedError("the user's was changed since the fork")
+    if os.pread(fd, len(_SQLITE), 0) != _SQLITE:
+        raise _SkippedError("it is not an SQLite database")
+    for suffix in _PENDING:
+        if (left := _stat_below(source, path + suffix)) is not None and left.st_size and not is_whiteout(left):
+            raise _SkippedError(f"the agent did not close it, and part of it is in {name}{suffix}")
+    with closing_fd(_make_directories(target, directory)) as parent:
+        for suffix in _PENDING:
+            if (own := _stat_entry(parent, name + suffix)) is not None and own.st_size:
+                raise _SkippedError(f"another process uses it: there is {name}{suffix}")
+        with _Replacement(parent, name, _stat_entry(parent, name)) as new:
+            new.copy(fd, os.fstat(fd).st_size)
+            new.publish()
+
+
 class _Replacement:
     """A file that takes the place of another in one step, or of none, if nobody changed that meanwhile."""
 
@@ -501,6 +586,35 @@ def _take_login_file(view: PathView, login: Login, directory: str, name: str, pa
             with _Replacement(parent, name, before) as new:
                 new.write(merged)
                 new.publish()
+
+
+def _take_first_login(view: PathView, login: Login, before: list[Any] | None) -> None:
+    """Take over a login of the winner where the user had none when it began, and still has none."""
+    path = None if view.kind == "file" or before != [None] * 3 else _relative_to(_expand(login.file), view.given)
+    if path is None or re.search(r"[*?\[]", path):
+        return
+    try:
+        with closing_fd(open_root(view.content)) as layer, closing_fd(open_root(view.path)) as target:
+            try:
+                fd = _open_regular(layer, path, _LARGEST_LOGIN)
+            except FileNotFoundError:
+                return
+            with closing_fd(fd):
+                data = _read(fd)
+            document = _parse(data, "the attempt's file")
+            values = [_find(document, key) for bound in _bind(document, login) for key in bound.keys]
+            if not any(isinstance(value, str) and _is_valid(value, value) for value in values):
+                return  # it is not a login
+            directory, _, name = path.rpartition("/")
+            with closing_fd(_make_directories(target, directory)) as parent:
+                if _stat_entry(parent, name) is None:
+                    with _Replacement(parent, name, None) as new:
+                        new.write(data)
+                        new.publish()
+    except _SkippedError as error:
+        _warn_of_login(login, str(error))
+    except OSError as error:
+        _warn_of_login(login, error.strerror or str(error))
 
 
 def _stat_below(root: int, path: str) -> os.stat_result | None:

@@ -154,6 +154,8 @@ class SandboxRunner(Runner):
             given={**self.confinement.given, **job.environment},
         )
         started = time.monotonic()
+        if self._agent_paths is not None and confinement.branched:
+            await finish_then_cancel(run_in_thread(self._agent_paths.create_missing))
         paths = list(confinement.branched_paths())
         if self._agent_paths is not None and paths:
             await finish_then_cancel(run_in_thread(self._agent_paths.prepare, job.branch, paths))
