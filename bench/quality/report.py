@@ -23,7 +23,7 @@ _UNPROTECTED = "best of 8 by tests, exit code"
 def build_win_table(table: Table) -> RichTable:
     """Build the table of how often each policy chose a fix."""
     shown = RichTable(
-        title=f"Forks of {ATTEMPTS} attempts that end with a fix, in % [95 % interval], and in % of the oracle's",
+        title=f"Forks of {ATTEMPTS} attempts that end with a fix, in % [95 % interval], and (in % of the oracle)",
         show_lines=True,
     )
     shown.add_column("policy", no_wrap=True)
@@ -34,7 +34,7 @@ def build_win_table(table: Table) -> RichTable:
         for share in SHARES:
             cell = table[policy.label, share]
             relative = cell.relative_to(table["oracle", share])
-            cells.append(f"{cell.rate}\n{relative} of oracle")
+            cells.append(f"{cell.rate}\n({relative})")
         shown.add_row(policy.label, *cells)
     return shown
 
