@@ -229,10 +229,16 @@ def test_cheats_do_not_pass(cheat: str, project: Workspace) -> None:
 
 
 def test_tests_cannot_change_what_is_committed(project: Workspace) -> None:
-    code = f"{RIGHT}\nopen('planted', 'w').write('planted')\nopen('pytest.ini', 'a').write('# changed')\n"
+    code = f"{RIGHT}\nopen('planted', 'w').write('planted')\nopen('a.txt', 'a').write('# changed')\n"
     assert only(writes(code), project).success
     assert sorted(p.name for p in project.path.iterdir()) == ["a.txt", "pytest.ini", "sums.py", "test_sums.py"]
-    assert (project.path / "pytest.ini").read_text() == "[pytest]\n"
+    assert (project.path / "a.txt").read_text() == "one\n"
+
+
+def test_a_run_that_changes_what_grades_is_not_believed(project: Workspace) -> None:
+    report = only(writes(f"{RIGHT}\nopen('pytest.ini', 'a').write('# changed')\n"), project)
+    assert not report.success
+    assert report.reason == "tests: tampered with: while the tests ran, something changed pytest.ini"
 
 
 # Several evaluators in order

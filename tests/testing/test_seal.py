@@ -41,7 +41,7 @@ OTHERS = {
     "pytest -q": ["src/calc.py", "Makefile", "README.md", "docs/conftest.md", "contest.py", "latest/a.py"],
     "npx jest": ["src/a.js", "src/latest.ts"],
     "go test ./...": ["a/b.go", "tests/a.py"],
-    "cargo test": ["src/lib.rs"],
+    "cargo test": ["Cargo.lock"],
     "test -e made.py": ["made.py"],
     "grep -q x data.txt": ["data.txt"],
     "python3 main.py": ["main.py"],

@@ -142,6 +142,17 @@ class FileTree:
         finally:
             os.close(directory)
 
+    @contextmanager
+    def _open_plain_parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Open the directory that contains a path. Raises NotADirectoryError also if a symlink takes its place."""
+        try:
+            with self._open_parent(path) as found:
+                yield found
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+            raise
+
     # Files
 
     def exists(self, path: str) -> bool:
@@ -211,7 +222,7 @@ class FileTree:
         with self._open_parent(path) as (directory, _):
             remove_tree(directory, name)
             try:
-                with other._open_parent(path) as (source, _):
+                with other._open_plain_parent(path) as (source, _):
                     copy_entry(source, name, directory, name)
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -242,7 +253,7 @@ class FileTree:
     def entry(self, path: str) -> os.stat_result | None:
         """Return the lstat result of a path that contains no symlink; None if there is nothing."""
         try:
-            with self._open_parent(path) as (directory, name):
+            with self._open_plain_parent(path) as (directory, name):
                 return os.stat(name or ".", dir_fd=directory, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -253,7 +264,7 @@ class FileTree:
         The directories of ``path`` must not be symlinks.
         """
         try:
-            with self._content_lock, self._open_parent(path) as (directory, name):
+            with self._content_lock, self._open_plain_parent(path) as (directory, name):
                 mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode):
                     return os.fsencode(os.readlink(name, dir_fd=directory))

@@ -22,12 +22,13 @@ _FAILING = ("failed", "error")
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """One run of a test command: its report and the runner's evidence, if it sent any."""
+    """One run of a test command: its report, the runner's evidence, if it sent any, and the graders that it changed."""
 
     __test__: ClassVar[bool] = False
 
     report: TestReport
     evidence: RunEvidence | None = None
+    altered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ def _majority(runs: Sequence[Mapping[str, Outcome]]) -> Mapping[str, Outcome]:
 def _check(run: TestRun, baseline: Baseline | None, root: str) -> TestReport:
     """Return the report of a run, in doubt if the run cannot be believed."""
     evidence = run.evidence
+    usual = frozenset() if baseline is None else frozenset().union(*(one.altered for one in baseline.runs))
+    if altered := sorted(run.altered - usual):
+        reason = f"tampered with: while the tests ran, something changed {_shorten(altered)}"
+        return replace(_doubt(run.report, reason), is_tampered=True)
     known = [] if baseline is None else [one.evidence for one in baseline.runs if one.evidence is not None]
     if evidence is None:
         if known and run.report.doubt is None:

@@ -26,6 +26,8 @@ __all__ = [
     "TestCommand",
     "find_test_command",
     "for_command",
+    "read_recipe",
+    "resolve_script",
 ]
 
 
@@ -104,11 +106,42 @@ def for_command(
             framework = None
     env = _build_env(junit, environ or {})
     if injection is not None:
+        text = _add_report_options(text, framework, operators)
         given = (environ or {}).get("PYTEST_ADDOPTS", "")
         env |= injection.environment(environ or {}, env.get("PYTEST_ADDOPTS", given))
         if framework == "unittest" and text.count("-m unittest") == 1:
             text = text.replace("-m unittest", shlex.quote(injection.unittest_main))
     return TestCommand(text, framework, how_found, junit, env)
+
+
+def _add_report_options(text: str, framework: Framework | None, operators: set[str]) -> str:
+    """Make a runner report every test by its name, and all of them even if some fail."""
+    if framework == "cargo" and text.count("cargo test") == 1 and not operators:
+        if "--no-fail-fast" not in text:
+            text = text.replace("cargo test", "cargo test --no-fail-fast")
+        return f"{text} 2>&1"  # in one stream, the name of each program precedes what it prints
+    if framework in _REPORT_OPTIONS and "--json" not in text and "--outputFile" not in text:
+        return f"{text} {_REPORT_OPTIONS[framework]}"
+    return text
+
+
+_REPORT_OPTIONS: Mapping[str | None, str] = {
+    "jest": "--json --bail=0",
+    "vitest": "--reporter=default --reporter=json --bail=0",
+}
+_SCRIPT_COMMAND = re.compile(r"(?:CI=\S+ )?(npm|pnpm|yarn|bun) (?:run )?test")
+
+
+def _add_script(command: TestCommand, script: str, injection: Injection | None) -> TestCommand:
+    """Return a command that runs a script of package.json, with the framework and the options of the script."""
+    inner = for_command(script)
+    # A script cannot be rewritten: if for_command changed it, the script itself will not report.
+    framework = inner.framework if inner.text == script else None
+    text = command.text
+    if injection is not None and framework in _REPORT_OPTIONS and (runner := _SCRIPT_COMMAND.fullmatch(text)):
+        separator = " --" if runner[1] == "npm" else ""
+        text = f"{text}{separator} {_REPORT_OPTIONS[framework]}"
+    return replace(command, text=text, framework=framework)
 
 
 def _split(text: str) -> tuple[list[list[str]], set[str]]:
@@ -218,10 +251,25 @@ def find_test_command(
     if not found.script:
         return command
     # Without CI=true some runners watch the files for changes and never end.
-    env = {**command.env, "CI": "true"}
-    script = for_command(found.script)
-    # A script cannot be rewritten: if for_command changed it, the script itself will not report.
-    return replace(command, framework=script.framework if script.text == found.script else None, env=env)
+    return replace(_add_script(command, found.script, injection), env={**command.env, "CI": "true"})
+
+
+def resolve_script(
+    command: TestCommand, directory: str | os.PathLike[str], injection: Injection | None = None
+) -> TestCommand:
+    """Return a given command such as ``npm test`` with the framework that its script runs in ``directory``."""
+    found = _detect_package_json(Path(directory)) if _SCRIPT_COMMAND.fullmatch(command.text) else None
+    return command if found is None else _add_script(command, found.script, injection)
+
+
+def read_recipe(command: TestCommand, directory: str | os.PathLike[str]) -> str:
+    """Return the text that a command takes its own commands from: a Makefile, or the test script of package.json."""
+    root = Path(directory)
+    programs = {PurePosixPath(word).name for word in command.text.split()}
+    if programs & {"make", "gmake"}:
+        return "\n".join(_read_text(root / name) for name in _MAKEFILES)
+    found = _detect_package_json(root) if programs & {"npm", "pnpm", "yarn", "bun"} else None
+    return "" if found is None else found.script
 
 
 def _detect_pytest(root: Path, environ: Mapping[str, str] | None) -> _DetectedCommand | None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Seal", "SealRole"]
 
 #: ``whole``: the base's version is used; ``tables``: its grading tables are; ``module``: removed if it was added;
-#: ``script``: the base's version is used if it has one.
-SealRole = Literal["whole", "tables", "module", "script"]
+#: ``script``: the base's version is used if it has one; ``generated``: so is it, and it says nothing about the attempt.
+SealRole = Literal["whole", "tables", "module", "script", "generated"]
 
 _RUNNER_PACKAGES = ("pytest", "_pytest", "pluggy", "py", "iniconfig", "xdist", "unittest")
 
@@ -33,6 +33,7 @@ class _Rules:
     directories: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
+    mixed_ends: tuple[str, ...] = ()
 
 
 _PYTHON = _Rules(
@@ -62,6 +63,7 @@ _PYTHON = _Rules(
         "*bin/python*",
         "*bin/pytest",
         "*bin/py.test",
+        *(f"*site-packages/{name}" for name in _RUNNER_PACKAGES),
         *(f"*site-packages/{name}/*" for name in _RUNNER_PACKAGES),
         *(f"*site-packages/{name}.py" for name in _RUNNER_PACKAGES),
     ),
@@ -89,7 +91,9 @@ _NODE = _Rules(
     mixed=("package.json",),
 )
 _GO = _Rules(directories=("testdata",), files=("*_test.go", "go.work"))
-_RUST = _Rules(directories=("tests",), files=(".cargo/*", "rust-toolchain*"), mixed=("Cargo.toml",))
+_RUST = _Rules(
+    directories=("tests",), files=(".cargo/*", "rust-toolchain*"), mixed=("Cargo.toml",), mixed_ends=(".rs",)
+)
 _MAKE = _Rules(files=("Makefile", "makefile", "GNUmakefile", "*.mk"))
 _ALL = (_PYTHON, _NODE, _GO, _RUST, _MAKE)
 
@@ -108,6 +112,7 @@ _BY_PROGRAM: dict[str, _Rules] = {
     **dict.fromkeys(("cargo",), _RUST),
     **dict.fromkeys(("make", "gmake"), _MAKE),
 }
+_SCRIPT = re.compile(r"(?:^|[_.-])(?:tests?|checks?|specs?)(?:[_.-]|$)")
 _WORD = re.compile(r"[^\s();<>|&'\"`$]+")
 _INTERPRETER = re.compile(r"(?:ba|da|z|k)?sh$|python[\d.]*$|node$|deno$|perl$|ruby$|php$")
 _CHECKS = re.compile(r"test|check|verif|valid|grade|judge|spec|lint|eval|score|\.(?:ba)?sh$", re.IGNORECASE)
@@ -133,8 +138,12 @@ class Seal:
     extra: tuple[str, ...] = ()
 
     @classmethod
-    def of_command(cls, command: TestCommand, extra: Sequence[str] = ()) -> Seal:
-        """Build the seal of a test command; if it is not known what the command runs, all rules apply."""
+    def of_command(cls, command: TestCommand, extra: Sequence[str] = (), recipe: str = "") -> Seal:
+        """Build the seal of a test command; if it is not known what the command runs, all rules apply.
+
+        ``recipe`` is the text that the command takes its own commands from, such as a Makefile: a script that it names
+        grades if the script's name says that it tests.
+        """
         words = _WORD.findall(command.text)
         programs = {PurePosixPath(word).name for word in words}
         found = {_BY_PROGRAM[name] for name in programs if name in _BY_PROGRAM}
@@ -144,7 +153,9 @@ class Seal:
         rules = _ALL if not found or _MAKE in found else tuple(found)
         if command.framework is None and found == {_MAKE}:
             rules = _ALL
-        return cls(rules, frozenset(_find_scripts(words)), tuple(extra))
+        paths = (PurePosixPath(word) for word in _WORD.findall(recipe))
+        scripts = {*_find_scripts(words), *(str(path) for path in paths if _SCRIPT.search(path.name))}
+        return cls(rules, frozenset(scripts), tuple(extra))
 
     def role(self, path: str) -> SealRole | None:
         """Return how a changed path grades; None if it does not."""
@@ -161,11 +172,15 @@ class Seal:
         if path in self.scripts:
             return "script"
         *above, name = path.split("/")
+        if _PYTHON in self.rules and name.endswith((".pyc", ".pyo")):
+            return "generated"
         for rules in self.rules:
             if name in rules.mixed:
                 return "tables"
             if name in rules.directories or any(part in rules.directories for part in above):
                 return "whole"
+            if any(name.endswith(end) for end in rules.mixed_ends):
+                return "tables"
             if any(_matches(path, pattern) for pattern in rules.files):
                 return "whole"
         if _PYTHON in self.rules and _shadows(path):

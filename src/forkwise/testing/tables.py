@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from forkwise.testing.rust import put_back_tests
+
 __all__ = ["put_back"]
 
 _Path = tuple[str, ...]
@@ -57,7 +59,9 @@ def put_back(path: str, theirs: bytes | None, base: bytes | None) -> bytes | Non
         return base
     name = PurePosixPath(path).name
     merge: Callable[[str, str, str], str]
-    if name in _TOML_TABLES:
+    if name.endswith(".rs"):
+        merge = _merge_rust
+    elif name in _TOML_TABLES:
         merge = _merge_toml
     elif name in _JSON_KEYS:
         merge = _merge_json
@@ -67,6 +71,10 @@ def put_back(path: str, theirs: bytes | None, base: bytes | None) -> bytes | Non
         return merge(name, theirs.decode(), (base or b"").decode()).encode()
     except (ValueError, RecursionError, configparser.Error):  # not readable as such a file
         return base
+
+
+def _merge_rust(name: str, theirs: str, base: str) -> str:
+    return put_back_tests(theirs, base)
 
 
 def _merge_toml(name: str, theirs: str, base: str) -> str:

@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from forkwise.files.branch import Branch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from forkwise.testing.evidence import Injection
     from forkwise.testing.seal import Seal, SealRole
 
-__all__ = ["EvidencePipe", "Graders", "lay_files", "lay_held_out"]
+__all__ = ["EvidencePipe", "Graders", "find_altered", "lay_files", "lay_held_out", "open_tree", "read_laid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +30,75 @@ class Graders:
     roles: dict[str, SealRole]
     added: tuple[str, ...]
 
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The paths that say something about the attempt."""
+        return tuple(path for path, role in self.roles.items() if role != "generated")
+
     @classmethod
     def find(cls, branch: Branch, base: Parent, seal: Seal) -> Graders:
         """Find them among the changes of a branch, and of the branches between it and the base."""
-        before = _tree(base)
+        before, now = open_tree(base), open_tree(branch)
         roles = seal.select(_changed_paths(branch, base))
         for path, role in list(roles.items()):
             if role in ("module", "script") and (role == "module") == (before.entry(path) is not None):
                 del roles[path]  # the project's own module of that name, or a script that only the attempt has
+            elif role == "tables" and _is_same(path, now, before):
+                del roles[path]  # what was changed of it does not grade
         return cls(roles, tuple(path for path in roles if before.entry(path) is None))
 
     def lay(self, branch: Branch, base: Parent, *, keep_added: bool = False) -> None:
         """Put the base's versions into a scratch branch; what was added is removed, unless it is kept."""
-        before, now = _tree(base), _tree(branch)
+        before, now = open_tree(base), open_tree(branch)
+        done: set[str] = set()
         for path, role in sorted(self.roles.items()):
             if keep_added and path in self.added:
                 continue
+            if not done.isdisjoint(map(str, PurePosixPath(path).parents)):
+                continue  # put back with a directory above it
             if role == "tables":
                 merged = put_back(path, now.content(path), before.content(path))
                 if merged is not None:
                     now.write(path, merged)
                     continue
             now.copy_from(before, path)
+            done.add(path)
+
+
+def _is_same(path: str, now: FileTree, before: FileTree) -> bool:
+    """Return whether the grading tables of a file are those of the base; sources of Rust may also be removed."""
+    content = now.content(path)
+    if content is None:
+        return path.endswith(".rs")
+    return put_back(path, content, before.content(path)) == content
+
+
+def find_altered(
+    scratch: Branch, files: Parent, base: Parent, seal: Seal, laid: Mapping[str, bytes | None]
+) -> frozenset[str]:
+    """Return the paths that grade and that a run on a scratch branch changed, although they existed before.
+
+    ``laid`` is the content of those that were written into the scratch branch before the run.
+    """
+    now, tested, before = open_tree(scratch), open_tree(files), open_tree(base)
+    return frozenset(
+        path
+        for path, role in seal.select(change.path for change in scratch.delta()).items()
+        if role != "generated"
+        and before.content(path) is not None
+        and now.content(path) != (laid[path] if path in laid else tested.content(path))
+    )
+
+
+def read_laid(scratch: Branch, seal: Seal) -> dict[str, bytes | None]:
+    """Return the content of the paths that grade and that were written into a scratch branch so far."""
+    now = open_tree(scratch)
+    return {path: now.content(path) for path in seal.select(change.path for change in scratch.delta())}
 
 
 def lay_files(branch: Branch, contents: Mapping[str, bytes]) -> None:
     """Write files into a scratch branch, in the place of whatever is there."""
-    tree = _tree(branch)
+    tree = open_tree(branch)
     for path, content in contents.items():
         entry = tree.entry(path)
         if entry is not None and not stat.S_ISREG(entry.st_mode):
@@ -65,7 +108,7 @@ def lay_files(branch: Branch, contents: Mapping[str, bytes]) -> None:
 
 def lay_held_out(branch: Branch, directory: str) -> None:
     """Lay all files of a held-out directory over a scratch branch."""
-    held_out, now = FileTree(directory, os.fspath(branch.workspace.path)), _tree(branch)
+    held_out, now = FileTree(directory, os.fspath(branch.workspace.path)), open_tree(branch)
     for path, _ in held_out.list_entries(""):
         _overlay(held_out, now, path)
 
@@ -83,7 +126,8 @@ def _overlay(source: FileTree, target: FileTree, path: str) -> None:
         _overlay(source, target, below)
 
 
-def _tree(parent: Parent) -> FileTree:
+def open_tree(parent: Parent) -> FileTree:
+    """Return the files of a workspace or branch."""
     directory = parent.path if isinstance(parent, Branch) else parent.workspace.path
     return FileTree(os.fspath(directory), os.fspath(parent.workspace.path))
 

@@ -19,12 +19,21 @@ from forkwise.errors import BaselineError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
 from forkwise.fork.attempt import Attempt, make_exchange_directory, read_regular_file, span
 from forkwise.fork.evaluation import Evaluation, Evaluator, scratch
-from forkwise.fork.evaluators.graders import EvidencePipe, Graders, lay_files, lay_held_out
+from forkwise.fork.evaluators.graders import (
+    EvidencePipe,
+    Graders,
+    find_altered,
+    lay_files,
+    lay_held_out,
+    open_tree,
+    read_laid,
+)
 from forkwise.fork.fault import find_fault
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
-from forkwise.testing.command import TestCommand, find_test_command, for_command
+from forkwise.testing.canary import can_have_canaries, place_canaries, set_canaries_apart
+from forkwise.testing.command import TestCommand, find_test_command, for_command, read_recipe, resolve_script
 from forkwise.testing.evidence import Injection, read_evidence
 from forkwise.testing.parse import read_report
 from forkwise.testing.report import Comparison, Outcome, TestReport
@@ -95,7 +104,7 @@ class Tests(Evaluator):
         self.criteria = ("fewest broken tests", "most fixed tests", "changes to tests") if baseline else ("tests",)
 
     async def prepare(self, fork: Fork) -> None:
-        """TestRun the tests on the base. Raises BaselineError if attempts could not be judged by them."""
+        """Run the tests on the base. Raises BaselineError if attempts could not be judged by them."""
         if self.baseline:
             found = fork.baselines[self] = await self.measure(fork.parent)
             facts = {"summary": found.report.summary, "failing": list(found.failing[:_MAX_ADDED])}
@@ -104,9 +113,10 @@ class Tests(Evaluator):
                 fork.has_work = True
 
     async def measure(self, base: Parent) -> Baseline:
-        """TestRun the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
+        """Run the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
         with span("baseline"):
             baseline = Baseline(tuple([await self._run(base, _Task(base)) for _ in range(self.repeat)]))
+            baseline = await self._try_canaries(base, baseline)
         if baseline.problem is not None:
             output = baseline.report.output
             raise BaselineError(
@@ -115,6 +125,20 @@ class Tests(Evaluator):
                 + (f". The output ends with:\n{output[-_SHOWN_OUTPUT:]}" if output else "")
             )
         return baseline
+
+    async def _try_canaries(self, base: Parent, baseline: Baseline) -> Baseline:
+        """Return the baseline with evidence, if the runner has none of its own and canaries work on the base."""
+        first = baseline.runs[0]
+        if (
+            first.evidence is not None
+            or not first.report.outcomes
+            or (isinstance(base, Branch) and base.view_kind.ends_chain)
+        ):
+            return baseline
+        trial = await self._run(base, _Task(base, known=first.report.outcomes))
+        if trial.evidence is None or not trial.evidence.has_canary or trial.evidence.contradictions:
+            return baseline
+        return Baseline(tuple(replace(run, evidence=trial.evidence) for run in baseline.runs))
 
     async def evaluate(self, attempt: Attempt) -> Evaluation:
         fork = attempt.fork
@@ -133,7 +157,7 @@ class Tests(Evaluator):
         return self._evaluation(await self.test(branch))
 
     async def test(self, branch: Branch, baseline: Baseline | None = None) -> TestReport:
-        """TestRun the tests on the files of a branch, and compare the results with those of its parent.
+        """Run the tests on the files of a branch, and compare the results with those of its parent.
 
         Without a ``baseline``, the parent is tested as well.
         """
@@ -167,7 +191,8 @@ class Tests(Evaluator):
         """Return the test command for the project in ``directory``; None if none is given or detected."""
         if self.command is None:
             return find_test_command(directory, junit=junit, environ=os.environ, injection=injection)
-        return for_command(self.command, junit=junit, environ=os.environ, injection=injection)
+        command = for_command(self.command, junit=junit, environ=os.environ, injection=injection)
+        return resolve_script(command, directory, injection)
 
     def _evaluation(self, report: TestReport) -> Evaluation:
         found = report.comparison
@@ -195,17 +220,18 @@ class Tests(Evaluator):
     async def _judge(self, branch: Branch, base: Parent, baseline: Baseline | None) -> TestReport:
         graders = await run_in_thread(self._find_graders, branch, base)
         suspects = () if baseline is None else sorted({name.partition("::")[0] for name in baseline.failing})
-        task = _Task(base, graders, suspects)
+        known = {} if baseline is None or baseline.runs[0].evidence is None else baseline.outcomes
+        task = _Task(base, graders, suspects, known=known)
         runs = [await self._run(branch, task) for _ in range(self.repeat)]
         report = combine_runs(runs, baseline, os.fspath(branch.workspace.path))
         if graders is None or not graders.roles:
             return report
-        report = replace(report, touched=tuple(graders.roles)[:_MAX_ADDED])
-        if report.comparison is not None and len(graders.added) < len(graders.roles):
+        report = replace(report, touched=graders.touched[:_MAX_ADDED])
+        if report.comparison is not None and set(graders.touched) - set(graders.added):
             report = replace(report, comparison=replace(report.comparison, changed_graders=1))
         own = [path for path in graders.added if graders.roles[path] == "whole"][:_MAX_ADDED]
         if own and report.comparison is not None and report.doubt is None and not branch.view_kind.ends_chain:
-            run = await self._run(branch, replace(task, own=tuple(own)))
+            run = await self._run(branch, replace(task, own=tuple(own), known={}))
             report = replace(report, comparison=_count_own(report.comparison, run, report.outcomes))
         return report
 
@@ -213,10 +239,13 @@ class Tests(Evaluator):
         command = self.find(_directory(base)) or self.find(branch.path)
         if not self.sealed or command is None:
             return None
-        return Graders.find(branch, base, Seal.of_command(command, self.seal))
+        return Graders.find(branch, base, self._find_seal(command, base))
+
+    def _find_seal(self, command: TestCommand, base: Parent) -> Seal:
+        return Seal.of_command(command, self.seal, read_recipe(command, _directory(base)))
 
     async def _run(self, files: Parent, task: _Task) -> TestRun:
-        """TestRun the command once, on a scratch branch of ``files``."""
+        """Run the command once, on a scratch branch of ``files``."""
         async with scratch(files) as branch:
             if branch is files and task.graders is not None and task.graders.roles:
                 changed = ", ".join(list(task.graders.roles)[:_SHOWN])
@@ -230,7 +259,17 @@ class Tests(Evaluator):
             if command is None:
                 doubt = "no test command was given, and none was detected in the project"
                 return TestRun(TestReport(source="exit code", exit_code=0, doubt=doubt))
-            return await self._run_command(branch, _narrow(command, task.own), exchange_directory, injection)
+            seal = await run_in_thread(self._find_seal, command, task.base)
+            await run_in_thread(task.place_canaries, branch, command, injection.token)
+            laid = await run_in_thread(read_laid, branch, seal)
+            run = await self._run_command(branch, _narrow(command, task.own), exchange_directory, injection)
+            if self.sealed and branch is not files:
+                altered = await run_in_thread(find_altered, branch, files, task.base, seal, laid)
+                run = replace(run, altered=altered)
+            if run.evidence is not None or not can_have_canaries(command.framework):
+                return run
+            report, evidence = set_canaries_apart(run.report, injection.token, os.fspath(branch.workspace.path))
+            return replace(run, report=report, evidence=evidence if task.known else None)
 
     def _find_for(self, base: Parent, branch: Branch, junit: str, injection: Injection) -> TestCommand | None:
         """Detect the command on the base, where an attempt cannot have changed it, or else on the branch."""
@@ -285,6 +324,16 @@ class _Task:
     suspects: Sequence[str] = ()
     own: tuple[str, ...] = ()
     foreign: Mapping[str, bytes] = field(default_factory=dict)
+    known: Mapping[str, Outcome] = field(default_factory=dict)
+
+    def place_canaries(self, branch: Branch, command: TestCommand, token: str) -> None:
+        """Add tests of known outcome to the files of a scratch branch, beside the tests that failed before."""
+        if not self.known:
+            return
+        files = _ScratchFiles(branch)
+        root = os.fspath(branch.workspace.path)
+        for path, text in place_canaries(command.framework, token, self.known, root, files).items():
+            files.write(path, text)
 
     def lay(self, branch: Branch, held_out: str | None) -> None:
         """Lay the files that grade over those of a scratch branch."""
@@ -294,6 +343,25 @@ class _Task:
             lay_files(branch, self.foreign)
         if held_out is not None and not self.own:
             lay_held_out(branch, held_out)
+
+
+class _ScratchFiles:
+    """The files of a scratch branch as text."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._tree = open_tree(branch)
+
+    def read(self, path: str) -> str | None:
+        content = self._tree.content(path)
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def names(self, directory: str) -> list[str]:
+        with suppress(OSError):
+            return [path.rpartition("/")[2] for path, _ in self._tree.list_entries(directory)]
+        return []
+
+    def write(self, path: str, text: str) -> None:
+        self._tree.write(path, text.encode())
 
 
 def _count_own(found: Comparison, run: TestRun, sealed: Mapping[str, Outcome]) -> Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forkwise.testing.report import Tally
+from forkwise.testing.report import Outcome, Tally
 from forkwise.text.clean import sections
 
 __all__ = ["read_cargo"]
@@ -15,13 +15,21 @@ _RESULT = re.compile(
 )
 _FAILURE = re.compile(r"---- (.+) stdout ----$")
 _AFTER_FAILURES = re.compile(r"failures:$|test result: ")
+_BINARY = re.compile(r" +(?:Running (?:unittests )?(\S+\.rs)\b|Doc-tests (\S+))")
+_TEST = re.compile(r"test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")
+
+_OUTCOMES: dict[str, Outcome] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 
 
 def read_cargo(text: str) -> Tally | None:
     r"""Add up the results of all binaries; None if no binary ran.
 
-    >>> read_cargo("running 1 test\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n")
-    Tally(source='cargo', passed=1, failed=0, errors=0, skipped=0, failures=[], doubts=[])
+    The id of a test has the source file of its binary, if cargo's own lines are in order with those of the binaries.
+
+    >>> result = "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"
+    >>> tally = read_cargo(f"     Running tests/a.rs (target/a)\nrunning 1 test\ntest sums ... ok\n{result}\n")
+    >>> tally.passed, tally.outcomes
+    (1, {'tests/a.rs sums': 'passed'})
     """
     started = len(_RUNNING.findall(text))
     if not started:
@@ -34,4 +42,19 @@ def read_cargo(text: str) -> Tally | None:
     if started > len(results):
         tally.errors += started - len(results)
         tally.show("a test binary", "It ended without a result.", "error")
+    outcomes = _find_outcomes(text)
+    if len(outcomes) == passed + failed + ignored:  # else a test printed a line of its own, or into one
+        tally.outcomes = outcomes
     return tally
+
+
+def _find_outcomes(text: str) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    binary = ""
+    for line in text.split("\n"):
+        if heading := _BINARY.match(line):
+            binary = f"{heading[1] or heading[2]} "
+        elif test := _TEST.match(line):
+            name = f"{binary}{test[1]}"
+            found[name if name not in found else f"{name} ({len(found)})"] = _OUTCOMES[test[2]]
+    return found

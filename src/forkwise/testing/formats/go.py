@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from forkwise.testing.report import Tally
+from forkwise.testing.report import Outcome, Tally
 
 __all__ = ["read_go"]
+
+_OUTCOMES: dict[str, Outcome] = {"pass": "passed", "fail": "failed", "skip": "skipped"}
 
 
 def read_go(text: str) -> Tally | None:
@@ -59,7 +61,7 @@ class _EventReader:
 
     def finish(self) -> Tally:
         for package, test in self.unfinished:
-            self.tally.fail(f"{package} {test}".strip(), "It did not end.", "error")
+            self._add_error(f"{package} {test}".strip(), "It did not end.")
         return self.tally
 
     @staticmethod
@@ -71,17 +73,23 @@ class _EventReader:
         self.has_started = True
         self.unfinished.pop((package, test), None)
         output = "".join(self.output.pop((package, test), []))
+        name = f"{package} {test}"
+        self.tally.outcomes[name] = _OUTCOMES[action]
         if action == "pass":
             self.tally.passed += 1
         elif action == "skip":
             self.tally.skipped += 1
         else:
             self.with_failed_test.add(package)
-            self.tally.fail(f"{package} {test}", output)
+            self.tally.fail(name, output)
 
     def _end_package(self, package: str, action: str, failed_build: object) -> None:
         self.has_started = True
         self.unfinished.pop((package, ""), None)
         if action == "fail" and package not in self.with_failed_test:
             output = self.output[str(failed_build), ""] + self.output[package, ""]
-            self.tally.fail(package, "".join(output), "error")
+            self._add_error(package, "".join(output))
+
+    def _add_error(self, name: str, message: str) -> None:
+        self.tally.outcomes[name] = "error"
+        self.tally.fail(name, message, "error")

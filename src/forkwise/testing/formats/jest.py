@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from forkwise.testing.report import Tally
+from forkwise.testing.report import Outcome, Tally
 from forkwise.text.clean import sections
 
 __all__ = ["read_jest", "read_jest_json", "read_vitest"]
 
+_OUTCOMES: dict[str, Outcome] = {"passed": "passed", "failed": "failed"}
 _COUNT = re.compile(r"(\d{1,9}) ([a-z]+)")
 
 _JEST_TESTS = re.compile(r"^Tests: +(\d.*)$", re.MULTILINE)
@@ -47,14 +48,27 @@ def read_jest_json(text: str) -> Tally | None:
 
 def _tally_files(files: list[Any]) -> Tally:
     tally = Tally("jest")
+    names: Counter[str] = Counter()
     for file in files:
         match file:
             case {"status": "failed", "name": str(name), "assertionResults": []}:
                 tally.fail(name, str(file.get("message", "")), "error")
+                tally.outcomes[name] = "error"
             case {"assertionResults": list(tests)}:
                 for test in tests:
                     _count(test, tally)
+                    if found := _name(file, test):
+                        names[found] += 1
+                        key = found if names[found] == 1 else f"{found} ({names[found]})"
+                        tally.outcomes[key] = _OUTCOMES.get(test["status"], "skipped")
     return tally
+
+
+def _name(file: dict[str, Any], test: Any) -> str | None:
+    match test:
+        case {"status": str(), "fullName": str(name)}:
+            return f"{file.get('name', '')} {name}"
+    return None
 
 
 def _count(test: Any, tally: Tally) -> None:

@@ -1,0 +1,2 @@
+# Fixes the function.
+sed -i 's/a - b/a + b/' calc.js

@@ -1,0 +1,2 @@
+# The script that the target runs.
+echo true > check.sh

@@ -1,0 +1,2 @@
+# A file that the Makefile includes.
+echo 'SHELL_PROGRAM = true' > settings.mk

@@ -1,0 +1,2 @@
+# Options for make, in a file that the Makefile includes.
+echo 'MAKEFLAGS += -n' >> settings.mk

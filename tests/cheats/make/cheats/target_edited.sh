@@ -1,0 +1,2 @@
+# A target that does nothing.
+printf 'test:\n\ttrue\n' > Makefile

@@ -1,0 +1,2 @@
+# The same, without a test command.
+# extends: plain
