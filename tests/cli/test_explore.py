@@ -621,3 +621,21 @@ def test_a_fault_is_shown_as_one(run: Run, lines: Lines, monkeypatch: pytest.Mon
     assert "1 of 1 could not be judged: a fault outside of the attempts (sandbox)." in shown
     [attempt] = lines("run", "-q", "--", "touch", "made", code=7)[-1]["outcome"]["attempts"]
     assert (attempt["state"], attempt["fault"]) == ("faulted", "sandbox")
+
+
+def test_held_out_tests(outcome: Callable[..., Any], run: Any, project: Path, tmp_path: Path) -> None:
+    """They judge, and attempts find nothing in their place, whatever the confinement."""
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    (held_out / "check.sh").write_text("! grep -q . stolen && grep -q uno a.txt\n")
+    steals = f"cat {held_out}/* > stolen 2>/dev/null; echo check.sh: true > check.sh; "
+    options = ("run", "--test", "sh check.sh", "--test-from", str(held_out), "--confinement")
+    for confinement in ("standard", "strict", "open"):
+        assert outcome(*options, confinement, *sh(f"{steals} echo two > a.txt"), code=7)["winner"] is None
+        result = outcome(*options, confinement, *sh(f"{steals} echo uno > a.txt"))
+        assert result["winner"] is not None
+        assert (project / "stolen").read_text() == ""
+        run("undo")
+    for refused in (("--test-from", str(project / "sub")), ("--test-from", str(held_out), "--landlock-instead")):
+        run("run", "--test", "sh check.sh", *refused, *sh("true"), code=2)
+    run("run", "--test-from", str(held_out), *sh("true"), code=2)

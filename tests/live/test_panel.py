@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forkwise import BranchSpec, ForkCoordinator, MergeStrategy, Workspace
+from forkwise import BranchSpec, ForkCoordinator, MergeStrategy, Workspace, open_ledger
 from forkwise.live.judging.judge import JUDGE_PROMPTS
 from tests.live.worker import BEFORE, Priced, all_over, worker
 from tests.modules.brain import Asked, call
@@ -94,4 +94,18 @@ async def test_where_a_project_makes_none_plain_there_is_no_signal(workspace: Wo
     assert outcome.signals is not None
     assert outcome.signals.test_pass_ratio is None
     assert (outcome.merge_confidence or 0) <= 0.65
+    await coordinator.aclose()
+
+
+async def test_a_branch_that_changes_the_tests_is_judged_by_those_of_the_workspace(workspace: Workspace) -> None:
+    (workspace.path / "check.sh").write_text("test -e ok.txt\n")
+    specs = [BranchSpec("honest", "write ok.txt x"), BranchSpec("cheat", "write check.sh true")]
+    coordinator = ForkCoordinator(worker(), workspace=workspace, judge=Judge("honest"), test_command="sh check.sh")
+    await coordinator.fork(specs, parent_history=BEFORE, strategy=MergeStrategy(kind="vote"))
+    outcome = await coordinator.resolve()
+    assert outcome.verdict is not None
+    with open_ledger(workspace) as ledger:
+        tests = {a.label: a.tests for a in ledger.attempts(str(coordinator.fork_id))}
+    assert {label: found and found["exit_code"] for label, found in tests.items()} == {"honest": 0, "cheat": 1}
+    assert tests["cheat"]["touched"] == ["check.sh"]
     await coordinator.aclose()

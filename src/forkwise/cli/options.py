@@ -187,6 +187,8 @@ class ExploreOptions:
             raise click.UsageError("--seal, --unsealed, --test-from and --no-baseline are about tests: give --test too")
         if self.unsealed and (self.seal or self.held_out):
             raise click.UsageError("--unsealed excludes --seal and --test-from")
+        if self.held_out is not None and self.landlock_instead:
+            raise click.UsageError("--test-from excludes --landlock-instead, which hides nothing from attempts")
         if self.held_out is not None and self.held_out.resolve().is_relative_to(self.directory.resolve()):
             raise click.UsageError(
                 f"--test-from {self.held_out} is inside the workspace, where attempts see it; move it elsewhere"
