@@ -143,7 +143,7 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
     with branch._lock():
         scan = branch._scan_kept(None)
         record_scanned_bases(branch, scan)
-        total = sum(1 for entry in scan.entries if not _is_of_directory(entry))
+        total = sum(1 for entry in scan.entries if not _is_directory(entry))
         touched = [directory for directory in scan.touched if directory.is_changed]
         entries = nsmallest(listed, scan.entries, key=lambda e: (e.old is None, e.path.count("/"), e.path))
         first = replace(scan, entries=entries, touched=touched[: listed - len(entries)])
@@ -159,11 +159,6 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
                     found.append(FileDiff(entry.path, old, new))
     unlisted = len(scan.entries) + len(touched) - len(first.entries) - len(first.touched)
     return ChangedFiles(delta, sorted(found, key=lambda change: change.path), unlisted, total)
-
-
-def _is_of_directory(entry: Entry) -> bool:
-    found = entry.new or entry.old
-    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _read(fd: int, name: str) -> bytes:
