@@ -51,10 +51,10 @@ def slug(project: Path) -> str:
 
 
 def install(home: Path, *names: str) -> None:
-    """Put stand-ins on PATH."""
+    """Put stand-ins on PATH. They change a file: an agent that changes nothing has not succeeded."""
     for name in names:
         (home / "bin").mkdir(exist_ok=True)
-        (home / "bin" / name).write_text('#!/bin/sh\nexec sh -c "$SCRIPT"\n')
+        (home / "bin" / name).write_text('#!/bin/sh\necho >> work.txt\nexec sh -c "$SCRIPT"\n')
         (home / "bin" / name).chmod(0o755)
 
 

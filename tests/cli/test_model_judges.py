@@ -68,14 +68,16 @@ def test_outcome_in_json(run: Run, judge: str) -> None:
     assert outcome["verdict"]["usage"]["requests"] == 2
 
 
-def test_a_judge_without_a_key_is_a_warning(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_without_a_key_is_a_warning(run: Run, ask: Ask, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     # The size of the diff does not decide between these either.
-    result = run("best-of", "2", "--judge", "model:openai-chat:gpt-5.2", *WRITE, code=7)
+    result = run("best-of", "2", "--judge", "model:openai-chat:gpt-5.2", *WRITE, code=8)
     assert "OPENAI_API_KEY" in result.stderr
     assert "did not decide between" in result.stderr
-    assert "nothing was changed" in result.stdout
     assert not (project / "n.txt").exists()
+    fork = ask("ls")["forks"][0]
+    assert fork["state"] == "open"
+    run("abort", fork["id"])
 
 
 def test_a_judge_that_is_none(run: Run) -> None:

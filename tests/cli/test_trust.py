@@ -164,7 +164,7 @@ def test_a_program_inside_the_workspace_is_named(
 ) -> None:
     program = project / "bin/claude"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
+    program.write_text("#!/bin/sh\necho done > n.txt\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     assert "an attempt may have changed it" in run("run", "--agent", "claude", "fix it").stderr

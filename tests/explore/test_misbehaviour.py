@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from forkwise import (
     BestOfN,
+    ForkwiseWarning,
     Reflexion,
     SandboxRunner,
     Speculate,
@@ -28,6 +29,7 @@ from forkwise import (
     Tournament,
     TreeOfThoughts,
     Workspace,
+    abort_fork,
 )
 from forkwise.fork.fork import open_ledger
 from forkwise.ledger.logs import read_log
@@ -647,20 +649,24 @@ def test_callback_raises(who: str, error: BaseException, workspace: Workspace) -
                 outcome = TreeOfThoughts([good], expand=bad, max_depth=3)(workspace)
             assert outcome.committed
         case "judge":
-            outcome = Tournament([good, good, good], judge=bad)(workspace)
-            assert outcome.winner is not None
-            assert outcome.winner.branch_index == 0
+            with pytest.warns(ForkwiseWarning, match="equal attempts were left"):
+                outcome = Tournament([good, good, good], judge=bad)(workspace)
+            assert (outcome.committed, outcome.undecided) == (False, True)
             with open_ledger(workspace) as ledger:
                 verdict = ledger.forks()[0].verdict
             assert verdict is not None
             assert all(match["doubt"] for match in verdict["matches"])
+            assert outcome.fork is not None
+            abort_fork(workspace, outcome.fork)
 
 
 @pytest.mark.parametrize(
     "said", [None, "a", 2, -1, True, math.nan, Mute()], ids=["none", "a", "2", "-1", "true", "nan", "mute"]
 )
 def test_judge_returns_an_invalid_choice(said: Any, workspace: Workspace) -> None:
-    outcome = Tournament([lambda _: (True, 0.1), lambda _: (True, 0.9)], judge=lambda *_: said)(workspace)
+    tournament = Tournament([lambda _: (True, 0.1), lambda _: (True, 0.9)], judge=lambda *_: said)
+    with nullcontext() if said is True else pytest.warns(ForkwiseWarning, match="scores decided instead"):
+        outcome = tournament(workspace)
     assert outcome.winner is not None
     assert outcome.winner.branch_index == 1
 

@@ -258,6 +258,7 @@ def test_a_commit_after_the_decision_withdraws_it(workspace: Workspace, monkeypa
     with open_ledger(workspace) as ledger:
         assert [event.kind for event in ledger.events(fork=outcome.fork) if event.attempt is None] == [
             "begun",
+            "measured",
             "resolved",
             "withdrawn",
             "resolved",

@@ -23,6 +23,7 @@ from forkwise.files.store.state import Lock, locked
 from forkwise.files.store.trash import discard
 from forkwise.files.undo import Restored, records_of
 from forkwise.files.versions import Versions, find_ignored
+from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.linux.trees import copy_entry, join, open_directory, open_root, remove_tree, writable
 from forkwise.text.merge3 import is_text, merge
@@ -330,7 +331,7 @@ def _rebase_tree(
         finally:
             os.close(root)
         info.rebased = lock.now()
-        if info.kept:
+        if info.kept and info.boot == boot_id():  # after a restart, what was copied may be incomplete
             info.synced = info.rebased  # it is on the disk before it has its name
         info.save(home)
         for mark in ("frozen", "confined"):
