@@ -114,6 +114,8 @@ def test_a_resumed_fork_is_left_alone(scene: Scene) -> None:
         await asyncio.wait([going])
 
     asyncio.run(clear_meanwhile())
+    assert scene.fork.state == "open", "the attempt that had succeeded waits for a pick"
+    abort_fork(scene.workspace, fork)
 
 
 def test_force_gives_interrupted_forks_up(scene: Scene) -> None:
@@ -186,7 +188,7 @@ def test_the_ledger_forgets_old_forks(scene: Scene) -> None:
 
 def test_nothing_is_left_of_a_killed_process(scene: Scene) -> None:
     """No process, mount or branch of running attempts, or of the tests of others, is left."""
-    recipe = scene.recipe(ONE, STUCK, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}")
+    recipe = scene.recipe(ONE, STUCK, tests=f"echo 7 >> {scene.outside}/ran; {STUCK}", baseline=False)
     with scene.start(recipe) as process:
         assert becomes_so(lambda: os.path.exists(scene.outside / "ran") and {1, 7} <= set(scene.ran))
         process.kill()
