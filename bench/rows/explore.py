@@ -41,7 +41,7 @@ def _sealed_tests(scratch: Scratch, workspace: Workspace) -> Line:
     baseline = asyncio.run(tests.measure(workspace))
     branch = workspace.branch("judged", None, None)
     (branch.path / "bench_calc.py").write_text("ANSWER = 42\n")
-    (branch.path / "test_bench.py").write_text("def test_it(): pass\n")
+    (branch.path / "test_bench.py").write_text(test.read_text() + "# changed\n")
 
     def plain() -> float:
         async def run() -> None:
