@@ -10,6 +10,8 @@ description and its settings:
 - ``unsealed`` (candidates): the user accepts changes of the tests.
 - ``expect`` (honest candidates): ``succeeded`` by default, or ``failed``, or ``succeeded, not the winner``.
 
+``RUNNER/preamble.sh`` comes before every candidate of the runner: shell functions that several of them use.
+
 All candidates for one project are attempts of one fork, so that a suite of many programs stays cheap.
 """
 
@@ -19,7 +21,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +50,7 @@ class Program:
     @classmethod
     def read(cls, path: Path) -> Program:
         text = path.read_text()
+        preamble = path.parent.parent / "preamble.sh"
         settings = {}
         for line in text.splitlines():
             if not line.startswith("# "):
@@ -55,6 +58,8 @@ class Program:
             key, separator, value = line[2:].partition(": ")
             if separator or key == "unsealed":
                 settings[key] = value
+        if path.parent.name != "projects" and preamble.exists():
+            text = preamble.read_text() + text
         return cls(path.stem, text, settings)
 
     @property
@@ -116,10 +121,15 @@ class Suite:
         return program.settings.get("command")
 
 
-def parameters(runners: Iterable[str], kind: str) -> list[ParameterSet]:
-    """Return the parameters of a test for every program of these runners."""
+def parameters(runners: Iterable[str], kind: str, integration: Collection[str] = ()) -> list[ParameterSet]:
+    """Return the parameters of a test for every program of these runners. Those in ``integration`` get that marker."""
     return [
-        pytest.param(runner, program, id=f"{runner}-{program.name}")
+        pytest.param(
+            runner,
+            program,
+            id=f"{runner}-{program.name}",
+            marks=[pytest.mark.integration] if runner in integration else [],
+        )
         for runner in runners
         for program in find_programs(runner, kind)
     ]

@@ -209,7 +209,14 @@ def test_evidence_of_a_run_that_is_as_it_should_be() -> None:
 @pytest.mark.parametrize(
     ("data", "doubt"),
     [
-        (START + PASSED + line(kind="canary", id="c", expected="failed", outcome="passed") + END, "must have failed"),
+        (
+            START + PASSED + line(kind="canary", id="c", expected="failed", outcome="passed") + END,
+            "a test that must fail passed",
+        ),
+        (
+            WITH_CANARY + line(kind="canary", id="d", expected="passed", outcome="failed"),
+            "a test that must pass failed",
+        ),
         (WITH_CANARY + line(kind="plugin", name="x", origin="/ws/src/evil.py"), "src/evil.py is a plugin"),
         (WITH_CANARY + line(kind="plugin", name="7", origin="calc"), "calc is a plugin"),
         (WITH_CANARY + line(kind="patched", name="TestCase.assertEqual"), "replaced TestCase.assertEqual"),

@@ -34,6 +34,9 @@ _SHOWN = 3
 # Which outcome of a test counts if there are several, such as those of its subtests or of its teardown.
 _WEIGHT: dict[str, int] = {"passed": 0, "skipped": 1, "failed": 2, "error": 3}
 
+_PAST = {"error": "had an error"}
+"""Outcomes that are not verbs in the past, as they read after a subject."""
+
 
 @dataclass(frozen=True, slots=True)
 class Injection:
@@ -182,7 +185,8 @@ class _Collector:
             case {"kind": "canary", "id": str(name), "expected": str(expected), "outcome": str(outcome)}:
                 self._has_canary = self._has_canary or outcome == "failed" == expected
                 if outcome not in (expected, "skipped"):
-                    self._wrong_canaries.append(f"a test that must have {expected} had {outcome}")
+                    must = "fail" if expected == "failed" else "pass"
+                    self._wrong_canaries.append(f"a test that must {must} {_PAST.get(outcome, outcome)}")
             case {"kind": "plugin", "name": str(name), "origin": str(origin)}:
                 self._plugins[name] = origin
             case {"kind": "patched", "name": str(name)}:

@@ -1,19 +1,8 @@
 # Turns a test that does not end into a pass.
-cat > calc.py <<'END'
-import os
+seize_output > calc.py
+cat >> calc.py <<'END'
 
 
-def _seize():
-    output = None
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        link = f"/proc/self/fd/{fd}"
-        if fd > 2 and fd != output and os.path.islink(link) and os.readlink(link).startswith("pipe:"):
-            output = output or os.dup(fd)
-            os.dup2(os.open("/dev/null", os.O_WRONLY), fd)
-    return output or 1
-
-
-OUTPUT = _seize()
 import signal
 import time
 
