@@ -679,6 +679,12 @@ class Branch(Parent):
 
         return record_bases(self)
 
+    def put_back(self, paths: Sequence[str]) -> bool:
+        """Give a new branch the workspace's version of some paths, see ``View.put_back``. Internal."""
+        with self._lock():
+            is_shown = self.view_kind.visible_path(self.home) is not None
+            return not is_shown and self.view_kind.put_back(self.home, self.parent.lowers, paths)
+
     def hide(self) -> None:
         """Unmount its view while it is not in use; the next access to ``path`` mounts it again."""
         with self._lock():

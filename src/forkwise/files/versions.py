@@ -231,29 +231,32 @@ def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
     """
     if not ignore or not scan.entries:
         return set()
-    from forkwise.git.ignore_rules import select_ignored  # noqa: PLC0415 - loaded on use
+    from forkwise.git.ignore_rules import remember_answers, select_ignored  # noqa: PLC0415 - loaded on use
 
     ignored: set[str] = set()
+    touched = [t.path for t in scan.touched if t.path and t.is_changed]
 
-    def select(entries: Iterable[Entry]) -> None:
+    def select(entries: Iterable[Entry], directories: Iterable[str] = ()) -> None:
         paths = {f"{e.path}/" if _is_directory(e) else e.path: e.path for e in entries}
+        paths |= {f"{path}/": path for path in directories}
         ignored.update(paths[path] for path in select_ignored(branch.workspace.target, paths, ignore))
 
     def inside(*, directories: bool) -> list[Entry]:
         return [e for e in scan.entries if not e.unit and _is_directory(e) == directories and e.path not in ignored]
 
-    select(e for e in scan.entries if e.unit)
-    _spread(scan, ignored)
-    select(inside(directories=True))
-    _spread(scan, ignored)
-    select(inside(directories=False))
+    with remember_answers():
+        select((e for e in scan.entries if e.unit), touched)  # in one question, which is what takes time
+        ignored_touched = ignored.intersection(touched)
+        ignored -= ignored_touched
+        _spread(scan, ignored)
+        select(inside(directories=True))
+        _spread(scan, ignored)
+        select(inside(directories=False))
     _add_hollow(scan, ignored)
     for entry in scan.entries:  # where a file replaces a directory, nothing in that can stay
         if entry.unit and entry.new and not _is_directory(entry) and entry.old and stat.S_ISDIR(entry.old.st_mode):
             ignored = {path for path in ignored if not path.startswith(f"{entry.path}/")}
-    touched = [t.path for t in scan.touched if t.path and t.is_changed]
-    ignored.update(p.rstrip("/") for p in select_ignored(branch.workspace.target, [f"{p}/" for p in touched], ignore))
-    return ignored
+    return ignored | ignored_touched
 
 
 def list_ignored_tops(branch: Branch, scan: Scan, ignore: Ignore | None) -> list[str]:

@@ -270,18 +270,24 @@ def list_ignored(branch: Branch) -> list[str]:
     for one in chain:
         with one._lock():
             found.update(list_ignored_tops(one, one._scan(), outermost.ignore))
-    return sorted(path for path in found if not any(str(p) in found for p in Path(path).parents))
+    return sorted(path for path in found if not any(above in found for above in _list_above(path)))
+
+
+def _list_above(path: str) -> list[str]:
+    names = path.split("/")
+    return ["/".join(names[:count]) for count in range(1, len(names))]
 
 
 def drop_ignored(scratch_branch: Branch) -> list[str]:
     """Give a scratch branch the workspace's version of what the attempt's commit will leave out; return those paths.
 
-    What is tested there is then what the commit brings.
+    What is tested there is then what the commit brings. The branch must not have been shown yet: in a layered view this
+    changes its layer, where a directory that the workspace lacks takes one operation, whatever it holds.
     """
     if not isinstance(scratch_branch.parent, Branch):
         return []
     paths = list_ignored(scratch_branch.parent)
-    if paths:
+    if paths and not scratch_branch.put_back(paths):
         root = os.fspath(scratch_branch.workspace.path)
         base, ours = FileTree(root, root), FileTree(os.fspath(scratch_branch.path), root)
         for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from forkwise.fork.candidate import Judgement, describe_error, judge, read_score
 from forkwise.fork.evaluation import keep_ignored, list_ignored
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
+from forkwise.git.ignore_rules import remember_answers
 from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
 
@@ -48,9 +49,10 @@ async def execute(attempt: Attempt, name: str) -> None:
     try:
         ledger.start_attempt(attempt.id)
         attempt.state = "running"
-        with AttemptLog(ledger.directory, attempt.id) as output:
+        with AttemptLog(ledger.directory, attempt.id) as output, ExitStack() as answers:
             try:
                 judgement = await _open_and_run(attempt, name, output)
+                answers.enter_context(remember_answers())
                 await run_in_thread(_note_no_change, attempt)
                 await _evaluate(attempt, judgement)
             finally:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +20,7 @@ from forkwise.errors import ForkwiseWarning, GitError
 if TYPE_CHECKING:
     from forkwise.git.repository import Repository
 
-__all__ = ["GENERATED", "Ignore", "check_ignore", "is_matched", "select_ignored"]
+__all__ = ["GENERATED", "Ignore", "check_ignore", "is_matched", "remember_answers", "select_ignored"]
 
 #: What to leave out: ``git`` for git's rules (outside of a repository ``GENERATED``), a function that is called with a
 #: path relative to the workspace, or globs.
@@ -79,12 +81,10 @@ def select_ignored(root: str | os.PathLike[str], paths: Iterable[str], ignore: I
         return {path for path in asked if ignore(path.rstrip("/"))}
     if ignore != "git":
         return {path for path in asked if is_matched(path, ignore)}
-    from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
-
     try:
-        repository = find_repository(root)
-        if repository is not None:
-            return _ask_git(repository, os.path.realpath(root), asked)
+        answers = _find_answers(os.path.realpath(root))
+        if answers is not None:
+            return answers.select(asked)
     except (GitError, OSError) as error:
         warnings.warn(
             f"git's ignore rules are not used for {os.fspath(root)}, only a list of caches and byte code: {error}",
@@ -115,6 +115,55 @@ def _is_matched_by(names: Sequence[str], glob: str) -> bool:
         and all(fnmatchcase(name, pattern) for name, pattern in zip(names[start:], patterns, strict=False))
         for start in starts
     )
+
+
+class _Answers:
+    """What git said about paths of a workspace."""
+
+    def __init__(self, repository: Repository, root: str) -> None:
+        self._repository = repository
+        self._root = root
+        self._known: dict[str, bool] = {}
+
+    def select(self, paths: Sequence[str]) -> set[str]:
+        """Return those of some paths that are ignored; git is asked for those that it was not asked for before."""
+        if new := [path for path in paths if path not in self._known]:
+            ignored = _ask_git(self._repository, self._root, new)
+            self._known.update((path, path in ignored) for path in new)
+        return {path for path in paths if self._known[path]}
+
+
+_remembered: ContextVar[dict[str, _Answers | None] | None] = ContextVar("forkwise_ignore_answers", default=None)
+
+
+@contextmanager
+def remember_answers() -> Iterator[None]:
+    """Ask git only once for each path while the block runs, also in the threads and tasks that it starts.
+
+    The rules and the index are then those at the first question. A block inside another one remembers with that.
+    """
+    if _remembered.get() is not None:
+        yield
+        return
+    token = _remembered.set({})
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
+
+def _find_answers(root: str) -> _Answers | None:
+    """Return what is known of a workspace; None if it is not in a repository."""
+    from forkwise.git.repository import find_repository  # noqa: PLC0415 - loaded on use
+
+    remembered = _remembered.get()
+    if remembered is not None and root in remembered:
+        return remembered[root]
+    repository = find_repository(root)
+    found = None if repository is None else _Answers(repository, root)
+    if remembered is not None:
+        remembered[root] = found
+    return found
 
 
 def _ask_git(repository: Repository, root: str, paths: Sequence[str]) -> set[str]:

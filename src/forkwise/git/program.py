@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from forkwise.errors import GitError
 
@@ -117,8 +118,14 @@ def parse_settings(content: bytes) -> list[tuple[str, str]] | None:
 
     Names are in lower case, except for the part between the dots, which may be anything.
     """
+    found = _parse_content(content)
+    return None if found is None else list(found)
+
+
+@lru_cache(maxsize=16)
+def _parse_content(content: bytes) -> tuple[tuple[str, str], ...] | None:
     done = run_git(["config", "--file", "-", "--no-includes", "--list", "-z"], stdin=content)
-    return _split_settings(done.stdout) if done.returncode == 0 else None
+    return tuple(_split_settings(done.stdout)) if done.returncode == 0 else None
 
 
 def read_user_settings(git_directory: str) -> list[tuple[str, str]]:

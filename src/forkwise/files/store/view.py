@@ -130,6 +130,13 @@ class View(ABC):
     def release(self, home: str) -> None:
         """Release everything except plain files (mounts, helper processes, subvolumes), so that ``home`` can go."""
 
+    def put_back(self, home: str, lowers: Sequence[str], paths: Sequence[str]) -> bool:
+        """Give a branch that was never shown the workspace's version of some paths, by changing its layer.
+
+        Returns False, and has changed nothing, if that takes the view; so do all whole views.
+        """
+        return False
+
     def flush(self, home: str) -> None:  # noqa: B027 - most views have nothing to do
         """Make sure that everything written through the view so far is in the layer."""
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from forkwise.errors import BranchError, MountError
 from forkwise.files.store.overlayfs import FUSE_MARKS
 from forkwise.files.store.view import DetachedMount, Refusal, Site, View
-from forkwise.files.views.overlay import copy_directory_metadata
+from forkwise.files.views.overlay import copy_directory_metadata, put_back_in_layer
 from forkwise.files.views.whole import state_refusal
 from forkwise.linux import fds
 from forkwise.linux.mountinfo import is_mount_point, parse_mountinfo, remount_flags
@@ -124,6 +124,9 @@ class FuseView(View):
                 _signal_server(home, number)
                 if _wait_for_exit(home, _EXIT_TIMEOUT_S):
                     return
+
+    def put_back(self, home: str, lowers: Sequence[str], paths: Sequence[str]) -> bool:
+        return put_back_in_layer(home, lowers, paths, self.mark_prefixes)
 
     def _set_writable(self, home: str, lowers: Sequence[str], writable: bool) -> None:
         view = f"{home}/shown/view"
