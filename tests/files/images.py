@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from forkwise.linux.syscalls import MNT_DETACH, mount, umount2
 from tests.need import need
 
 __all__ = ["loop_image", "mounted_tmpfs"]
+
+_EXIT_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -51,9 +54,17 @@ def mounted_tmpfs(where: Path) -> Iterator[None]:
 
 def _unmount(where: Path) -> None:
     trash.wait_until_empty()  # deletions in the background keep it busy
-    try:
-        umount2(str(where))
-    except OSError:
-        # A file in it is still open. Unmount it anyway, and fail the test.
-        umount2(str(where), MNT_DETACH)
-        raise
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    while True:
+        try:
+            umount2(str(where))
+            return
+        except OSError:
+            # The kernel closes the files of a process that exits one by one: the pipe by which a FUSE server's exit is
+            # noticed is closed before the directories that it serves.
+            if time.monotonic() < deadline:
+                time.sleep(0.005)
+                continue
+            # A file in it is still open. Unmount it anyway, and fail the test.
+            umount2(str(where), MNT_DETACH)
+            raise
