@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,9 +109,15 @@ def test_summary(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[2].endswith(f"I am {second}")
 
 
-def test_another_process_shows_the_same(ledger: Ledger, project: Path, tmp_path: Path) -> None:
-    room = tmp_path / "room"
-    room.mkdir()
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """A directory that attempts can write to with ``--writable``."""
+    made = tmp_path / "room"
+    made.mkdir()
+    return made
+
+
+def test_another_process_shows_the_same(ledger: Ledger, project: Path, room: Path) -> None:
     waiting = f"touch {room}/$FORKWISE_ATTEMPT; until [ -e {room}/go ]; do sleep 0.05; done"
     work = f"{waiting}; echo done; exit $FORKWISE_ATTEMPT"
     words = ["best-of", "2", "--json", "--writable", str(room), "--", "sh", "-c", work]
@@ -131,10 +137,16 @@ def test_another_process_shows_the_same(ledger: Ledger, project: Path, tmp_path:
     assert "outcome" in json.loads(last)
 
 
-def on_terminal(project: Path, *words: str, rows: int = 24, interrupt_at: str = "") -> tuple[int, str]:
+def on_terminal(
+    project: Path,
+    *words: str,
+    rows: int = 24,
+    once: Callable[[list[str]], object] = lambda frames: False,
+    then: Callable[[int], object] = lambda terminal_fd: None,
+) -> tuple[int, str]:
     """Run the command line on a new terminal. Return its exit code and all of its output.
 
-    Ctrl-C is sent as soon as the output contains ``interrupt_at``.
+    ``then`` is called, with the terminal, when ``once`` is true for the first time of what was drawn so far.
     """
     mine, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 90, 0, 0))
@@ -148,30 +160,35 @@ def on_terminal(project: Path, *words: str, rows: int = 24, interrupt_at: str = 
     )
     os.close(theirs)
     got = b""
+    has_seen = False
     try:
         while piece := os.read(mine, 1 << 16):
             got += piece
-            if interrupt_at and interrupt_at.encode() in got:
-                interrupt_at = ""
-                os.write(mine, b"\x03")
+            if not has_seen and once(frames_of(got.decode(errors="replace"))):
+                has_seen = True
+                then(mine)
     except OSError:  # EIO: the process has closed its end
         pass
     os.close(mine)
     return process.wait(), got.decode().replace("\r\n", "\n")
 
 
-def plain(text: str) -> str:
-    """Remove the colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+def frames_of(shown: str) -> list[str]:
+    """Return what was drawn, without the colours."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", frame) for frame in shown.split("\x1b[2K")]
 
 
-def test_on_a_terminal_rows_move_and_a_summary_stays(project: Path) -> None:
-    work = 'echo "at work $FORKWISE_ATTEMPT"; sleep .5; echo x > n; exit $FORKWISE_ATTEMPT'
-    code, shown = on_terminal(project, "best-of", "2", "--", "sh", "-c", work)
+def test_on_a_terminal_rows_move_and_a_summary_stays(project: Path, room: Path) -> None:
+    def is_at_work(frames: list[str]) -> bool:
+        return any(re.search(r"\.1 .* running +0:\d\d .*at work 0", frame) for frame in frames)
+
+    wait = f"until [ -e {room}/go ]; do sleep 0.05; done"
+    work = f'echo "at work $FORKWISE_ATTEMPT"; {wait}; echo x > n; exit $FORKWISE_ATTEMPT'
+    words = ["best-of", "2", "--writable", str(room), "--", "sh", "-c", work]
+    code, shown = on_terminal(project, *words, once=is_at_work, then=lambda _: (room / "go").touch())
     assert code == 0
-    frames = [plain(frame) for frame in shown.split("\x1b[2K")]
-    assert any(re.search(r"\.1 .* running +0:00 .*at work 0", frame) for frame in frames)
-    *_, last = frames
+    *frames, last = frames_of(shown)
+    assert is_at_work(frames)
     assert re.search(r"\.1  .* won +0:\d\d +1 +at work 0", last)
     assert re.search(r"\.2  .* failed +0:\d\d +1 +exit code 1", last)
     assert "+x\n" in last
@@ -179,15 +196,20 @@ def test_on_a_terminal_rows_move_and_a_summary_stays(project: Path) -> None:
     assert "\x1b[32m+x\x1b[0m" in shown
 
 
-def test_a_short_terminal_shows_what_matters(project: Path) -> None:
-    work = "test $FORKWISE_ATTEMPT -lt 9 && exit 1; sleep .5"
-    code, shown = on_terminal(project, "best-of", "10", "--", "sh", "-c", work, rows=8)
+def test_a_short_terminal_shows_what_matters(project: Path, room: Path) -> None:
+    def find_moving(frames: list[str]) -> list[str]:
+        return [frame for frame in frames if "and 6 more" in frame]
+
+    def shows_last_attempt(frames: list[str]) -> bool:
+        return any(re.search(r"\.10 .* running", frame) for frame in find_moving(frames))
+
+    work = f"test $FORKWISE_ATTEMPT -lt 9 && exit 1; until [ -e {room}/go ]; do sleep 0.05; done"
+    words = ["best-of", "10", "--writable", str(room), "--", "sh", "-c", work]
+    code, shown = on_terminal(project, *words, rows=8, once=shows_last_attempt, then=lambda _: (room / "go").touch())
     assert code == 0
-    frames = [plain(frame) for frame in shown.split("\x1b[2K")]
-    moving = [frame for frame in frames if "and 6 more" in frame]
-    assert moving
-    assert all(frame.count("\n") <= 8 for frame in moving)
-    assert any(re.search(r"\.10 .* running", frame) for frame in moving)
+    frames = frames_of(shown)
+    assert all(frame.count("\n") <= 8 for frame in find_moving(frames))
+    assert shows_last_attempt(frames)
 
 
 def test_a_long_diff_is_paged(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +224,13 @@ def test_a_long_diff_is_paged(project: Path, tmp_path: Path, monkeypatch: pytest
     assert "paged" not in shown
 
 
-def test_output_of_attempts_cannot_control_the_terminal(project: Path) -> None:
-    work = r"printf 'title \033]0;evil\007 \033[2Jgone\n'; touch $(printf 'a\033[31m'); sleep .3"
-    code, shown = on_terminal(project, "run", "--", "sh", "-c", work)
+def test_output_of_attempts_cannot_control_the_terminal(project: Path, room: Path) -> None:
+    wait = f"until [ -e {room}/go ]; do sleep 0.05; done"
+    work = rf"printf 'title \033]0;evil\007 \033[2Jgone\n'; touch $(printf 'a\033[31m'); {wait}"
+    words = ["run", "--writable", str(room), "--", "sh", "-c", work]
+    code, shown = on_terminal(
+        project, *words, once=lambda frames: "gone" in frames[-1], then=lambda _: (room / "go").touch()
+    )
     assert code == 0
     assert "\x1b]0" not in shown
     assert "\x1b[2J" not in shown
@@ -214,7 +240,13 @@ def test_output_of_attempts_cannot_control_the_terminal(project: Path) -> None:
 
 def test_ctrl_c(project: Path) -> None:
     work = "trap '' INT; echo x > n; echo at work; sleep 600"
-    code, shown = on_terminal(project, "best-of", "2", "--", "sh", "-c", work, interrupt_at="at work")
+    words = ["best-of", "2", "--", "sh", "-c", work]
+    code, shown = on_terminal(
+        project,
+        *words,
+        once=lambda frames: any("at work" in frame for frame in frames),
+        then=lambda terminal_fd: os.write(terminal_fd, b"\x03"),
+    )
     assert code == 130
     assert re.search(r"error: interrupted; fork \w+ was aborted, nothing was changed\n$", shown)
     assert Workspace(project).branches() == []
