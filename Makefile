@@ -97,6 +97,7 @@ dist: $(DIST)  ## build the wheel and the sdist in dist/, and try the wheel in a
 
 screenshots: $(DEV)  ## redraw the pictures of the panels in docs/images
 	PYDANTIC_AI_NO_BANNER=1 $(BIN)/python -m tools.screenshots docs/images
+	$(BIN)/python -m tools.screenshots.report_page docs/images
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) $(INTEGRATION) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -68,13 +68,14 @@ def run_and_report(
     exploration: Exploration, workspace: Workspace, options: ExploreOptions, repository: GitRepository | None = None
 ) -> int:
     """Run an exploration, show its progress, print the result, and return the exit code."""
-    with open_ledger(workspace) as ledger, _Progress(ledger, options) as progress:
+    with open_ledger(workspace) as ledger, _Progress(ledger, options) as progress, _Report(options, progress) as report:
         outcome = _run(exploration, progress, options.directory)
         failure: click.ClickException | GitError | OSError | None = None
         git: GitCommit | None = None
         try:
             _write_patch(outcome, options, progress)
             git = _commit_to_git(outcome, options, progress, repository)
+            report.write()
         except (click.ClickException, GitError, OSError) as error:
             failure = error
         _print_outcome(outcome, options, progress, git)
@@ -144,6 +145,41 @@ class _Progress:
         self._stack.close()
         if summary and not self._quiet and not self.output.as_json:
             self.board.summary()
+
+
+class _Report:
+    """The report of ``--report``, if it was requested; written also if the exploration fails or is interrupted."""
+
+    def __init__(self, options: ExploreOptions, progress: _Progress) -> None:
+        from forkwise.cli.commands.fork_report import open_report
+
+        self._directory = None if options.report is None else open_report(options.report)
+        self._progress = progress
+
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if error is None or self._directory is None:
+            self._close()
+            return
+        try:
+            self.write()
+        except (BranchingError, OSError) as problem:
+            warnings.warn(f"the report was not written: {problem}", ForkwiseWarning, stacklevel=2)
+
+    def write(self) -> None:
+        """Write it once, if there is a fork."""
+        from forkwise.cli.commands.fork_report import write_report
+
+        if self._directory is not None and self._progress.fork is not None:
+            directory, self._directory = self._directory, None
+            with directory:
+                write_report(directory, self._progress.ledger, self._progress.fork)
+
+    def _close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
 
 
 def _describe_rest(progress: _Progress, directory: Path) -> str:
@@ -259,6 +295,8 @@ def _print_outcome(
         options.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
     if options.patch is not None and outcome.winner is not None:
         options.output.line(f"Diff written to {options.patch}.")
+    if options.report is not None:
+        options.output.line(f"Report: {options.report / 'index.html'}")
 
 
 def _print_verdict(outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress) -> None:
@@ -338,6 +376,7 @@ def _outcome_record(
         "commit": outcome.commit and commit_record(outcome.commit),
         "git": git and asdict(git),
         "patch": None if options.patch is None or outcome.winner is None else str(options.patch),
+        "report": None if options.report is None else str(options.report),
         "note": outcome.note,
         "verdict": progress.ledger.fork(outcome.fork or "").verdict,
         "warnings": list(outcome.warnings),

@@ -96,6 +96,7 @@ class ExploreOptions:
     no_commit: bool = False
     keep: bool = False
     patch: Path | None = None
+    report: Path | None = None
     git: str | None = None
     message: str | None = None
     quiet: bool = False
@@ -488,6 +489,12 @@ _OPTIONS = (
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Write the winner's diff to FILE as well.",
+    ),
+    click.option(
+        "--report",
+        metavar="DIR",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write a page, a summary for $GITHUB_STEP_SUMMARY, JUnit of the winner and JSON to DIR.",
     ),
     click.option(
         "--commit-to-git",

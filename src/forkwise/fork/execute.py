@@ -22,6 +22,7 @@ from forkwise.fork.runner import Job
 from forkwise.git.ignore_rules import remember_answers
 from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
+from forkwise.ledger.stored_outcomes import save_outcomes
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
@@ -203,6 +204,7 @@ async def _evaluate(attempt: Attempt, judgement: Judgement) -> None:
         attempt.tests = found.tests
         if found.tests is not None:
             ledger.record_tests(attempt.id, found.tests.as_json())
+            save_outcomes(ledger.directory, attempt.id, found.tests.outcomes)
         if not found.success:
             _fail(attempt, found.reason, None)
             if found.tests is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from forkwise.errors import ForkNotFoundError, LedgerError
 from forkwise.ledger.logs import remove_log
 from forkwise.ledger.stored_changes import remove_changes
+from forkwise.ledger.stored_outcomes import remove_outcomes
 from forkwise.linux.process_id import ProcessId
 from forkwise.text.redaction import process_redactor
 
@@ -493,6 +494,7 @@ class Ledger(ABC):
             for attempt in self.attempts(name):
                 remove_log(self.directory, attempt.id)
                 remove_changes(self.directory, attempt.id)
+                remove_outcomes(self.directory, attempt.id)
         self._delete_forks(pruned)
         return pruned
 

@@ -1,0 +1,117 @@
+"""Diffs as rows and as HTML: the lines of a unified diff, changed words, colours, windows and bounds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forkwise.display.html import diff_table
+from forkwise.display.html.diff_table import describe_file, diff_rows, is_generated, render_diff
+from forkwise.text.diff import FileDiff, FileVersion, unified_file
+
+
+def file_of(old: bytes | None, new: bytes | None, path: str = "a.py") -> FileDiff:
+    sides = [None if content is None else FileVersion(0o100644, content) for content in (old, new)]
+    return FileDiff(path, *sides)
+
+
+def text_of(markup: str) -> str:
+    return re.sub(r"<[^>]*>", "", markup)
+
+
+@given(st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n"])), st.lists(st.sampled_from([b"a\n", b"b\n", b"d\n"])))
+def test_rows_are_those_of_the_unified_diff(old: list[bytes], new: list[bytes]) -> None:
+    file = file_of(b"".join(old), b"".join(new))
+    signs = {"same": " ", "old": "-", "new": "+", "hunk": ""}
+    rows = [f"{signs[row.kind]}{row.text}" for row in diff_rows(file)]
+    assert rows == unified_file(file).splitlines()[4:]
+    for row in diff_rows(file):
+        if row.kind != "hunk":
+            assert row.old is None or old[row.old - 1] == f"{row.text}\n".encode()
+            assert row.new is None or new[row.new - 1] == f"{row.text}\n".encode()
+
+
+def test_windows_are_parts_of_the_whole() -> None:
+    file = file_of(b"".join(b"%d\n" % n for n in range(300)), b"".join(b"%d!\n" % n for n in range(300)), "a.txt")
+    whole, left = render_diff(file, count=10_000)
+    assert left == 0
+    total = len(list(diff_rows(file)))
+    parts = []
+    for start in range(0, total, 64):
+        part, left = render_diff(file, start=start, count=64)
+        assert left == max(total - start - 64, 0)
+        parts += re.findall("<tr.*?</tr>", part)
+    assert parts == re.findall("<tr.*?</tr>", whole)
+    assert render_diff(file, start=total) == ("", 0)
+
+
+def test_words_are_marked_and_code_is_coloured() -> None:
+    table, _ = render_diff(file_of(b"def f(a):\n    return a + 1\n", b"def f(a):\n    return a + 20\n"))
+    assert '<span class="k">def</span>' in table
+    assert re.findall("<mark>(.*?)</mark>", table) == ['<span class="m">1</span>', '<span class="m">20</span>']
+    assert "return a + 20" in text_of(table)
+
+
+def test_lines_with_little_in_common_have_no_marks() -> None:
+    table, _ = render_diff(file_of(b"alpha beta\n", b"something else entirely\n", "a.txt"))
+    assert "<mark>" not in table
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (None, b"a\nb\n", ("added", 2, 0, "")),
+        (b"a\n", None, ("deleted", 0, 1, "")),
+        (b"a\n", b"b\nc\n", ("changed", 2, 1, "")),
+        (b"a\n", b"\0b", ("changed", 0, 0, "binary, 2 B → 2 B")),
+        (None, b"", ("added", 0, 0, "empty file")),
+    ],
+)
+def test_a_file_in_words(old: bytes | None, new: bytes | None, expected: tuple[object, ...]) -> None:
+    found = describe_file(file_of(old, new))
+    assert (found.kind, found.added, found.removed, found.note) == expected
+
+
+def test_what_was_not_kept_is_said() -> None:
+    file = FileDiff("big", FileVersion(0o100644, None, 9 << 20), FileVersion(0o100755, None, 9 << 20, "digest"))
+    assert describe_file(file).note == "binary, 9.0 MiB → 9.0 MiB"
+    assert describe_file(file).mode == "made executable"
+    large = FileDiff("big", FileVersion(0o100644, None, 9 << 20), None)
+    assert describe_file(large).note == "too large to be kept, 9.0 MiB"
+    assert list(diff_rows(large)) == []
+
+
+def test_too_many_lines_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff_table, "_MAX_PAIRS", 100)
+    lines = [b"%d\n" % n for n in range(50)]
+    file = file_of(b"".join(lines), b"".join(reversed(lines)))
+    assert describe_file(file).note.startswith("too many lines to compare")
+    near = file_of(b"".join(lines), b"".join([*lines[:20], b"x\n", *lines[21:]]))  # equal but for one line
+    assert describe_file(near).note == ""
+
+
+def test_long_lines_are_cut() -> None:
+    table, _ = render_diff(file_of(b"", b"x" * 100_000))
+    assert len(table) < 2000
+    assert "99600 more characters" in table
+    assert "no newline at the end" in table
+
+
+def test_contents_stay_text() -> None:
+    table, _ = render_diff(file_of(b"", b"<script>\x1b[1m\xff\xe2\x80\xae</td>\n", "a.js"))
+    assert "<script" not in table
+    assert "&lt;/td&gt;" in table.replace("</span>", "").replace('<span class="k">', "")
+    assert text_of(table).replace("&lt;", "<").replace("&gt;", ">").endswith("+<script>\\x1b[1m\\xff\\u202e</td>")
+
+
+@pytest.mark.parametrize("path", ["uv.lock", "web/yarn.lock", "static/app.min.js", "a/__snapshots__/x", "x_pb2.py"])
+def test_generated_by_name(path: str) -> None:
+    assert is_generated(FileDiff(path, None, None))
+
+
+def test_generated_by_marker() -> None:
+    assert is_generated(file_of(None, b"// Code generated by protoc. DO NOT EDIT.\n", "x.go"))
+    assert not is_generated(file_of(None, b"package main\n", "x.go"))
