@@ -39,6 +39,7 @@ from tools.docs_examples import parse_blocks, run_console
 from forkwise import Workspace
 from forkwise.local_model.weights import weights_path
 from tests.local_model.requirements import need_local_model
+from tests.need import need_recorded_changes
 from tests.preloaded import preloaded_command
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +58,9 @@ PROJECTS: dict[str, dict[str, str]] = {
     "empty": {},
     "broken": {**GREETER, "greeter.py": 'def hello(name):\n    return "Hello " + name\n'},
 }
+
+LAYERED_PAGES = {"hard-links.md", "live-files.md", "live-forking.md"}
+"""Pages with examples that behave otherwise where branches are whole copies; the pages say so."""
 
 MARKED_PAGES = [
     pytest.param(page, marks=[pytest.mark.integration] if page.name == "local-model.md" else []) for page in PAGES
@@ -102,6 +106,8 @@ def project(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_examples_work_as_written(page: Path, project: Path) -> None:
     if page.name == "local-model.md":
         need_local_model()
+    if page.name in LAYERED_PAGES:
+        need_recorded_changes(project)
     names: dict[str, Any] = {"__name__": "example"}
     for block in parse_blocks(page):
         place = f"{page.relative_to(ROOT)}:{block.line}"

@@ -7,6 +7,7 @@ the real binary that ``FORKWISE_BRANCHFS`` names.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -32,6 +33,7 @@ _USER_NAMESPACE = os.readlink("/proc/self/ns/user")
 def install(directory: Path, build: Build = "ioctl") -> str:
     """Write the program ``branchfs`` into a directory. Return its path."""
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not usable")
+    need(_has_name(os.getuid()), "this user has no name, which fusermount3 writes into its table")
     is_outside = os.readlink("/proc/self/ns/user") == _USER_NAMESPACE
     need(
         is_outside,
@@ -43,6 +45,13 @@ def install(directory: Path, build: Build = "ioctl") -> str:
     )
     program.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
     return str(program)
+
+
+def _has_name(user: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(user).pw_name)
+    except KeyError:
+        return False
 
 
 @contextmanager

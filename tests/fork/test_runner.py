@@ -15,6 +15,7 @@ import pytest
 from forkwise import Branch, Confinement, InProcessRunner, Runner, SandboxRunner, Workspace
 from forkwise.fork import runner as sandboxed
 from forkwise.fork.runner import Job, RunEnd
+from tests.counts import rounds
 from tests.leftovers import children
 
 
@@ -207,7 +208,7 @@ def busy() -> Iterator[None]:
 @pytest.mark.usefixtures("busy")
 def test_functions_of_a_program_with_busy_threads_come_to_run(branch: Branch) -> None:
     """A forked process has only the thread that forked; locks of other threads must not block it."""
-    for _ in range(40):
+    for _ in range(rounds(12, 40)):
         ended = run(SandboxRunner(), branch, function=lambda _: True, timeout=60)
         assert (ended.ending, ended.value) == ("returned", True)
 
