@@ -20,6 +20,7 @@ from forkwise.cli.commands.history import du, gc, judges, log, undo
 from forkwise.cli.commands.model import model
 from forkwise.cli.commands.trust import trust
 from forkwise.cli.commands.walk import walk
+from forkwise.cli.commands.worktree import worktree
 
 __all__ = ["forkwise_command", "main"]
 
@@ -42,7 +43,7 @@ def forkwise_command() -> None:
 forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
 forkwise_command.add_section("Look", (ls, show, watch, diff, report, log, judges))
-forkwise_command.add_section("Branch", (branch,))
+forkwise_command.add_section("Branch", (branch, worktree))
 forkwise_command.add_section("Agent", (chat, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, gc, du))
 

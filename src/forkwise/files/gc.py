@@ -243,7 +243,11 @@ def _find_use(workspace: str, mount: str | None) -> str | None:
 
 
 def _find_work(state_dir: StateDir, force: bool) -> str:
-    """Return why state must be kept: a live process, or changes that were never committed."""
+    """Return why state must be kept: a worktree, a live process, or changes that were never committed."""
+    with suppress(OSError):
+        for name in sorted(os.listdir(f"{state_dir.state}/worktrees")):
+            if os.path.isdir(f"{state_dir.state}/worktrees/{name}/layer"):
+                return f"the worktree {name} has its files in it; save them, then delete {state_dir.state} by hand"
     for name in state_dir.names():
         home = state_dir.home(name)
         try:

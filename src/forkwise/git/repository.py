@@ -15,7 +15,7 @@ from forkwise.errors import GitError
 from forkwise.git.program import parse_settings, read_user_settings, run_git
 from forkwise.linux.scratch_directory import scratch_directory
 
-__all__ = ["Repository", "find_repository", "locate_repository"]
+__all__ = ["Repository", "check_owner", "find_repository", "locate_repository", "read_pointer", "read_regular"]
 
 _LONGEST_POINTER = 4096
 _HEAD = re.compile(r"(?:ref: (?P<ref>refs/heads/[^\x00-\x20\x7f]+)|(?P<id>[0-9a-f]{40,64}))\s*\Z")
@@ -97,7 +97,7 @@ class Repository:
     @property
     def head(self) -> str | None:
         """The reference that ``HEAD`` names; None if it is detached."""
-        found = _HEAD.match(_read_pointer(f"{self.git_directory}/HEAD") or "")
+        found = _HEAD.match(read_pointer(f"{self.git_directory}/HEAD") or "")
         if found is None:
             raise GitError(f"{self.git_directory}/HEAD names neither a branch nor a commit")
         return found["ref"]
@@ -107,7 +107,7 @@ class Repository:
         with scratch_directory("git") as shadow:
             # Its HEAD is a copy, because git refuses one that is a symbolic link to anything but a reference.
             self.head  # noqa: B018 - raises GitError if it is neither kind
-            Path(shadow, "HEAD").write_text(_read_pointer(f"{self.git_directory}/HEAD") or "")
+            Path(shadow, "HEAD").write_text(read_pointer(f"{self.git_directory}/HEAD") or "")
             for name in _LINKS:
                 os.symlink(_checked(f"{self.common_directory}/{name}"), f"{shadow}/{name}")
             os.mkdir(f"{shadow}/logs")
@@ -130,7 +130,7 @@ class Repository:
 
     def _facts(self) -> dict[str, str]:
         try:
-            content = _read_regular(f"{self.common_directory}/config")
+            content = read_regular(f"{self.common_directory}/config")
         except FileNotFoundError:
             content = b""
         found = parse_settings(content)
@@ -148,7 +148,7 @@ class Repository:
         try:
             with open(fd, "wb") as file:
                 file.write(after)
-            if os.fsencode(_read_pointer(path) or "") != before:
+            if os.fsencode(read_pointer(path) or "") != before:
                 raise GitError(f"{path} was changed by another process")
             os.rename(f"{path}.lock", path)
         except BaseException:
@@ -165,7 +165,7 @@ def find_repository(directory: str | os.PathLike[str]) -> Repository | None:
     found = locate_repository(directory)
     if found is None:
         return None
-    _check_owner(found)
+    check_owner(found)
     own = dict(read_user_settings(found.git_directory))
     settings = {name: own[name] for name in _USER_FACTS if name in own} | found._facts()
     return replace(
@@ -196,17 +196,17 @@ def _repository_at(path: str) -> Repository | None:
     if stat.S_ISDIR(entry.st_mode):
         git_directory = f"{path}/.git"
     elif stat.S_ISREG(entry.st_mode):
-        target = (_read_pointer(f"{path}/.git") or "").removeprefix("gitdir: ").rstrip("\n")
+        target = (read_pointer(f"{path}/.git") or "").removeprefix("gitdir: ").rstrip("\n")
         git_directory = os.path.normpath(os.path.join(path, target))
     else:
         raise GitError(f"{path}/.git is neither a directory nor a file; forkwise follows no link to a repository")
     if not os.path.isfile(f"{git_directory}/HEAD"):
         return None
-    common = (_read_pointer(f"{git_directory}/commondir") or ".").rstrip("\n")
+    common = (read_pointer(f"{git_directory}/commondir") or ".").rstrip("\n")
     return Repository(path, git_directory, os.path.normpath(os.path.join(git_directory, common)))
 
 
-def _check_owner(repository: Repository) -> None:
+def check_owner(repository: Repository) -> None:
     """Raise GitError if it belongs to another user, as git does (``safe.directory``)."""
     users = {os.geteuid()}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdigit():
@@ -224,24 +224,26 @@ def _check_owner(repository: Repository) -> None:
     )
 
 
-def _read_pointer(path: str) -> str | None:
+def read_pointer(path: str) -> str | None:
     """Read a small file that refers to something; None if there is none."""
     try:
-        return os.fsdecode(_read_regular(path)[:_LONGEST_POINTER])
+        return os.fsdecode(read_regular(path)[:_LONGEST_POINTER])
     except FileNotFoundError:
         return None
 
 
-def _read_regular(path: str) -> bytes:
+def read_regular(path: str) -> bytes:
+    """Read a regular file of a repository. Raises GitError if it is a link or anything else."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise GitError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise GitError(f"{path} is not a regular file")
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise GitError(f"{path} is not a regular file")
         return file.read()
 
 
