@@ -6,13 +6,14 @@ With ``FORKWISE_MUST_WORK=1``, as in ``.ci/run``, every such skip is a failure, 
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 from forkwise import Workspace
 
-__all__ = ["need", "need_recorded_changes"]
+__all__ = ["need", "need_recorded_changes", "need_user_name"]
 
 
 def need(condition: bool, reason: str) -> None:
@@ -28,3 +29,11 @@ def need_recorded_changes(directory: Path) -> None:
     """Skip the test if an agent's changes in a workspace itself cannot be undone, because a branch is a copy."""
     reason = "an agent's changes in the workspace itself are recorded only with a view that does not copy"
     need(not Workspace(directory).child_view().whole, reason)
+
+
+def need_user_name() -> None:
+    """Skip the test if the id of this user has no name: fusermount3 refuses to mount for it."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        need(False, f"fusermount3 needs a user name, and the user id {os.getuid()} has none")

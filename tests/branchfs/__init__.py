@@ -7,7 +7,6 @@ the real binary that ``FORKWISE_BRANCHFS`` names.
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from tests.need import need
+from tests.need import need, need_user_name
 
 __all__ = ["BUILDS", "Build", "install", "mounted"]
 
@@ -33,7 +32,7 @@ _USER_NAMESPACE = os.readlink("/proc/self/ns/user")
 def install(directory: Path, build: Build = "ioctl") -> str:
     """Write the program ``branchfs`` into a directory. Return its path."""
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not usable")
-    need(_has_name(os.getuid()), "this user has no name, which fusermount3 writes into its table")
+    need_user_name()
     is_outside = os.readlink("/proc/self/ns/user") == _USER_NAMESPACE
     need(
         is_outside,
@@ -45,13 +44,6 @@ def install(directory: Path, build: Build = "ioctl") -> str:
     )
     program.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
     return str(program)
-
-
-def _has_name(user: int) -> bool:
-    try:
-        return bool(pwd.getpwuid(user).pw_name)
-    except KeyError:
-        return False
 
 
 @contextmanager

@@ -22,9 +22,10 @@ from forkwise.files.views.fuse import FuseView
 from forkwise.linux.mountinfo import is_mount_point
 from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_PRIVATE, MS_REC, mount, unshare
 from forkwise.sandbox.jail import set_dumpable
-from tests.need import need
+from tests.need import need, need_user_name
 
 NOBODY = 65534
+NAMELESS = 3_999_999_999  # an id that no user database has
 VIEW = FuseView()
 
 
@@ -215,6 +216,16 @@ class TestRefusals:
 
         assert as_nobody(look, tmp_path, device_mode=0o600)
 
+    def test_a_user_without_a_name(self, tmp_path: Path) -> None:
+        need(os.geteuid() == 0, "only root can become another user")
+        need_fuse_without_root()
+
+        def look(state: str) -> bool:
+            refused = VIEW.refusal(Site(state, state))
+            return refused is not None and "/etc/passwd" in refused.remedy
+
+        assert as_nobody(look, tmp_path, device_mode=0o666, user=NAMELESS)
+
 
 def test_the_whole_life_of_a_branch_without_root(tmp_path: Path) -> None:
     assert without_root(live, tmp_path)
@@ -256,6 +267,7 @@ def need_fuse_without_root() -> None:
     need(shutil.which("fusermount3") is not None, "fusermount3 is not installed")
     need(os.path.exists("/dev/fuse"), "there is no /dev/fuse")
     need(os.geteuid() == 0 or os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
+    need_user_name()
 
 
 def without_root(check: Callable[[str], bool], where: Path) -> bool:
@@ -386,10 +398,10 @@ def test_a_branch_made_by_an_older_version_is_shown(bench: Bench) -> None:
     assert os.listdir(bench.home / "layer") == ["new"]
 
 
-def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
+def as_nobody(check: object, where: Path, *, device_mode: int, user: int = NOBODY) -> bool:
     """Return the result of ``check`` as another user, with a /dev/fuse of that mode and ``where`` mounted at /mnt."""
     assert callable(check)
-    os.chown(where, NOBODY, NOBODY)
+    os.chown(where, user, user)
     child = os.fork()
     if child == 0:
         code = 2
@@ -402,8 +414,8 @@ def as_nobody(check: object, where: Path, *, device_mode: int) -> bool:
             mount(str(device), "/dev/fuse", None, MS_BIND)
             mount(str(where), "/mnt", None, MS_BIND)
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
             set_dumpable(True)  # setresuid cleared it, and with it the access to /proc/self
             code = 0 if check("/mnt") else 1
         finally:

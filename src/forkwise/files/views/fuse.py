@@ -40,6 +40,9 @@ _PROGRAM = "fuse-overlayfs"
 _OPTIONS = "volatile,fast_ino=1,writeback=0"
 _EXIT_TIMEOUT_S = 10.0  # of a server whose last mount is gone
 _READERS_TIMEOUT_S = 3.0  # of processes that opened something in a view just before it was replaced
+_NO_NAME = "could not determine username"  # fusermount3, for a user id that is not in the user database
+_NAME_REMEDY = "add this user to /etc/passwd: fusermount3 mounts only for a user that has a name"
+_MOUNT_REMEDY = "allow this user to mount with FUSE; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
 _FIRST, _SECOND = ".", "second"  # the targets of ``home/shown``
 
 
@@ -331,7 +334,7 @@ def _start(home: str, target: str, lowers: Sequence[str], writable: bool) -> Non
             f"the fuse view of {home} could not be mounted: {reason}",
             view=FuseView.name,
             reason=f"{_PROGRAM} failed: {reason}",
-            remedy="allow this user to mount with FUSE; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
+            remedy=_NAME_REMEDY if _NO_NAME in reason else _MOUNT_REMEDY,
         )
 
 
