@@ -7,6 +7,7 @@ import logging
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -157,3 +158,18 @@ def test_what_a_wheel_and_an_sdist_must_contain() -> None:
     assert check_wheel([*wheel, "tests/test_a.py"]) == ["the wheel contains tests/"]
     assert check_wheel(wheel[1:]) == ["the wheel has no forkwise/py.typed"]
     assert "the sdist has no LICENSE" in check_sdist(["forkwise-1/README.md"])
+
+
+@pytest.mark.usefixtures("site_tools")
+@pytest.mark.parametrize("name", ["README.md", "docs/chat.md", "docs/watch.md"])
+def test_a_picture_has_a_light_and_a_dark_variant_that_follow_the_switch_of_the_site(name: str) -> None:
+    from tools.docs_site.hooks import on_page_markdown
+
+    text = (ROOT / name).read_text()
+    assert "-dark.svg)" not in text, "only a dark variant is shown"
+    page = Mock(file=Mock(src_uri=ROOT_PAGES.get(name, Path(name).name)))
+    markdown = on_page_markdown(text, page=page, config=Mock(repo_url=None), files=Mock())
+    assert "<picture>" not in markdown
+    count = text.count("<picture>")
+    assert count
+    assert [markdown.count(f"{kind}.svg#only-{kind})") for kind in ("light", "dark")] == [count, count]

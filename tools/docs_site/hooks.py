@@ -30,6 +30,11 @@ _IDENTITY = re.compile(r"""<link\b[^>]*\brel=["']?(?:canonical|prev|next)\b[^>]*
 
 _ADDRESS = re.compile(r"""<[a-z][^<>]*\b(?:src|srcset|href)="([^"]*)\"""")
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
+# A picture in two variants, for a git forge: it follows the system's colours, and the site has a switch of its own.
+_PICTURE = re.compile(
+    r"""<picture>\n<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>\S+)">\n"""
+    r"""<img alt="(?P<alt>[^"]*)" src="(?P<light>\S+)">\n</picture>"""
+)
 # The note to tests/test_docs.py in the first line of a page.
 _PROJECT = re.compile(r"\A<!-- project: \S+ -->\n")
 
@@ -44,8 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert the generated references, and translate the links."""
+    """Insert the generated references, and translate the pictures and the links."""
     markdown = _PROJECT.sub("", markdown)
+    markdown = _PICTURE.sub(r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)", markdown)
     if page.file.src_uri == "reference/index.md":
         markdown = _insert(markdown, INDEX_MARKER, format_index(documented_names()))
     elif page.file.src_uri == "reference/cli.md":
