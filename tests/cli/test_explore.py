@@ -144,6 +144,33 @@ def test_refine_builds_on_the_best(outcome: Callable[..., Any], project: Path) -
     assert result["winner"].endswith(".2")
 
 
+def test_summaries_are_shown(outcome: Callable[..., Any], run: Run, ask: Ask) -> None:
+    result = outcome("reflexion", "--retries", "2", *sh("echo lesson learned; exit 1"), code=7)
+    shown = run("show", f"{result['fork']}.1").stdout
+    assert "Summary:\nfailed: exit code 1" in shown
+    assert ask("show", f"{result['fork']}.1")["attempt"]["summary"]["outcome"] == "failed: exit code 1"
+    assert ask("show", f"{result['fork']}.2")["attempt"]["summary"] is None
+
+
+def test_costs_of_shell_commands_are_never_known(run: Run) -> None:
+    refused = run("best-of", "2", "--stop-when", "cost:1", *sh("true"), code=2).stderr
+    assert "the cost of a shell command is never known" in refused
+
+
+def test_the_best_score_in_a_list_is_that_of_a_success(run: Run, ask: Ask) -> None:
+    run("best-of", "1", *sh('echo 5 > "$FORKWISE_SCORE"; exit 1'), code=7)
+    run("best-of", "1", "--test", "false", "--no-baseline", *sh('echo 5 > "$FORKWISE_SCORE"'), code=7)
+    assert [fork["best"] for fork in ask("ls")["forks"]] == [None, None]
+    run("best-of", "1", *sh('echo 5 > "$FORKWISE_SCORE"; echo x > made'))
+    assert ask("ls")["forks"][0]["best"] == 5
+
+
+def test_a_broken_test_command_is_reported_once(run: Run) -> None:
+    result = run("best-of", "2", "--test", "no-such-program-here", *sh("true"), code=1)
+    assert (result.stdout + result.stderr).count("attempts cannot be judged by these tests") == 1
+    assert "attempt  " not in result.stdout, "there is nothing to put into a table"
+
+
 def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any], run: Run, project: Path) -> None:
     (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
     options = ("3", "--group", "2", "--judge", "sh larger.sh")
@@ -152,6 +179,27 @@ def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any]
     assert (project / "f").read_text().startswith("The best attempt of your group: succeeded\n")
     assert len(result["attempts"]) == 5
     assert "--budget 2 is less" in run("playoff", "3", "--budget", "2", *sh("true"), code=2).stderr
+
+
+def test_cross_tests_from_the_command_line(outcome: Callable[..., Any], project: Path) -> None:
+    """Tests of others count; their ``conftest.py``, which would make every test pass, is left out."""
+    head = "import words\ndef test_{}():\n    assert words.size({!r}) == {}\n"
+    (project / "words.py").write_text("def size(text):\n    return 0\n")
+    (project / "test_words.py").write_text(head.format("two", "a b", 2))
+    right = {"words.py": "def size(text): return len(text.split())", "test_three.py": head.format("three", "a b c", 3)}
+    flip = "def pytest_pyfunc_call(pyfuncitem): return True"
+    wrong = {"words.py": "def size(text): return 2", "test_nine.py": head.format("nine", "a", 9), "conftest.py": flip}
+    (project / "work.py").write_text(
+        "import os, pathlib\n"
+        f"files = {right} if int(os.environ['FORKWISE_ATTEMPT']) else {wrong}\n"
+        "for name, text in files.items():\n    pathlib.Path(name).write_text(text)\n"
+    )
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider"
+    result = outcome("best-of", "3", "--cross-tests", "--test", command, *sh(f"{sys.executable} work.py"))
+    assert result["winner"].endswith(".2")
+    shares = [attempt["scores"][3] for attempt in result["attempts"]]
+    assert shares == [0.0, 1.0, 1.0], "the test that nothing passes without the conftest.py does not count"
+    assert "split" in (project / "words.py").read_text()
 
 
 def test_cross_tests_need_a_test_command(run: Run) -> None:

@@ -47,7 +47,7 @@ def last_line(result: Result) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("verb", ["best-of", "tournament"])
+@pytest.mark.parametrize("verb", ["best-of", "tournament", "playoff"])
 def test_a_model_over_the_wire(run: Run, ask: Ask, judge: str, project: Path, verb: str) -> None:
     said = run(verb, "3", "--judge", judge, *WRITE).stdout
     assert (project / "n.txt").read_text() == "number 2\n"
@@ -96,5 +96,27 @@ def test_a_command_judges_best_of(run: Run, ask: Ask, project: Path) -> None:
     run("best-of", "3", "--judge", "grep -q 2 $2/n.txt && echo 1 || echo 0; true", *WRITE)
     judges = ask("judges")["judges"]
     assert len(judges) == 1
+    assert (project / "n.txt").read_text() == "number 2\n"
+    line = "grep -q 1 $2/n.txt && echo 1 || echo 0; true"
+    run("tournament", "2", "--judge", line, *WRITE)
+    assert {found["judge"] for found in ask("judges")["judges"]} >= {line}
     run("tournament", "2", "--judge", "echo 1; true", *WRITE)
-    assert {found["judge"] for found in ask("judges")["judges"]} >= {"echo 1; true"}
+    assert (project / "n.txt").read_text() == "number 0\n", "it contradicts itself: the first of equals wins"
+    assert "echo 1; true" not in {found["judge"] for found in ask("judges")["judges"]}
+
+
+def test_a_model_of_summaries(
+    run: Run, ask: Ask, provider: StartProvider, judge: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = provider(structured(decisions=["Use a set."], errors=["Slow."]))
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    work = ("--", "sh", "-c", 'echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"; cp "$FORKWISE_FEEDBACK" taught')
+    name = judge.removeprefix("model:")
+    run("refine", "1", "--rounds", "2", "--summary-model", name, *work)
+    assert "- Use a set.\n" in (project / "taught").read_text()
+    [fork] = [fork["id"] for fork in ask("ls", "--all")["forks"] if "." not in (fork["parent"] or "")]
+    shown = run("show", f"{fork}.1").stdout
+    assert "Summary, by a model:" in shown
+    assert "- Use a set." in shown
+    assert ask("show", f"{fork}.1")["attempt"]["summary"]["errors"] == ["Slow."]
+    assert "Unknown" in run("refine", "1", "--summary-model", "nonsense:x", *work, code=2).stderr

@@ -13,7 +13,7 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from forkwise import BestOfN, ForkwiseWarning, Speculate, Tournament, Workspace, pick
+from forkwise import BestOfN, ForkwiseWarning, RecursiveTournament, Speculate, Tournament, Workspace, pick
 from forkwise.explore.judges.model_judge import ModelJudge
 from forkwise.fork.fork import open_ledger
 from forkwise.live.judging.confidence import Calibration
@@ -161,8 +161,8 @@ def test_scores_decide_if_a_model_fails(workspace: Workspace) -> None:
 
 
 def test_functions_count_as_judges(workspace: Workspace) -> None:
-    def later(_first: Path, _second: Path) -> int:
-        return 1
+    def later(first: Path, second: Path) -> int:
+        return int((first / "n.txt").read_text() < (second / "n.txt").read_text())
 
     assert BestOfN(write, 3, judge=later)(workspace).winner.branch_index == 2  # type: ignore[union-attr]
     outcome = Tournament(write, 2, judge=later, commit=False, keep=True)(workspace)
@@ -170,6 +170,52 @@ def test_functions_count_as_judges(workspace: Workspace) -> None:
     with open_ledger(workspace) as ledger:
         found = Calibration.from_ledger(ledger)["later"]
     assert (found.picks, found.overridden) == (2, 1)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda judge: BestOfN(score, 3, judge=judge),
+        lambda judge: Tournament(score, 3, judge=judge),
+        lambda judge: RecursiveTournament(lambda path, n, _: score(path, n), 3, judge=judge),
+    ],
+    ids=["best-of", "tournament", "playoff"],
+)
+def test_a_function_that_goes_by_the_order_decides_nothing(
+    workspace: Workspace, build: Callable[[Any], Any], place: int
+) -> None:
+    asked: list[tuple[Path, Path]] = []
+
+    def judge(first: Path, second: Path) -> int:
+        asked.append((first, second))
+        return place
+
+    outcome = build(judge)(workspace)
+    assert outcome.winner.branch_index == 1, "the higher score"
+    assert len(asked) == 2 * len({frozenset(pair) for pair in asked})
+    assert {(second, first) for first, second in asked} == set(asked)
+    verdict = load_verdict(workspace, outcome.fork)
+    assert [match["doubt"] for match in verdict["matches"]] == [None] * len(verdict["matches"])
+
+
+def score(path: Path, number: int) -> tuple[bool, float]:
+    (path / "n.txt").write_text(f"number {number}\n")
+    return True, float(number == 1)
+
+
+def test_a_model_decides_a_playoff_among_those_with_the_best_tests(workspace: Workspace) -> None:
+    model = Scripted(prefer("number 2"))
+    judged = model.judge(goal="write a number")
+    task = lambda path, number, _feedback: write(path, min(number, 3))  # noqa: E731
+    evaluate = lambda path: float("3" not in (path / "n.txt").read_text())  # noqa: E731
+    outcome = RecursiveTournament(task, 4, group=4, judge=judged, evaluate=evaluate)(workspace)
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 2
+    verdict = load_verdict(workspace, outcome.fork)
+    assert verdict["votes"][0]["judge"] == "function:wise"
+    assert verdict["usage"]["requests"] == len(model.prompts)
+    assert not any("number 3" in prompt for prompt in model.prompts)
 
 
 def test_a_judge_needs_all_attempts() -> None:

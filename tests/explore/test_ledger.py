@@ -147,7 +147,13 @@ def test_the_reason_of_a_decision_is_what_decided(
 
 
 def test_what_a_tournament_said(workspace: Workspace) -> None:
-    outcome = Tournament(lambda *_: True, 4, judge=lambda first, second: 1)(workspace)
+    def number(path: Path, index: int) -> bool:
+        return (path / "number").write_text(str(index)) > 0
+
+    def judge(first: Path, second: Path) -> int:
+        return int((second / "number").read_text() > (first / "number").read_text())
+
+    outcome = Tournament(number, 4, judge=judge)(workspace)
     with open_ledger(workspace) as ledger:
         agree(outcome, ledger)
         fork = ledger.fork(str(outcome.fork))

@@ -143,7 +143,7 @@ class _Progress:
             return
         self.board.refresh()
         self._stack.close()
-        if summary and not self._quiet and not self.output.as_json:
+        if summary and not self._quiet and not self.output.as_json and self.ledger.attempts(self.fork or ""):
             self.board.summary()
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "network_option",
     "retest_option",
     "shell_command",
+    "summary_option",
 ]
 
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
@@ -184,6 +185,11 @@ class ExploreOptions:
             raise click.UsageError("--test needs a command, or auto")
         if "all-green" in self.stop_when and self.tests is None:
             raise click.UsageError("--stop-when all-green needs tests: give --test 'COMMAND' or --test auto")
+        if any(rule.startswith("cost") for rule in self.stop_when) and not self.agents:
+            raise click.UsageError(
+                "--stop-when cost: the cost of a shell command is never known, so the rule could not apply; it needs "
+                "attempts by --agent. Use no-gain:N, or a limit on attempts"
+            )
         if self.tests is None and (self.seal or self.unsealed or self.held_out or self.no_baseline):
             raise click.UsageError("--seal, --unsealed, --test-from and --no-baseline are about tests: give --test too")
         if self.unsealed and (self.seal or self.held_out):
@@ -279,9 +285,15 @@ def find_judge(text: str | None) -> dict[str, Any]:
     if not text.startswith(_MODEL):
         return {"judge": ("sh", "-c", f'{text} "$@"', "judge")}
     name = text.removeprefix(_MODEL)
+    _check_model(name, f"--judge {text}", "a model as judge")
+    return {"judge_model": name}
+
+
+def _check_model(name: str, option: str, purpose: str) -> None:
+    """Raise UsageError if no such model exists; warn if it cannot be used, such as without a key."""
     from forkwise.local_model import is_local
 
-    require_extra("local" if is_local(name) else "agents", "a model as judge")
+    require_extra("local" if is_local(name) else "agents", purpose)
     if not is_local(name):
         from pydantic_ai.exceptions import UserError
         from pydantic_ai.models import infer_model
@@ -291,9 +303,9 @@ def find_judge(text: str | None) -> dict[str, Any]:
         except (UserError, ImportError, ValueError) as error:
             line = " ".join(str(error).split())
             if line.startswith("Unknown"):
-                raise click.UsageError(f"--judge {text}: {line}") from error
-            warnings.warn(f"the judge {name} cannot be used as it is: {line}", ForkwiseWarning, stacklevel=2)
-    return {"judge_model": name}
+                raise click.UsageError(f"{option}: {line}") from error
+            role = "judge" if option.startswith("--judge") else "model of summaries"
+            warnings.warn(f"the {role} {name} cannot be used as it is: {line}", ForkwiseWarning, stacklevel=2)
 
 
 def judge_option(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -305,6 +317,23 @@ def judge_option(**attributes: Any) -> Callable[[Callable[..., Any]], Callable[.
         "compares diffs: model:openai:gpt-5, model:local. It chooses among those with the best tests.",
         **attributes,
     )
+
+
+def _check_summary_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        value = value.removeprefix(_MODEL)
+        _check_model(value, f"--summary-model {value}", "a model of summaries")
+    return value
+
+
+summary_option = click.option(
+    "--summary-model",
+    metavar="NAME",
+    callback=_check_summary_model,
+    show_default="none: facts and output",
+    help="Model that summarises attempts for those that follow: openai:gpt-5, local.",
+)
+"""The option ``--summary-model``."""
 
 
 def _check_variables(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -237,6 +237,8 @@ class Board:
                 return f"{event.data['winner']} won: {event.data['resolution']['how']}"
             case "opened":
                 return f"{event.fork} waits for a pick"
+            case "aborted" if not self._ledger.attempts(event.fork):
+                return f"{event.fork} was aborted before its first attempt"  # the command says why
             case "aborted":
                 return f"{event.fork} was aborted: {event.data['resolution']['reason']}"
             case "committed" if event.fork == self._fork:

@@ -17,6 +17,7 @@ from forkwise.errors import LedgerError, ProcessBranchError
 from forkwise.explore.beam_search import BeamSearch
 from forkwise.explore.best_of_n import BestOfN
 from forkwise.explore.cascaded import Cascaded
+from forkwise.explore.evidence.summary import Summaries
 from forkwise.explore.recursive_tournament import RecursiveTournament
 from forkwise.explore.refine import Refine
 from forkwise.explore.reflexion import Reflexion
@@ -152,13 +153,13 @@ class Recipe:
     ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
     times. ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
     ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
-    ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs, and
-    ``goal`` is the task as it sees it. ``refine`` makes ``n``
-    attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``. ``include_ignored``
-    commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern. Without ``retest``, a
-    winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of the workspace, for
-    resuming. With ``cross_tests``, attempts are also scored by the tests that others added. ``allowance`` is that of
-    all commands, except those that have their own in ``own_allowances``.
+    ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs,
+    and ``goal`` is the task as it sees it. ``summary_model`` is the model that summarises attempts for later ones.
+    ``refine`` makes ``n`` attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``.
+    ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern.
+    Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
+    the workspace, for resuming. With ``cross_tests``, attempts are also scored by the tests that others added.
+    ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
     """
 
     kind: Kind
@@ -174,6 +175,7 @@ class Recipe:
     judge: tuple[str, ...] | None = None
     judge_model: str | None = None
     goal: str = ""
+    summary_model: str | None = None
     expand: tuple[tuple[str, ...], ...] = ()
     max_depth: int = 2
     on_dead_end: OnDeadEnd = "keep"
@@ -307,11 +309,24 @@ class Recipe:
             case "best-of":
                 return BestOfN(first, self.n, judge=self._build_judge(workspace), evaluate=evaluate, **options)
             case "reflexion":
-                return Reflexion(first, self.n, evaluate=evaluate, **options)
+                return Reflexion(first, self.n, summaries=self._build_summaries(), evaluate=evaluate, **options)
             case "refine":
-                return Refine(first, self.n, rounds=self.rounds, evaluate=evaluate, **options)
+                return Refine(
+                    first,
+                    self.n,
+                    rounds=self.rounds,
+                    summaries=self._build_summaries(),
+                    evaluate=evaluate,
+                    **options,
+                )
             case "cascade":
-                return Cascaded(first, fan_out=self.fan_out, evaluate=evaluate, **options)
+                return Cascaded(
+                    first,
+                    fan_out=self.fan_out,
+                    summaries=self._build_summaries(),
+                    evaluate=evaluate,
+                    **options,
+                )
             case "tournament":
                 judge = self._build_judge(workspace)
                 assert judge is not None
@@ -322,11 +337,8 @@ class Recipe:
                     self.n,
                     group=self.group,
                     budget=self.budget,
-                    judge=None
-                    if self.judge is None
-                    else CommandJudge(
-                        self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout
-                    ),
+                    judge=self._build_judge(workspace),
+                    summaries=self._build_summaries(),
                     evaluate=evaluate,
                     **options,
                 )
@@ -357,6 +369,9 @@ class Recipe:
         if self.judge is None:
             return None
         return CommandJudge(self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout)
+
+    def _build_summaries(self) -> Summaries | None:
+        return None if self.summary_model is None else Summaries(self.summary_model)
 
     def _expand(self, _path: Path, _depth: int) -> list[tuple[str, ...]]:
         return list(self.expand)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from forkwise.concurrency import run_in_thread, try_call
 from forkwise.errors import ForkwiseWarning
 from forkwise.explore.evidence.summary import Summaries, format_summaries
+from forkwise.explore.judges.contest import JudgeLike, build_judge, count_test_scores
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects
-from forkwise.fork.candidate import Candidate, describe_error, describe_value
+from forkwise.fork.candidate import Candidate, describe_error
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -32,9 +32,10 @@ class RecursiveTournament(Pattern):
     at most a third as many refined ones. ``budget`` limits the number of all attempts.
 
     A task or candidate is called with its directory, its number and the feedback (None at first); a command reads it in
-    the file ``$FORKWISE_FEEDBACK``. ``judge`` is called with two directories and returns 0 or 1 for the better one;
-    without it, the higher scores win. If it raises or returns anything else, the scores decide, with a warning. An
-    attempt that was preferred neither by the judge nor by its scores is not committed.
+    the file ``$FORKWISE_FEEDBACK``. ``judge`` is called with two directories and returns 0 or 1 for the better one, or
+    is a ``ModelJudge``; without it, the higher scores win. It is asked about attempts that the tests leave level, in
+    both orders; if it contradicts itself, the scores decide. So do they if it raises or returns anything else, which is
+    a warning: an attempt that was preferred neither by the judge nor by its scores is not committed then.
     """
 
     kind: ClassVar[str] = "playoff"
@@ -45,7 +46,7 @@ class RecursiveTournament(Pattern):
         n: int = 8,
         *,
         group: int = 4,
-        judge: Callable[[Path, Path], Any] | None = None,
+        judge: JudgeLike | None = None,
         budget: int | None = None,
         summaries: Summaries | None = None,
         evaluate: Evaluate | None = None,
@@ -71,7 +72,7 @@ class RecursiveTournament(Pattern):
         search.how = "recursive tournament"
         attempts = await search.run(self._add(search, i, subject) for i, subject in enumerate(self._subjects))
         subjects = dict(zip(attempts, self._subjects, strict=True))
-        table = _Table(self._judge)
+        table = _Table(self._judge, count_test_scores(search))
         seats = [attempt for attempt in attempts if attempt.success]
         while len(seats) > 1:
             groups = [seats[i : i + self._group] for i in range(0, len(seats), self._group)]
@@ -81,7 +82,7 @@ class RecursiveTournament(Pattern):
         if not seats:
             return None
         if table.matches:
-            search.fork.ledger.record_verdict(search.fork.id, {"matches": table.matches, "winner": seats[0].id})
+            search.fork.ledger.record_verdict(search.fork.id, table.build_verdict(seats[0]))
         if seats[0] in table.undecided:
             search.undecided = True
             warnings.warn(
@@ -120,8 +121,9 @@ class RecursiveTournament(Pattern):
 class _Table:
     """The matches of one tournament. ``undecided`` are attempts that won a match only by being the first of equals."""
 
-    def __init__(self, judge: Callable[[Path, Path], Any] | None) -> None:
-        self._judge = judge
+    def __init__(self, judge: JudgeLike | None, test_scores: int) -> None:
+        self._judge = None if judge is None else build_judge(judge)
+        self._test_scores = test_scores
         self.matches: list[dict[str, Any]] = []
         self.undecided: set[Attempt] = set()
 
@@ -136,17 +138,25 @@ class _Table:
         """Return the first reason why the judge did not decide a match."""
         return next((str(match["doubt"]) for match in self.matches if match["doubt"]), "")
 
-    async def _run_match(self, first: Attempt, second: Attempt) -> Attempt:
-        doubt = None
-        winner = second if second.scores > first.scores else first
+    def build_verdict(self, winner: Attempt) -> dict[str, Any]:
+        """Return the matches and, with a judge, its vote and what it cost."""
+        verdict: dict[str, Any] = {"matches": self.matches, "winner": winner.id}
         if self._judge is not None:
+            own = [match for match in self.matches if winner.id in match["between"]]
+            confidence = sum(match["confidence"] for match in own) / max(len(own), 1)
+            vote = {"judge": self._judge.name, "winner": winner.id, "confidence": confidence}
+            verdict |= {"votes": [vote] if confidence else [], "usage": asdict(self._judge.usage)}
+        return verdict
+
+    async def _run_match(self, first: Attempt, second: Attempt) -> Attempt:
+        doubt, confidence = None, 0.0
+        winner = second if second.scores > first.scores else first
+        is_level = first.scores[: self._test_scores] == second.scores[: self._test_scores]
+        if self._judge is not None and is_level:
             try:
-                paths = await run_in_thread(lambda: (first.own_branch.path, second.own_branch.path))
-                choice = (await try_call(self._judge, *paths)).get()
-                if choice in (0, 1):
-                    winner = second if choice else first
-                else:
-                    doubt = f"the judge returned {describe_value(choice)}"
+                answer = await self._judge.compare(first, second)
+                if answer.choice is not None:
+                    winner, confidence = (first, second)[answer.choice], answer.confidence
             except Exception as error:  # noqa: BLE001 - a failing judge does not end the tournament
                 doubt = describe_error(error)
         if doubt is not None:
@@ -157,5 +167,6 @@ class _Table:
             )
             if first.scores == second.scores:
                 self.undecided.add(winner)
-        self.matches.append({"between": [first.id, second.id], "winner": winner.id, "doubt": doubt})
+        between = [first.id, second.id]
+        self.matches.append({"between": between, "winner": winner.id, "confidence": confidence, "doubt": doubt})
         return winner

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from forkwise.concurrency import run_in_thread, try_call
-from forkwise.explore.judges.contest import Contest, PairJudge, find_name
+from forkwise.explore.judges.contest import Contest, FunctionJudge, PairAnswer, PairJudge
 from forkwise.explore.pattern import Options, Pattern, Search, Subjects, build_copies
-from forkwise.fork.candidate import describe_error, describe_value
+from forkwise.fork.candidate import describe_error
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -26,7 +25,8 @@ class Tournament(Pattern):
     """Run a task ``n`` times, or a list of candidates once each; a knockout between the successes finds the winner.
 
     A task is called with its directory and its number. ``judge`` is called with two directories and returns 0 or 1 for
-    the better one. If it raises or returns anything else, that is a warning, and the higher score wins the match.
+    the better one. It is asked about each pair in both orders: if it contradicts itself, the higher score wins the
+    match, or else the first. If it raises or returns anything else, that is a warning, and the higher score wins.
     Between equals nothing decides then: nothing is committed, and the fork waits for a pick. An attempt without any
     change takes part only if there are no others. The judge may also be a ``ModelJudge``, which reads the diffs of
     those attempts that the tests leave level. The ledger records every match.
@@ -52,26 +52,29 @@ class Tournament(Pattern):
         attempts = await search.run(search.fork.add(c, i) for i, c in enumerate(self._candidates))
         if isinstance(self._judge, PairJudge):
             return await Contest(self._judge, knockout=True).choose_accepted(search, attempts)
-        while (winner := await self._run_knockout(search, attempts)) is not None:
+        judge = FunctionJudge(self._judge)
+        while (winner := await self._run_knockout(search, attempts, judge)) is not None:
             if search.undecided or await search.accept(winner):
                 return winner
         return None
 
-    async def _run_knockout(self, search: Search, attempts: list[Attempt]) -> Attempt | None:
+    async def _run_knockout(self, search: Search, attempts: list[Attempt], judge: FunctionJudge) -> Attempt | None:
         successes = [a for a in attempts if a.success]
         remaining = [a for a in successes if a.rank[0]] or successes
         matches: list[dict[str, Any]] = []
         while len(remaining) > 1:
             pairs = list(zip(remaining[::2], remaining[1::2], strict=False))
             bye = remaining[len(pairs) * 2 :]
-            results = await asyncio.gather(*(self._run_match(*pair) for pair in pairs))
+            results = await asyncio.gather(*(_run_match(judge, *pair) for pair in pairs))
             matches += [match for _, match in results]
             remaining = [winner for winner, _ in results] + bye
         if matches:
-            self._record_verdict(search, matches, remaining[0])
+            self._record_verdict(search, matches, remaining[0], judge)
         return remaining[0] if remaining else None
 
-    def _record_verdict(self, search: Search, matches: list[dict[str, Any]], winner: Attempt) -> None:
+    def _record_verdict(
+        self, search: Search, matches: list[dict[str, Any]], winner: Attempt, judge: FunctionJudge
+    ) -> None:
         """Record the matches. If a judge failed, warn; if a match between equals hung on it, nothing is decided."""
         verdict: dict[str, Any] = {"matches": matches}
         failed = [match for match in matches if match["doubt"] is not None]
@@ -86,27 +89,26 @@ class Tournament(Pattern):
             search.warn(verdict["warnings"][0])
         if not search.undecided:
             own = [match for match in matches if winner.id in match["between"]]
-            confidence = sum(match["doubt"] is None for match in own) / max(len(own), 1)
-            vote = {"judge": find_name(self._judge), "winner": winner.id, "confidence": confidence}
+            confidence = sum(match["confidence"] for match in own) / max(len(own), 1)
+            vote = {"judge": judge.name, "winner": winner.id, "confidence": confidence}
             verdict["winner"] = winner.id
-            verdict["votes"] = [vote] if confidence else []  # a judge that failed has not chosen
+            verdict["votes"] = [vote] if confidence else []  # otherwise it failed or contradicted itself
         search.fork.ledger.record_verdict(search.fork.id, verdict)
 
-    async def _run_match(self, first: Attempt, second: Attempt) -> tuple[Attempt, dict[str, Any]]:
-        doubt = None
-        try:
-            paths = await run_in_thread(lambda: (first.own_branch.path, second.own_branch.path))
-            choice = (await try_call(self._judge, *paths)).get()  # type: ignore[arg-type]
-            if choice not in (0, 1):
-                doubt = f"the judge returned {describe_value(choice)}"
-        except Exception as error:  # noqa: BLE001 - a failing judge does not end the tournament
-            doubt = describe_error(error)
-        if doubt is not None:
-            choice = int(second.rank > first.rank)
-        winner = second if choice else first
-        is_open = doubt is not None and first.rank == second.rank
-        return winner, {
-            "between": [first.id, second.id],
-            "winner": None if is_open else winner.id,
-            "doubt": doubt,
-        }
+
+async def _run_match(judge: FunctionJudge, first: Attempt, second: Attempt) -> tuple[Attempt, dict[str, Any]]:
+    doubt, choice, answer = None, None, PairAnswer(None, 0.0)
+    try:
+        answer = await judge.compare(first, second)
+        choice = answer.choice
+    except Exception as error:  # noqa: BLE001 - a failing judge does not end the tournament
+        doubt = describe_error(error)
+    winner = (first, second)[int(second.rank > first.rank) if choice is None else choice]
+    is_open = doubt is not None and first.rank == second.rank
+    return winner, {
+        "between": [first.id, second.id],
+        "winner": None if is_open else winner.id,
+        "confidence": answer.confidence,
+        "reason": answer.reason,
+        "doubt": doubt,
+    }

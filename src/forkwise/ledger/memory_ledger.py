@@ -123,7 +123,7 @@ class MemoryLedger(Ledger):
 
 def _summarize(fork: ForkRecord, attempts: Sequence[AttemptRecord]) -> Summary:
     counts = {a.state: sum(other.state == a.state for other in attempts) for a in attempts}
-    best = max((a.score for a in attempts if a.score is not None), default=None)
+    best = max((a.score for a in attempts if a.state == "succeeded" and a.score is not None), default=None)
     return Summary(fork, counts, best, attempts[0].label if attempts else None)
 
 

@@ -144,7 +144,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A fork for a list: its number of attempts by state, their best score, and the label of the first."""
+    """A fork for a list: its number of attempts by state, the best score of a success, and the label of the first."""
 
     fork: ForkRecord
     attempts: dict[AttemptState, int] = field(default_factory=dict)

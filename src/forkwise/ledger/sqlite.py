@@ -98,7 +98,8 @@ _ATTEMPTS = """
 """
 _SUMMARIES = f"""
     SELECT newest.id, newest.data,
-        {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}, max(attempts.score),
+        {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)},
+        max(CASE attempts.state WHEN 'succeeded' THEN attempts.score END),
         (SELECT data FROM attempts WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
     FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
     LEFT JOIN attempts ON attempts.fork = newest.id

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forkwise.cli.options import ExploreOptions, ExploreVerb, explore_options, find_judge, judge_option
+from forkwise.cli.options import (
+    ExploreOptions,
+    ExploreVerb,
+    explore_options,
+    find_judge,
+    judge_option,
+    summary_option,
+)
 
 if TYPE_CHECKING:
     from forkwise.explore.recipe import Recipe
@@ -111,14 +118,15 @@ def best_of(options: ExploreOptions, n: int, judge: str | None, cross_tests: boo
     metavar="N",
     help="Maximum number of attempts.",
 )
+@summary_option
 @explore_options
-def reflexion(options: ExploreOptions, retries: int) -> int:
+def reflexion(options: ExploreOptions, retries: int, summary_model: str | None) -> int:
     """Retry a command until it succeeds, with feedback each time.
 
     Every attempt starts from the current workspace. The file $FORKWISE_FEEDBACK holds the feedback: the failing tests
     with their output, or the end of the attempt's output. With --agent, the feedback is added to the prompt.
     """
-    return _explore(options.recipe("reflexion", n=retries), options)
+    return _explore(options.recipe("reflexion", n=retries, summary_model=summary_model), options)
 
 
 @click.command(
@@ -136,9 +144,9 @@ def tournament(options: ExploreOptions, n: int, judge: str) -> int:
     """Try a command N times side by side; a judge compares pairs.
 
     The judge compares two successful attempts at a time, until one is left to be committed. If it is a command that
-    prints nothing, its exit code is the answer: 0 or 1. It runs in a sandbox, and its changes are dropped. A model is
-    asked about each pair in both orders. If a judge fails between attempts of equal score, nothing is committed: the
-    fork waits for a pick, and the exit code is 8.
+    prints nothing, its exit code is the answer: 0 or 1. It runs in a sandbox, and its changes are dropped. A judge is
+    asked about each pair in both orders: if it contradicts itself, the better score wins. If it fails between attempts
+    of equal score, nothing is committed: the fork waits for a pick, and the exit code is 8.
     """
     return _explore(options.recipe("tournament", n=n, **find_judge(judge)), options)
 
@@ -225,14 +233,15 @@ def _parse_fan_out(_context: click.Context, _parameter: click.Parameter, value: 
     metavar="N,N,...",
     help="Number of attempts in each wave.",
 )
+@summary_option
 @explore_options
-def cascade(options: ExploreOptions, fan_out: tuple[int, ...]) -> int:
+def cascade(options: ExploreOptions, fan_out: tuple[int, ...], summary_model: str | None) -> int:
     """Try a command in growing waves, until one attempt succeeds.
 
     A wave starts only if all attempts before it failed. Each attempt gets feedback on those failures in the file
     $FORKWISE_FEEDBACK. The first success is committed.
     """
-    return _explore(options.recipe("cascade", fan_out=fan_out), options)
+    return _explore(options.recipe("cascade", fan_out=fan_out, summary_model=summary_model), options)
 
 
 @click.command(
@@ -247,15 +256,16 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...]) -> int:
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Number of rounds."
 )
+@summary_option
 @explore_options
-def refine(options: ExploreOptions, n: int, rounds: int) -> int:
+def refine(options: ExploreOptions, n: int, rounds: int, summary_model: str | None) -> int:
     """Try a command N times per round; each round builds on the best.
 
     The attempts of a further round start from the files of the best attempt so far, in branches of its branch. The file
     $FORKWISE_FEEDBACK says what that attempt and the others did. A failed attempt of which some tests pass can be built
     on as well. The best success of all rounds is committed.
     """
-    return _explore(options.recipe("refine", n=n, rounds=rounds), options)
+    return _explore(options.recipe("refine", n=n, rounds=rounds, summary_model=summary_model), options)
 
 
 @click.command(
@@ -275,12 +285,7 @@ def refine(options: ExploreOptions, n: int, rounds: int) -> int:
     metavar="N",
     help="Number of attempts per group.",
 )
-@click.option(
-    "--judge",
-    metavar="LINE",
-    show_default="the scores",
-    help="Shell command that gets two directories and prints which one is better: 0 or a, 1 or b.",
-)
+@judge_option(show_default="the scores")
 @click.option(
     "--budget",
     type=click.IntRange(min=1),
@@ -288,18 +293,22 @@ def refine(options: ExploreOptions, n: int, rounds: int) -> int:
     show_default="no limit",
     help="Number of attempts in all rounds together.",
 )
+@summary_option
 @explore_options
-def playoff(options: ExploreOptions, n: int, group: int, judge: str | None, budget: int | None) -> int:
+def playoff(
+    options: ExploreOptions, n: int, group: int, judge: str | None, budget: int | None, summary_model: str | None
+) -> int:
     """Try a command N times; judge groups, refine the winners, repeat.
 
     Each group has one winner. As long as there are several, each winner is followed by another attempt, which reads in
     the file $FORKWISE_FEEDBACK what the winners did, and replaces the winner if it is better. Then the winners are
-    grouped again, until one is left to be committed. Without --judge, the better score wins, as in best-of.
+    grouped again, until one is left to be committed. Without --judge, the better score wins, as in best-of. A judge is
+    asked about each pair in both orders; if it contradicts itself, the better score wins.
     """
     if budget is not None and budget < n:
         raise click.UsageError(f"--budget {budget} is less than the {n} attempts of the first round")
-    command = None if judge is None else ("sh", "-c", f'{judge} "$@"', "judge")
-    return _explore(options.recipe("playoff", n=n, group=group, judge=command, budget=budget), options)
+    own = {"n": n, "group": group, "budget": budget, "summary_model": summary_model}
+    return _explore(options.recipe("playoff", **own, **find_judge(judge)), options)
 
 
 EXPLORE_VERBS = (run, speculate, best_of, reflexion, tournament, tree, beam, cascade, refine, playoff)

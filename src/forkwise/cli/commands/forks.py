@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def remedy(fork: ForkRecord, directory: Path) -> str:
 def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output) -> None:
     """Show the details of a fork, or of one attempt (k3f9ab.2).
 
-    For an attempt, these are its failing tests, its changes, and the end of its output, also after its branch is gone.
+    For an attempt, these are its failing tests, its changes, its summary if later attempts got one, and the end of its
+    output, also after its branch is gone.
     An id may be shortened as long as it stays unique.
     """
     workspace, ledger = open_workspace(directory)
@@ -214,6 +216,7 @@ def _show_attempt(
             "value": attempt.value,
             "error": attempt.error,
             "tests": attempt.tests,
+            "summary": ledger.find_summary(attempt.id),
             "output": tail,
         }
         output.document({"attempt": record})
@@ -225,6 +228,7 @@ def _show_attempt(
         output.line(f"The ledger does not have {stored.left_out}.", "yellow")
     output.executable_config(() if delta is None else delta.executable_config)
     _print_tests(attempt, output)
+    _print_summary(ledger.find_summary(attempt.id), output)
     if tail.strip():
         output.line()
         output.line("End of the output:" if len(tail) < len(text.rstrip("\n")) else "Output:", "bold")
@@ -274,6 +278,20 @@ def _print_tests(attempt: AttemptRecord, output: Output) -> None:
     output.line()
     output.line("Tests:", "bold")
     output.text(report.feedback())
+
+
+def _print_summary(recorded: dict[str, Any] | None, output: Output) -> None:
+    """Print the summary that later attempts got, without the parts that ``show`` prints anyway."""
+    from forkwise.explore.evidence.summary import AttemptSummary
+
+    try:
+        summary = None if recorded is None else AttemptSummary.from_json(recorded)
+    except ValueError:
+        return
+    if summary is not None:
+        output.line()
+        output.line("Summary, by a model:" if summary.is_by_model else "Summary:", "bold")
+        output.text(replace(summary, detail="").format_feedback())
 
 
 def _output_of(ledger: Ledger, attempt: AttemptRecord, stderr: bool) -> bytes:

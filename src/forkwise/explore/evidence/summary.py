@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +149,10 @@ def format_summaries(summaries: Iterable[tuple[str, AttemptSummary]], limit: int
 class Summaries:
     """Makes summaries of attempts: from their diff, tests and output, and by a model if one is given.
 
-    ``model`` is a pydantic-ai model or the name of one. It gets the facts, the diff and the output, all cut to a
-    length, and writes only the decisions and errors; what was changed and tested stays as measured. If it fails, a
-    warning says so and the summary has what the attempt printed instead. A summary is recorded in the ledger, and a
-    resumed exploration does not pay for it again.
+    ``model`` is a pydantic-ai model or the name of one, ``"local"`` for the local model. It gets the facts, the diff
+    and the output, all cut to a length, and writes only the decisions and errors; what was changed and tested stays as
+    measured. If it fails, a warning says so and the summary has what the attempt printed instead. A summary is recorded
+    in the ledger, and a resumed exploration does not pay for it again.
     """
 
     def __init__(self, model: Model | str | None = None) -> None:
@@ -207,6 +207,8 @@ class Summaries:
         from pydantic import BaseModel  # noqa: PLC0415 - only with a model
         from pydantic_ai import Agent  # noqa: PLC0415
 
+        from forkwise.local_model import is_local, local_model  # noqa: PLC0415
+
         class Learned(BaseModel):
             decisions: list[str] = []
             errors: list[str] = []
@@ -220,8 +222,11 @@ class Summaries:
             if text
         )
         try:
-            agent = Agent(self._model, output_type=Learned, instructions=_INSTRUCTIONS)
-            learned = (await agent.run(prompt)).output
+            model = local_model() if is_local(self._model) else self._model
+            agent = Agent(model, output_type=Learned, instructions=_INSTRUCTIONS)
+            # The owner of a model object closes its connections.
+            async with agent if isinstance(self._model, str) else nullcontext():
+                learned = (await agent.run(prompt)).output
         except Exception as error:  # noqa: BLE001 - a failing model does not end the search
             warnings.warn(
                 f"the model could not summarise {attempt.id}: {describe_error(error)}. Its output is used instead",

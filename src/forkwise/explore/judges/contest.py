@@ -27,10 +27,23 @@ if TYPE_CHECKING:
     from forkwise.explore.pattern import Search
     from forkwise.fork.attempt import Attempt
 
-__all__ = ["Contest", "FunctionJudge", "JudgeLike", "JudgeUsage", "PairAnswer", "PairJudge", "find_name", "read_diff"]
+__all__ = [
+    "BY_ORDER",
+    "Contest",
+    "FunctionJudge",
+    "JudgeLike",
+    "JudgeUsage",
+    "PairAnswer",
+    "PairJudge",
+    "build_judge",
+    "count_test_scores",
+    "find_name",
+    "read_diff",
+]
 
 _PARALLEL = 4  # matches at a time: more would run into the limits of providers
 _MAX_REASON = 500  # characters
+BY_ORDER = "it chose by the order of the two"  # why a judge did not decide between two attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,10 @@ def find_name(judge: JudgeLike) -> str:
 
 
 class FunctionJudge(PairJudge):
-    """A function that gets two directories and returns 0 or 1 for the better one."""
+    """A function that gets two directories and returns 0 or 1 for the better one.
+
+    Each pair is asked about twice, in both orders. If the answers contradict each other, that is a tie.
+    """
 
     def __init__(self, function: Callable[[Path, Path], Any]) -> None:
         super().__init__()
@@ -85,10 +101,21 @@ class FunctionJudge(PairJudge):
 
     async def compare(self, first: Attempt, second: Attempt) -> PairAnswer:
         paths = await run_in_thread(lambda: (first.own_branch.path, second.own_branch.path))
-        choice = (await try_call(self._function, *paths)).get()
+        choice, turned = await self._ask(*paths), await self._ask(*reversed(paths))
+        if choice == turned:  # the same place, so not the same attempt
+            return PairAnswer(None, 0.0, BY_ORDER)
+        return PairAnswer(choice)
+
+    async def _ask(self, first: Path, second: Path) -> int:
+        choice = (await try_call(self._function, first, second)).get()
         if choice not in (0, 1):
-            raise ValueError(f"it returned {describe_value(choice)}")
-        return PairAnswer(int(choice))
+            raise ValueError(f"the judge returned {describe_value(choice)}")
+        return int(choice)
+
+
+def build_judge(judge: JudgeLike) -> PairJudge:
+    """Build a judge from the ``judge`` argument of a pattern."""
+    return judge if isinstance(judge, PairJudge) else FunctionJudge(judge)
 
 
 def read_diff(attempt: Attempt) -> str:
@@ -123,7 +150,7 @@ class Contest:
     """
 
     def __init__(self, judge: JudgeLike, *, knockout: bool = False) -> None:
-        self.judge = judge if isinstance(judge, PairJudge) else FunctionJudge(judge)
+        self.judge = build_judge(judge)
         self._knockout = knockout
         self._matches: dict[frozenset[str], _Match] = {}
 
@@ -240,9 +267,15 @@ class Contest:
 
 def _find_level(search: Search, best: Attempt, successes: Sequence[Attempt]) -> list[Attempt]:
     """Return the successes whose tests came out as well as those of the best."""
+    count = count_test_scores(search)
+    found = [attempt for attempt in successes if attempt.scores[:count] == best.scores[:count]]
+    return [attempt for attempt in found if attempt.rank[0] == best.rank[0]]  # changed something, as the best did
+
+
+def count_test_scores(search: Search) -> int:
+    """Return how many of the first scores come from tests, which no judge overrules."""
     evaluator = search.fork.settings.evaluator
-    count = 0 if evaluator is None else evaluator.test_scores
-    return [attempt for attempt in successes if attempt.scores[:count] == best.scores[:count]]
+    return 0 if evaluator is None else evaluator.test_scores
 
 
 def _drop_copies(attempts: Sequence[Attempt]) -> list[Attempt]:

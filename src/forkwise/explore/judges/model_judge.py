@@ -16,7 +16,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.usage import RunUsage
 
 from forkwise.concurrency import run_in_thread
-from forkwise.explore.judges.contest import PairAnswer, PairJudge, read_diff
+from forkwise.explore.judges.contest import BY_ORDER, PairAnswer, PairJudge, read_diff
 from forkwise.local_model import is_local, local_model
 from forkwise.text.clean import clean_text, truncate, truncate_middle
 from forkwise.text.redaction import redact
@@ -76,7 +76,7 @@ class ModelJudge(PairJudge):
         choices = {"A": 0, "B": 1, "tie": None}
         choice, turned = choices[one.better], choices[other.better]
         if choice is None or turned is None or choice == turned:  # the same place, so not the same attempt
-            reason = one.reason if one.better == other.better == "tie" else "it chose by the order of the two"
+            reason = one.reason if one.better == other.better == "tie" else BY_ORDER
             return PairAnswer(None, 0.0, reason)
         return PairAnswer(choice, (one.confidence + other.confidence) / 2, one.reason)
 
