@@ -15,6 +15,9 @@ import pytest
 from tests.cheats.programs import Program, Suite, add_python, check_cheat, check_honest, parameters
 from tests.need import need
 
+# The first test of a project waits until all of its programs were judged, on a busy machine for several minutes.
+pytestmark = pytest.mark.timeout(1800)
+
 TOOLCHAINS = {"cargo": "cargo", "go": "go", "jest": "npm", "vitest": "npm"}
 """The runners that need a large toolchain, and its program."""
 
