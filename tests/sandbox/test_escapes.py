@@ -24,6 +24,9 @@ from tests.need import need
 from tests.sandbox.escapes import page
 from tests.sandbox.escapes.attempt import ATTEMPTS, BOTH, Attempt
 
+# The first test of a user waits until all attempts were run, on a busy machine for several minutes.
+pytestmark = pytest.mark.timeout(1800)
+
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]
 # Some attempts need rights that only root has.
