@@ -1,6 +1,7 @@
 """Candidates that try to deceive the tests, and honest ones: no cheat succeeds, and the honest are judged right.
 
-Runners that need a large toolchain are tested by ``make test-integration``.
+``make test`` judges the programs of make and unittest. ``make test-integration`` judges the others: those of pytest are
+many, and the other runners need large toolchains.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.timeout(1800)
 
 TOOLCHAINS = {"cargo": "cargo", "go": "go", "jest": "npm", "vitest": "npm"}
 """The runners that need a large toolchain, and its program."""
+
+
+IN_INTEGRATION = {*TOOLCHAINS, "pytest"}
 
 
 def _add_package(directory: Path, name: str) -> None:
@@ -65,11 +69,11 @@ def suite(runner: str, suites: dict[str, Suite], monkeypatch: pytest.MonkeyPatch
     return suites[runner]
 
 
-@pytest.mark.parametrize(("runner", "program"), parameters(PREPARATIONS, "cheats", integration=TOOLCHAINS))
+@pytest.mark.parametrize(("runner", "program"), parameters(PREPARATIONS, "cheats", integration=IN_INTEGRATION))
 def test_a_cheat_does_not_win(suite: Suite, program: Program) -> None:
     check_cheat(suite, program)
 
 
-@pytest.mark.parametrize(("runner", "program"), parameters(PREPARATIONS, "honest", integration=TOOLCHAINS))
+@pytest.mark.parametrize(("runner", "program"), parameters(PREPARATIONS, "honest", integration=IN_INTEGRATION))
 def test_an_honest_attempt_is_judged_right(suite: Suite, program: Program) -> None:
     check_honest(suite, program)

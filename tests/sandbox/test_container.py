@@ -21,6 +21,8 @@ from tests.need import need
 from tests.sandbox.container import in_container
 from tests.unprivileged import UNPRIVILEGED, interpreter, unprivileged_project
 
+pytestmark = pytest.mark.integration  # each test starts many interpreters
+
 TOOLS = (
     *("click", "rich", "pygments", "markdown_it", "mdurl", "rapidfuzz", "pydantic_core", "typing_extensions"),
     *("opentelemetry", "junitparser", "defusedxml", "tomlkit"),
