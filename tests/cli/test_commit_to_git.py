@@ -70,10 +70,10 @@ def test_a_commit_on_a_branch_leaves_the_checkout_unchanged(run: Run, git: Git, 
     before = git("rev-parse", "HEAD"), (project / ".git/index").read_bytes()
     run("run", "--commit-to-git=fix/it", "-m", "By hand\n\nand foot", *sh("echo uno > a.txt"))
     assert (git("rev-parse", "HEAD"), (project / ".git/index").read_bytes()) == before
-    assert (
-        git("show", "--name-only", "--format=%P %B", "fix/it")
-        == f"{before[0].strip()} By hand\n\nand foot\n\n\na.txt\n"
+    assert git("show", "--name-only", "--format=%P %B", "fix/it").startswith(
+        f"{before[0].strip()} By hand\n\nand foot\n\nForkwise-Fork: "
     )
+    assert git("show", "--name-only", "--format=", "fix/it") == "a.txt\n"
 
 
 def test_the_default_message(run: Run, git: Git, project: Path) -> None:
@@ -82,7 +82,14 @@ def test_the_default_message(run: Run, git: Git, project: Path) -> None:
     subject, _, body = git("log", "-1", "--format=%B").strip().partition("\n\n")
     assert subject == "echo uno > a.txt"
     assert body.startswith("By forkwise best-of: attempt ")
-    assert body.endswith("of 2; tests: 1 passed.")
+    note, _, trailers = body.partition("\n\n")
+    assert note.endswith("of 2.")
+    assert [line.partition(": ")[0] for line in trailers.splitlines()] == [
+        "Forkwise-Fork",
+        "Forkwise-Attempt",
+        "Forkwise-Tests",
+    ]
+    assert trailers.endswith("Forkwise-Tests: 1 passed")
 
 
 def test_in_a_repository_without_a_commit_and_from_a_directory_of_it(run: Run, git: Git, project: Path) -> None:

@@ -14,6 +14,7 @@ from forkwise.cli.commands.chat import chat
 from forkwise.cli.commands.decide import abort, combine, pick, resume
 from forkwise.cli.commands.doctor import doctor
 from forkwise.cli.commands.explore import EXPLORE_VERBS
+from forkwise.cli.commands.export import export
 from forkwise.cli.commands.fork_report import report
 from forkwise.cli.commands.forks import diff, ls, show, watch
 from forkwise.cli.commands.history import du, gc, judges, log, undo
@@ -42,7 +43,7 @@ def forkwise_command() -> None:
 
 forkwise_command.add_section("Explore", EXPLORE_VERBS)
 forkwise_command.add_section("Decide", (pick, combine, resume, abort, undo))
-forkwise_command.add_section("Look", (ls, show, watch, diff, report, log, judges))
+forkwise_command.add_section("Look", (ls, show, watch, diff, report, export, log, judges))
 forkwise_command.add_section("Branch", (branch, worktree))
 forkwise_command.add_section("Agent", (chat, walk, model))
 forkwise_command.add_section("Maintenance", (doctor, trust, gc, du))

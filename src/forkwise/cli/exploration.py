@@ -11,7 +11,7 @@ import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,22 @@ from typing import Any
 import click
 
 from forkwise.cli.app import Exit, StoppedBySignalError
+from forkwise.cli.git_result import GitExport, GitResult, trailers_of
 from forkwise.cli.options import ExploreOptions
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
 from forkwise.display.output import Output, command_line, commit_record, size_text, totals
-from forkwise.errors import BranchingError, ForkwiseWarning, GitError
+from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.git.repository import find_repository
+from forkwise.git.result import build_message, read_own_messages
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.testing.report import TestReport
-from forkwise.text.clean import truncate
 from forkwise.text.redaction import redact
 
 __all__ = [
@@ -59,6 +60,8 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
         options.directory, frozen=recipe.frozen, allow_executable_config=options.allow_executable_config
     )
     repository = None if options.git is None else GitRepository(workspace.path, options.git or None)
+    if options.is_exported:
+        GitExport(workspace).check(options.as_branch, options.branches_prefix, options.as_patch)
     _check(recipe, options, workspace)
     pattern = recipe.pattern(workspace)
     return run_and_report(lambda observer: pattern.run(workspace, observer=observer), workspace, options, repository)
@@ -72,13 +75,15 @@ def run_and_report(
         outcome = _run(exploration, progress, options.directory)
         failure: click.ClickException | GitError | OSError | None = None
         git: GitCommit | None = None
+        exported: tuple[GitResult, ...] = ()
         try:
             _write_patch(outcome, options, progress)
             git = _commit_to_git(outcome, options, progress, repository)
+            exported = _export(outcome, options, progress, workspace)
             report.write()
         except (click.ClickException, GitError, OSError) as error:
             failure = error
-        _print_outcome(outcome, options, progress, git)
+        _print_outcome(outcome, options, progress, git, exported)
     _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
         raise failure
@@ -108,6 +113,8 @@ class _Progress:
         self._quiet = options.quiet
         self._wants_changes = options.patch is not None or options.git is not None
         self.paths: tuple[str, ...] = ()
+        self.own_messages: list[str] = []
+        self._base = None if options.git is None else _find_head(options.directory)
         self._stack = ExitStack()
 
     def __enter__(self) -> _Progress:
@@ -124,6 +131,8 @@ class _Progress:
 
     def winner_found(self, branch: Branch) -> None:
         """Keep the winner's diff; on a BranchFS or DaxFS mount, which compares both trees for it, only if requested."""
+        if self._base is not None:
+            self.own_messages = read_own_messages(branch.path, self._base)
         if not branch.view_kind.native:
             self.diff = branch.diff()
         elif self._wants_changes:
@@ -180,6 +189,15 @@ class _Report:
     def _close(self) -> None:
         if self._directory is not None:
             self._directory.close()
+
+
+def _find_head(directory: Path) -> str | None:
+    """Return the commit that is checked out before the attempts start; None if there is none."""
+    repository = find_repository(directory)
+    if repository is None:
+        return None
+    done = repository.run("rev-parse", "--verify", "--quiet", "HEAD")
+    return done.stdout.decode("ascii").strip() if done.returncode == 0 else None
 
 
 def _describe_rest(progress: _Progress, directory: Path) -> str:
@@ -265,23 +283,67 @@ def _commit_to_git(
     assert outcome.winner is not None
     assert outcome.winner.attempt is not None
     paths = outcome.commit.paths or progress.paths
-    if options.message is not None:
-        return repository.commit(paths, f"{options.message}\n")
     winner = progress.ledger.attempt(outcome.winner.attempt)
+    if options.message is not None:
+        return repository.commit(paths, build_message(options.message, (), trailers_of(winner)))
     subject = " ".join(" ".join(options.words).split()) or winner.label
-    facts = [
-        f"By forkwise {progress.ledger.fork(outcome.fork).kind}: attempt {winner.id} of {len(outcome.all_results)}",
-        *([] if outcome.winner.tests is None else [f"tests: {outcome.winner.tests.summary}"]),
-    ]
-    return repository.commit(paths, f"{truncate(subject, 72)}\n\n{'; '.join(facts)}.\n")
+    note = f"By forkwise {progress.ledger.fork(outcome.fork).kind}: attempt {winner.id} of {len(outcome.all_results)}."
+    own = progress.own_messages
+    return repository.commit(paths, build_message(f"{subject}\n\n{note}", own, trailers_of(winner)))
+
+
+def _export(
+    outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress, workspace: Workspace
+) -> tuple[GitResult, ...]:
+    """Make git branches and a patch of the results, then drop the attempts' branches unless they are to be kept."""
+    if not options.is_exported or outcome.fork is None:
+        return ()
+    export, ledger = GitExport(workspace), progress.ledger
+    found: list[GitResult] = []
+    if options.branches_prefix is not None:
+        for attempt in ledger.attempts(outcome.fork):
+            if attempt.no_change or not attempt.is_over:
+                continue
+            name = f"{options.branches_prefix.rstrip('/')}/{attempt.id.rpartition('.')[2]}"
+            try:
+                found.append(export.export(ledger, attempt, branch=name, message=options.message)[0])
+            except GitError as error:
+                warnings.warn(f"{attempt.id} is not a git branch: {error}", ForkwiseWarning, stacklevel=2)
+    if outcome.winner is not None and outcome.winner.attempt is not None:
+        winner = ledger.attempt(outcome.winner.attempt)
+        if options.as_branch is not None or options.as_patch is not None:
+            result, content = export.export(
+                ledger, winner, branch=options.as_branch, patch=options.as_patch, message=options.message
+            )
+            found.insert(0, result)
+            if options.as_patch == "-" and not options.output.as_json:
+                options.output.text(content.decode("utf-8", "replace"))
+    if not options.keep and not options.no_commit and not outcome.undecided:
+        from forkwise.fork.control import abort_fork
+
+        with suppress(ForkResolvedError):
+            abort_fork(workspace, outcome.fork)
+    return tuple(found)
+
+
+def _print_exported(exported: Sequence[GitResult], output: Output) -> None:
+    for one in exported:
+        if one.branch is not None:
+            output.line(f"{one.attempt} is the git branch {one.branch} ({(one.commit or '')[:10]}).", "bold green")
+        if one.patch is not None:
+            output.line(f"{one.attempt} is the patch {one.patch}: git am {one.patch}", "bold green")
 
 
 def _print_outcome(
-    outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress, git: GitCommit | None
+    outcome: SpeculationOutcome,
+    options: ExploreOptions,
+    progress: _Progress,
+    git: GitCommit | None,
+    exported: Sequence[GitResult],
 ) -> None:
     """Print the outcome: as one JSON line, or as text with the diff and the next steps."""
     if options.output.as_json:
-        options.output.stream({"outcome": _outcome_record(outcome, options, progress, git)})
+        options.output.stream({"outcome": _outcome_record(outcome, options, progress, git, exported)})
         return
     if progress.diff and not options.quiet:
         options.output.line()
@@ -291,6 +353,7 @@ def _print_outcome(
         _print_failure(progress)
     _print_verdict(outcome, options, progress)
     _print_commit(outcome, options)
+    _print_exported(exported, options.output)
     if git is not None:
         options.output.line(f"In git: {git.id[:10]} on {git.branch or 'a detached HEAD'}.")
     if options.patch is not None and outcome.winner is not None:
@@ -358,14 +421,18 @@ def _print_next_step(outcome: SpeculationOutcome, options: ExploreOptions, outpu
     if outcome.undecided:
         successes = [str(result.attempt) for result in outcome.all_results if result.success]
         output.line(f"Commit one with: {command_line(options.directory, 'pick', successes[0])}")
-    elif options.no_commit and outcome.fork is not None:
+    elif (options.no_commit or (options.is_exported and options.keep)) and outcome.fork is not None:
         output.line(f"Commit one with: {command_line(options.directory, 'pick', outcome.fork)}")
     elif options.keep and len(outcome.all_results) > (outcome.commit is not None):
         output.line(f"The other branches were kept: {command_line(options.directory, 'branch', 'ls')}")
 
 
 def _outcome_record(
-    outcome: SpeculationOutcome, options: ExploreOptions, progress: _Progress, git: GitCommit | None
+    outcome: SpeculationOutcome,
+    options: ExploreOptions,
+    progress: _Progress,
+    git: GitCommit | None,
+    exported: Sequence[GitResult],
 ) -> dict[str, Any]:
     board = progress.board
     assert board is not None
@@ -375,6 +442,7 @@ def _outcome_record(
         "winner": outcome.winner and outcome.winner.attempt,
         "commit": outcome.commit and commit_record(outcome.commit),
         "git": git and asdict(git),
+        "exported": [asdict(one) for one in exported],
         "patch": None if options.patch is None or outcome.winner is None else str(options.patch),
         "report": None if options.report is None else str(options.report),
         "note": outcome.note,

@@ -57,8 +57,8 @@ class ExploreVerb(Verb):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words before ``--``, and store those after it as ``command``."""
         end = args.index("--") if "--" in args else len(args)
-        # The value of --commit-to-git is optional; without the equals sign, click would take the next word as value.
-        own = [f"{word}=" if word == "--commit-to-git" else word for word in args[:end]]
+        # The values of these options are optional; without the equals sign, click would take the next word as value.
+        own = [f"{word}=" if word in ("--commit-to-git", "--as-patch") else word for word in args[:end]]
         rest = super().parse_args(ctx, own)
         ctx.params["command"] = tuple(args[end + 1 :])
         return rest
@@ -99,6 +99,9 @@ class ExploreOptions:
     patch: Path | None = None
     report: Path | None = None
     git: str | None = None
+    as_branch: str | None = None
+    as_patch: str | None = None
+    branches_prefix: str | None = None
     message: str | None = None
     quiet: bool = False
     directory: Path
@@ -146,8 +149,8 @@ class ExploreOptions:
             shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
             environment=(*self._agent_variables(agents), *self._variables_with_values()),
             **self._allowances(agents, commands),
-            commit=not self.no_commit,
-            keep=self.keep or self.no_commit,
+            commit=not self.no_commit and not self.is_exported,
+            keep=self.keep or self.no_commit or self.is_exported,
             on_conflict=self.on_conflict,
             retest=not self.no_retest,
             stop_when=self.stop_when,
@@ -157,6 +160,11 @@ class ExploreOptions:
             frozen=self.frozen,
             **own,
         )
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether results go to git branches or a patch, and the workspace stays as it is."""
+        return self.as_branch is not None or self.as_patch is not None or self.branches_prefix is not None
 
     def _check_judge(self, line: str) -> None:
         """Raise UsageError if the program of a judge that is a shell command does not exist."""
@@ -202,8 +210,13 @@ class ExploreOptions:
             )
         if self.git is not None and self.no_commit:
             raise click.UsageError("--commit-to-git and --no-commit exclude each other")
-        if self.message is not None and self.git is None:
-            raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git")
+        if self.git is not None and self.is_exported:
+            raise click.UsageError(
+                "--commit-to-git changes the workspace, --as-branch, --as-patch and --branches-prefix leave it alone: "
+                "give one or the other"
+            )
+        if self.message is not None and self.git is None and not self.is_exported:
+            raise click.UsageError("-m is the message of a git commit: it needs --commit-to-git or --as-branch")
         for option, paths in (("--writable", self.writable), ("--show", self.shown)):
             for path in paths:
                 if not os.path.exists(os.path.expanduser(path)):
@@ -530,6 +543,21 @@ _OPTIONS = (
         "git",
         metavar="[=BRANCH]",
         help="Make a git commit as well: on the current git branch, or on a new BRANCH that is not checked out.",
+    ),
+    click.option(
+        "--as-branch",
+        metavar="NAME",
+        help="Make the winner a new git branch NAME; the workspace, HEAD and the index stay as they are.",
+    ),
+    click.option(
+        "--as-patch",
+        metavar="[=FILE]",
+        help="Write the winner as a patch for git am, by default to ATTEMPT.patch; the workspace stays as it is.",
+    ),
+    click.option(
+        "--branches-prefix",
+        metavar="PREFIX",
+        help="Make every attempt that changed something a git branch PREFIX/N; the workspace stays as it is.",
     ),
     click.option(
         "-m",
