@@ -62,8 +62,9 @@ def export(
 ) -> None:
     """Make git branches or a patch of attempts.
 
-    A fork stands for its winner; an attempt may also be one that lost. The workspace, HEAD and the index stay as they are, and an existing branch is never
-    moved. Each commit has trailers: Forkwise-Fork, Forkwise-Attempt, Forkwise-Tests and Forkwise-Cost.
+    A fork stands for its winner; an attempt may also be one that lost. The workspace, HEAD and the index stay as they
+    are, and an existing branch is never moved. Each commit has trailers: Forkwise-Fork, Forkwise-Attempt,
+    Forkwise-Tests and Forkwise-Cost.
     """
     from forkwise.cli.commands.forks import open_workspace
     from forkwise.cli.git_result import GitExport
