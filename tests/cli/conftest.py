@@ -59,7 +59,8 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]
 
     def run(*words: str, code: int = 0) -> Result:
         result = CliRunner().invoke(forkwise_command, list(words))
-        need("and may have only one" not in result.stderr, "a process with threads cannot enter a user namespace")
+        said = result.stdout + result.stderr  # with --json, errors are on standard output
+        need("and may have only one" not in said, "a process with threads cannot enter a user namespace")
         assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
         return result
 

@@ -51,10 +51,12 @@ def test_the_verbs_there_are() -> None:
         "refine",
         "playoff",
     )
-    forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort")
+    forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort", "report", "export")
     plain = ("doctor", "log", "undo", "gc", "du", "trust", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
-    grouped = {("branch", name) for name in branch} | {("model", name) for name in models}
+    worktrees = ("add", "hook", "list", "mount", "remove")
+    groups = {"branch": branch, "model": models, "worktree": worktrees}
+    grouped = {(group, name) for group, names in groups.items() for name in names}
     assert set(VERBS) == {(name,) for name in plain} | grouped
 
 
@@ -63,10 +65,11 @@ def test_help_teaches(words: tuple[str, ...]) -> None:
     said = CliRunner().invoke(forkwise_command, [*words, "--help"]).stdout
     verb = VERBS[words]
     assert isinstance(verb, Verb)
-    assert len(verb.example) == 2
+    assert len(verb.example) in (2, 3)
     assert all(f"  $ {line}\n" in said for line in verb.example)
     assert all(text in said for text in ("Exit codes:", "130 interrupted", "--json"))
-    assert ("--workspace" in said) == (words[0] != "model")  # there is one model for all workspaces
+    # There is one model for all workspaces, and the caller of a hook says which workspace it is for.
+    assert ("--workspace" in said) == (words[0] != "model" and words != ("worktree", "hook"))
 
 
 def test_help_has_no_traceback_and_needs_no_workspace(command: Callable[..., Any]) -> None:
