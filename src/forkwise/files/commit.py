@@ -372,7 +372,13 @@ def _run_commit(
     """
     parent, scan, prefixes = branch.parent, resolution.scan, branch.view_kind.mark_prefixes
     prepared = f"{branch.home}/{RECORD_DIRECTORY}"
-    with Transaction(parent.state_dir, parent.target, branch.branch_path, prepared_directory=prepared) as transaction:
+    with Transaction(
+        parent.state_dir,
+        parent.target,
+        branch.branch_path,
+        prepared_directory=prepared,
+        number=info.generation + 1,  # the head's, see ``check_committable``
+    ) as transaction:
         if branch._commits_into_layer:
             plan = plan_layer(
                 branch.target,

@@ -183,8 +183,11 @@ def _open_how(flags: int, resolve: int) -> _OpenHow:
     return ctypes.pointer(_OpenHow(flags | os.O_CLOEXEC, 0, resolve))  # type: ignore[return-value]
 
 
-class _FileHandle(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_uint), ("type", ctypes.c_int), ("handle", ctypes.c_ubyte * 128)]
+_LARGEST_HANDLE = 128  # bytes: MAX_HANDLE_SZ
+_HANDLE_HEADER = struct.Struct("=Ii")  # of struct file_handle: size, type
+_EMPTY_HANDLE = _HANDLE_HEADER.pack(_LARGEST_HANDLE, 0)
+_HANDLE_SIZE = _HANDLE_HEADER.size + _LARGEST_HANDLE
+_ignored_mount_id = ctypes.byref(ctypes.c_int())
 
 
 def file_handle(directory: int, name: str) -> bytes | None:
@@ -192,11 +195,12 @@ def file_handle(directory: int, name: str) -> bytes | None:
 
     An empty name is the directory itself. Return None if the filesystem has no such ids.
     """
-    held, mount_id = _FileHandle(size=128), ctypes.c_int()
+    buffer = ctypes.create_string_buffer(_EMPTY_HANDLE, _HANDLE_SIZE)
     flags = 0 if name else _AT_EMPTY_PATH
-    if _name_to_handle_at(directory, os.fsencode(name), ctypes.byref(held), ctypes.byref(mount_id), flags):
+    if _name_to_handle_at(directory, os.fsencode(name), buffer, _ignored_mount_id, flags):
         return None
-    return bytes(held.handle[: held.size])
+    found = buffer.raw
+    return found[_HANDLE_HEADER.size : _HANDLE_HEADER.size + _HANDLE_HEADER.unpack_from(found)[0]]
 
 
 def birth_time(fd: int) -> int:
@@ -210,9 +214,12 @@ def birth_time(fd: int) -> int:
     return int(seconds * 1_000_000_000 + nanoseconds)
 
 
+_Statfs = ctypes.c_long * 64  # larger than any architecture's struct statfs; f_type comes first in all
+
+
 def filesystem_magic(path: str) -> int:
     """Return the magic number (``f_type`` of statfs(2)) of the filesystem that contains a path."""
-    buffer = (ctypes.c_long * 64)()  # larger than any architecture's struct statfs; f_type comes first in all
+    buffer = _Statfs()
     if _statfs(os.fsencode(path), buffer):
         raise _failure(path)
     return int(buffer[0])

@@ -172,8 +172,9 @@ def load_process_id(value: object, field: str) -> ProcessId:
     row = check_type(value, list, field)
     if not 4 <= len(row) <= 6:
         raise ValueError(f"its {field} is not the identity of a process")
-    for number in row[:2]:
-        check_integer(number, field, 0, (1 << 63) - 1)
-    for text in row[2:]:
+    pid, start, *names = row
+    check_integer(pid, field, 0, (1 << 63) - 1)
+    check_integer(start, field, 0, (1 << 63) - 1)
+    for text in names:
         check_text(text, field)
-    return ProcessId.load(row)
+    return ProcessId(pid, start, *names)

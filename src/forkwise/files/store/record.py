@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forkwise.errors import NewerStateError, StateError
@@ -54,7 +55,7 @@ __all__ = [
 
 
 _FORMAT = 1
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # that check takes half of the time
 _FILE = "record.json"
 _NEW_FILE = "record.new"
 _SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
@@ -144,7 +145,7 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
-        data: dict[str, Any] = {n: getattr(self, n) for n in self.__slots__}
+        data: dict[str, Any] = dict(zip(self.__slots__, _fields_of(self), strict=True))
         data["format"] = _FORMAT
         data["runs"] = [r.dump() for r in self.runs]
         data["root"] = self.root.dump() if self.root else None
@@ -168,6 +169,9 @@ class Record:
         with damage_reported(path):
             number, _, _ = os.path.basename(directory).partition("-")
             return _parse(data, int(number))
+
+
+_fields_of = attrgetter(*Record.__slots__)
 
 
 class RecordFile:
@@ -268,6 +272,7 @@ def _is_of_commit(path: object, pattern: re.Pattern[str], newest: int) -> bool:
 
 
 _MARK = "taken-back"
+_ANY = "rolled-back"  # a symlink in the state directory, from the first kept record on
 _KEPT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,16}\Z", re.ASCII)
 
 
@@ -281,10 +286,14 @@ class RolledBack:
     @classmethod
     def load(cls, state_dir: StateDir) -> RolledBack:
         """Read the rolled-back commits of a state directory; nearly always there are none."""
+        if state_dir.has_no_rolled_back and not os.path.lexists(f"{state_dir.path}/{_ANY}"):
+            return cls()
         try:
             names = [n for n in os.listdir(f"{state_dir.path}/history") if "-" in n and _KEPT.match(n)]
         except FileNotFoundError:
-            return cls()
+            names = []
+        # The list is read once, because version 0.1.0 did not leave the mark; and a power failure may have removed it.
+        state_dir.has_no_rolled_back = not names
         known = []
         for name in names:
             # Without one of them, its paths count as changed by another writer, which is a conflict at most.
@@ -358,5 +367,7 @@ def keep_rolled_back(history: str) -> None:
     Call it after the last change of the rollback.
     """
     kept = f"{history}-{mark_rolled_back(history):x}"
+    with suppress(FileExistsError):
+        os.symlink(".", f"{os.path.dirname(os.path.dirname(history))}/{_ANY}")
     os.mkdir(kept, 0o700)
     os.rename(f"{history}/record.json", f"{kept}/record.json")

@@ -8,6 +8,7 @@ It is on the workspace's filesystem if possible, and never inside the workspace.
 <state>/history/<n>/    one commit: its record, the old content of what it changed, and the home of the branch
 <state>/stage           a symlink that names a directory inside the workspace, while a commit needs one there
 <state>/branches/<b>/   one branch; it contains head, history and branches too, for branches forked from it
+<state>/rolled-back     a symlink that exists once the record of a rolled-back commit was kept in the history
 <state>/rewind          a symlink that names the goal of a rewind over several commits, while one is in progress
 <state>/worktrees/<w>/  one git worktree: its record and, if it is mounted, its layer
 <state>/damaged/        what could not be read, and was set aside
@@ -126,12 +127,14 @@ def locked(state: str, *, shared: bool = False) -> Lock:
 class StateDir:
     """The state of a workspace or a branch: its head, its history, and the branches forked from it."""
 
-    __slots__ = ("_is_checked", "_last_settled", "path", "state")
+    __slots__ = ("_is_checked", "_last_settled", "has_no_rolled_back", "path", "state")
 
     def __init__(self, path: str, state: str) -> None:
         self.path = path
         self.state = state
         self._last_settled: int | None = None  # the head when it was last read, unless a commit was in progress
+        #: Whether its history was found to have no records of rolled-back commits; see ``record.RolledBack``.
+        self.has_no_rolled_back = False
         self._is_checked = False  # whether ``is_interrupted`` has looked for what a power failure left
 
     @property

@@ -65,7 +65,7 @@ class Transaction:
     is the directory of its slots while the steps run: in the state directory, or, if that is on another filesystem
     than the target, in a directory inside the target (``stage``), because a rename cannot cross filesystems.
     ``prepared_directory`` is a directory for the record that may exist already, ``failure`` the beginning of the
-    message if it is rolled back.
+    message if it is rolled back, ``number`` that of the commit, if the caller knows the head.
     """
 
     def __init__(
@@ -77,11 +77,12 @@ class Transaction:
         side: str | None = None,
         prepared_directory: str | None = None,
         failure: str | None = None,
+        number: int | None = None,
     ) -> None:
         self.state_dir = state_dir
         self.target = target
         self.branch = branch
-        self.number = state_dir.head + 1
+        self.number = state_dir.head + 1 if number is None else number
         self.history = state_dir.history(self.number)
         self.side = side or self.history
         self.prepared_directory = prepared_directory

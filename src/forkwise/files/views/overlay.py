@@ -160,11 +160,14 @@ class OverlayView(View):
         return is_quiet, held
 
     def freeze(self, home: str, lowers: Sequence[str]) -> None:
-        if not _is_mounted(home):
-            return
         try:
-            _stop_writing(f"{home}/view")
-        except BlockingIOError as error:
+            # Without a look whether it is mounted: the kernel remounts nothing at a path that is no mount point.
+            mount("none", f"{home}/view", None, MS_REMOUNT | MS_RDONLY)
+        except OSError as error:
+            if not _is_mounted(home):
+                return
+            if error.errno != errno.EBUSY:
+                raise
             raise BranchError(
                 f"{home}/view has files open for writing; close them, then fork or freeze the branch"
             ) from error
