@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from forkwise import Workspace
 from forkwise.errors import BranchingError, CommitError
+from forkwise.files.store.state import StateDir
 from forkwise.linux.mountinfo import mounts
 from tests.counts import rounds
 from tests.files.crash_scenes import Nested, Scene, Stage, Undo, differences, empty, run_traced
@@ -249,3 +251,27 @@ def test_directory_of_another_user(directory: str) -> None:
         stage.close()
     finally:
         shutil.rmtree(where)
+
+
+def test_a_rollback_by_another_process_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a workspace that has found its history without rolled-back commits, and does not list it again."""
+    root = tmp_path / "ws"
+    root.mkdir()
+    (root / "file").write_text("one")
+    ours, theirs = Workspace(root, durable=False), Workspace(root, durable=False)
+    with ours.branch("first") as first:
+        (first.path / "other").write_text("x")
+    branch, failing = ours.branch("ours"), theirs.branch("theirs")
+    (branch.path / "file").write_text("two")
+    (failing.path / "file").write_text("three")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDir, "advance", fail)
+        with pytest.raises(CommitError, match="everything is as before"):
+            failing.commit()
+    assert (root / "file").read_text() == "one"
+    branch.commit()
+    assert (root / "file").read_text() == "two"

@@ -29,7 +29,7 @@ from forkwise.files.store.state_root import (
 )
 from forkwise.linux.mountinfo import is_mount_point, mounts
 from forkwise.linux.process_id import ProcessId
-from forkwise.linux.scratch_directory import list_abandoned, remove_abandoned
+from forkwise.linux.scratch_directory import is_purpose, list_abandoned, remove_abandoned
 from forkwise.linux.syscalls import MNT_DETACH, umount2
 from forkwise.linux.trees import closing_fd, open_beneath, open_directory, open_root, remove_tree
 
@@ -52,7 +52,8 @@ class Collected:
     """The result of a garbage collection.
 
     ``removed`` lists branches, ``commit N``, ``mirror of fork ID`` and ``temporary directory PATH``, ``listed`` the
-    branches that were left because they have uncommitted changes or cannot be opened, ``freed`` is the freed disk space
+    branches that were left because they have uncommitted changes or cannot be opened, and the temporary directories of
+    BranchFS mounts with branches, ``freed`` is the freed disk space
     in bytes.
     """
 
@@ -116,7 +117,18 @@ def collect(
             removed += [f"mirror of fork {name}" for name in names]
             freed += size
     for path in list_abandoned():
-        size = _size(path)
+        if is_purpose(path, "branchfs"):
+            from forkwise.files.mounted import find_abandoned_branches, release_abandoned_mount  # noqa: PLC0415
+
+            size = sum(_size(f"{path}/{name}") for name in ("storage", "state"))  # not of what is mounted there
+            branches = find_abandoned_branches(path)
+            if branches == "kept" or (branches == "some" and not force):
+                listed.append(f"temporary directory {path}")
+                continue
+            if not dry_run and not release_abandoned_mount(path):
+                continue
+        else:
+            size = _size(path)
         if dry_run or remove_abandoned(path):
             removed.append(f"temporary directory {path}")
             freed += size

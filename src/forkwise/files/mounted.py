@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Protocol
 
 from forkwise.errors import (
     BranchError,
     BranchNotFoundError,
     ForkwiseWarning,
     MountError,
+    StateError,
 )
 from forkwise.files.branch import Branch, OnError, OnSuccess, Parent
 from forkwise.files.commit import check_committable
@@ -37,6 +37,8 @@ from forkwise.files.versions import find_executables
 from forkwise.files.views import branchfs, daxfs
 from forkwise.files.workspace import Workspace
 from forkwise.git.executable_config import check_executable_config
+from forkwise.linux.mountinfo import mounts
+from forkwise.linux.scratch_directory import create_scratch_directory
 
 if TYPE_CHECKING:
     from forkwise.files.gc import Collected
@@ -51,8 +53,10 @@ __all__ = [
     "MountedBranch",
     "MountedView",
     "MountedWorkspace",
+    "find_abandoned_branches",
     "find_branching_mount",
     "mount_workspace",
+    "release_abandoned_mount",
 ]
 
 
@@ -465,17 +469,23 @@ def _refuse(parent: Parent, operation: str) -> NoReturn:
 class _OwnMount:
     """A BranchFS mount that this process created; ``directory`` holds the parts that forkwise created for it."""
 
-    def __init__(self, binary: str, mountpoint: str, storage: str, directory: str, *, is_storage_own: bool) -> None:
+    def __init__(
+        self, binary: str, mountpoint: str, storage: str, directory: str, lock_fd: int, *, is_storage_own: bool
+    ) -> None:
         self.binary = binary
         self.mountpoint = mountpoint
         self.storage = storage
         self.directory = directory
+        self.lock_fd = lock_fd
         self.is_storage_own = is_storage_own
 
     def close(self, workspace: Workspace) -> None:
         """Unmount it, and remove what forkwise created for it unless a branch was kept."""
         kept = [branch.branch_path for branch in workspace.branches() if branch.kept]
         branchfs.unmount_branchfs(self.binary, self.mountpoint, self.storage)
+        if not kept or not self.is_storage_own:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self.lock_fd)
         if kept and self.is_storage_own:
             warnings.warn(
                 f"{', '.join(kept)} was kept, but {self.mountpoint} is unmounted: BranchFS has its files in "
@@ -483,8 +493,47 @@ class _OwnMount:
                 ForkwiseWarning,
                 stacklevel=3,
             )
-            return
-        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def find_abandoned_branches(directory: str) -> Literal["none", "some", "kept"]:
+    """Return what the directory of a BranchFS mount, whose process has ended, holds: none, branches, or kept ones.
+
+    The branches of a mount point that the caller of ``Workspace.mount`` chose are known only to that workspace, so that
+    its directory may have some.
+    """
+    if os.path.islink(f"{directory}/mount"):
+        return "some"
+    try:
+        keys = os.listdir(f"{directory}/state")
+    except FileNotFoundError:
+        return "none"
+    found: Literal["none", "some", "kept"] = "none"
+    for state_dir in (StateDir(f"{directory}/state/{key}", "") for key in keys):
+        for name in state_dir.names():
+            found = "some"
+            with suppress(BranchNotFoundError, StateError):
+                if BranchInfo.load(state_dir.home(name)).kept:
+                    return "kept"
+    return found
+
+
+def release_abandoned_mount(directory: str) -> bool:
+    """Unmount the BranchFS mount of a killed process; return False if that is left to the user.
+
+    The server of BranchFS outlives the process, and a mount point that the caller of ``Workspace.mount`` chose may be
+    in use.
+    """
+    mountpoint = f"{directory}/mount"
+    if os.path.islink(mountpoint):
+        return not _is_mounted_at(os.readlink(mountpoint))
+    if _is_mounted_at(mountpoint):
+        branchfs.detach_branchfs(mountpoint)
+    return True
+
+
+def _is_mounted_at(path: str) -> bool:
+    """Return whether anything is mounted at a path, whose filesystem may have stopped to answer."""
+    return any(mount.point == path for mount in mounts())
 
 
 def mount_workspace(
@@ -515,15 +564,18 @@ def mount_workspace(
             reason="already mounted",
             remedy=f"open it with Workspace({target!r}), or choose another mount point",
         )
-    directory = tempfile.mkdtemp(prefix="forkwise-branchfs-")
+    directory, lock_fd = create_scratch_directory("branchfs")
     own = _OwnMount(
         program,
         target or f"{directory}/mount",
         os.path.abspath(storage) if storage is not None else f"{directory}/storage",
         directory,
+        lock_fd,
         is_storage_own=storage is None,
     )
     try:
+        if target is not None:
+            os.symlink(target, f"{directory}/mount")  # tells gc where to look
         for path in (own.mountpoint, own.storage):
             os.makedirs(path, exist_ok=True)
         mounted = branchfs.mount_branchfs(program, os.path.abspath(base), own.mountpoint, own.storage)
@@ -535,6 +587,7 @@ def mount_workspace(
     except BaseException:
         with suppress(OSError):
             shutil.rmtree(directory)
+        os.close(lock_fd)
         raise
     workspace._own_mount = own
     return workspace

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from forkwise.linux.trees import closing_fd, open_root, remove_tree
 
-__all__ = ["create_scratch_directory", "list_abandoned", "remove_abandoned", "scratch_directory"]
+__all__ = ["create_scratch_directory", "is_purpose", "list_abandoned", "remove_abandoned", "scratch_directory"]
 
 _NAME = re.compile(r"forkwise-scratch-[a-z]+-[A-Za-z0-9_]{8}\Z", re.ASCII)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,6 +61,11 @@ def list_abandoned() -> list[str]:
             os.close(fd)
             found.append(path)
     return found
+
+
+def is_purpose(path: str, purpose: str) -> bool:
+    """Return whether a directory of `list_abandoned` was created for a purpose."""
+    return os.path.basename(path).startswith(f"forkwise-scratch-{purpose}-")
 
 
 def remove_abandoned(path: str) -> bool:

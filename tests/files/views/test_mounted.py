@@ -441,6 +441,50 @@ class TestMount:
         [storage] = [word.rstrip(",") for word in str(warned[0].message).split() if word.endswith("storage,")]
         assert list(Path(storage).rglob("work"))
 
+    @pytest.mark.parametrize("has_branch", [False, True])
+    def test_gc_collects_that_of_a_killed_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_branch: bool
+    ) -> None:
+        """Its server and its mount outlive the process. A branch in it is dropped only on request."""
+        temporary = tmp_path / "tmp"
+        for path in (temporary, tmp_path / "base", tmp_path / "ws"):
+            path.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        program = (
+            "import os, signal; from forkwise import Workspace; "
+            f"ws = Workspace.mount({str(tmp_path / 'base')!r}, binary={install(tmp_path)!r}); "
+            f"{has_branch} and (ws.branch('left').path / 'work').write_text('x'); "
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(temporary)}, check=False)
+        [directory] = temporary.iterdir()
+        mountpoint = str(directory / "mount")
+        assert mountpoint in [m.point for m in mounts()]
+        workspace = Workspace(tmp_path / "ws")
+        name = f"temporary directory {directory}"
+        if has_branch:
+            assert (workspace.gc().removed, workspace.gc().listed) == ((), (name,))
+            assert list(directory.rglob("work"))
+        assert workspace.gc(force=has_branch).removed == (name,)
+        assert mountpoint not in [m.point for m in mounts()]
+        assert list(temporary.iterdir()) == []
+
+    def test_gc_leaves_those_in_use_and_those_that_were_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for path in (tmp_path / "tmp", tmp_path / "base", tmp_path / "ws"):
+            path.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        workspace = Workspace(tmp_path / "ws")
+        mounted_one = Workspace.mount(tmp_path / "base", binary=install(tmp_path))
+        branch = mounted_one.branch("kept").keep()
+        (branch.path / "work").write_text("done")
+        assert workspace.gc(force=True).removed == ()
+        with pytest.warns(ForkwiseWarning, match="storage"):
+            mounted_one.close()
+        assert workspace.gc(force=True).removed == ()
+        assert list((tmp_path / "tmp").rglob("work"))
+
     def test_a_base_that_does_not_exist(self, tmp_path: Path) -> None:
         with pytest.raises(MountError, match="no such base"):
             Workspace.mount(tmp_path / "nowhere", tmp_path / "mountpoint", branchfs_bin=install(tmp_path))

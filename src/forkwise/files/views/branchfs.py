@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 
 from forkwise.errors import AbortError, BranchError, BranchNotFoundError, BranchStaleError, CommitError, MountError
 from forkwise.linux.mountinfo import MountEntry, find_entry, mounts
+from forkwise.linux.syscalls import MNT_DETACH, umount2
 
 __all__ = [
     "ABORT",
@@ -26,6 +27,7 @@ __all__ = [
     "CONTROL_FILE",
     "CREATE",
     "BranchFS",
+    "detach_branchfs",
     "find_mount",
     "is_branchfs",
     "mount_branchfs",
@@ -169,6 +171,14 @@ def unmount_branchfs(binary: str, mountpoint: str, storage: str | None = None) -
     """Unmount what ``mount_branchfs`` mounted; the server exits with its last mount."""
     options = [] if storage is None else ["--storage", storage]
     _run([binary, "unmount", *options, mountpoint], f"{mountpoint} could not be unmounted")
+
+
+def detach_branchfs(mountpoint: str) -> None:
+    """Unmount a BranchFS mount whose program is not known; its server exits with its last mount."""
+    try:
+        umount2(mountpoint, MNT_DETACH)
+    except PermissionError:
+        subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False, capture_output=True)
 
 
 def _ioctl(control: int, request: int, reply: bytearray | None = None) -> bool:
