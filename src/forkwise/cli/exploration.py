@@ -406,6 +406,7 @@ def _print_commit(outcome: SpeculationOutcome, options: ExploreOptions) -> None:
             f"Committed {winner.attempt if winner else 'the combination'} as {commit.id}: {totals(commit)}.",
             "bold green",
         )
+        output.repository(commit.repository)
         output.conflicts(commit.conflicts)
         for path in commit.skipped:
             output.line(f"  skipped {path}", "yellow")

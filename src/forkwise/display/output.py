@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.gc import Collected
     from forkwise.files.store.changes import Change, Commit, Conflict, Delta
+    from forkwise.git.repository_change import RepositoryChange
     from forkwise.sandbox.doctor import Report
 
 __all__ = [
@@ -119,6 +120,16 @@ class Output:
             if number == 0:
                 self.line("This changes what your machine will run:", "bold yellow")
             self.line(f"  {path}: {executor}", "yellow")
+
+    def repository(self, sentences: Iterable[object]) -> None:
+        """Print what happened in git repositories, in one line each."""
+        for sentence in sentences:
+            self.line(f"  git: {sentence}", "cyan")
+
+    def warn_repository(self, sentences: Iterable[object]) -> None:
+        """Print what happened in git repositories to stderr, beside a diff for other programs."""
+        for sentence in sentences:
+            click.echo(f"forkwise: git: {printable(str(sentence))}", err=True)
 
     def warn_executable_config(self, paths: Iterable[tuple[str, str]]) -> None:
         """Print the paths that change what the user's machine will run to stderr, beside a diff for other programs."""
@@ -255,6 +266,11 @@ def branch_record(branch: Branch) -> dict[str, Any]:
 def change_record(change: Change) -> dict[str, Any]:
     """Return a changed path as a JSON value."""
     return asdict(change)
+
+
+def repository_records(changes: Iterable[RepositoryChange]) -> list[dict[str, Any]]:
+    """Return what was done to git repositories as a JSON value, each also as a text."""
+    return [{**asdict(change), "text": str(change)} for change in changes]
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:

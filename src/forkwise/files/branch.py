@@ -506,14 +506,16 @@ class Branch(Parent):
     def delta(self, *, ignore: Ignore | None = None) -> Delta:
         """Return the changes against the parent, without those that ``ignore`` leaves out.
 
+        What happened in git repositories is in its ``repository``.
+
         ``ignore`` is that of ``set_ignore``, and by default what was set there; ``ignore=()`` returns all changes. In a
         layered view the cost depends on the size of the changes only; a view that keeps a whole tree is walked.
         """
-        from forkwise.files.versions import find_executables  # noqa: PLC0415 - loaded on use
+        from forkwise.files.versions import find_executables, read_repositories  # noqa: PLC0415 - loaded on use
 
         with self._lock():
             scan = self._scan_kept(ignore)
-            return scan.delta(find_executables(self, scan))
+            return scan.delta(find_executables(self, scan), read_repositories(self, scan))
 
     def diff(self, *, ignore: Ignore | None = None) -> str:
         """Return the changes as a unified diff that ``git apply`` and ``patch -p1`` accept; ``ignore`` as in delta."""
@@ -524,11 +526,11 @@ class Branch(Parent):
             return unified(file_diffs(versions, self._scan_kept(ignore)))
 
     def _scan_kept(self, ignore: Ignore | None) -> Scan:
-        """Scan the changes that ``ignore``, or what was set, does not leave out. Called under the lock."""
-        from forkwise.files.versions import find_ignored  # noqa: PLC0415 - loaded on use
+        """Scan the changed files that ``ignore``, or what was set, does not leave out. Called under the lock."""
+        from forkwise.files.versions import drop_repositories, find_ignored  # noqa: PLC0415 - loaded on use
 
         check_ignore(ignore)
-        scan = self._scan()
+        scan = drop_repositories(self, self._scan())
         return scan.without(find_ignored(self, scan, self.ignore if ignore is None else ignore))
 
     def _scan(self) -> Scan:

@@ -6,6 +6,7 @@ The steps are applied by the journal, through ``store.transaction``; a commit is
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -32,8 +33,9 @@ from forkwise.files.store.state import locked
 from forkwise.files.store.state_root import is_state_path, list_known_roots
 from forkwise.files.store.transaction import Transaction, as_commit_error
 from forkwise.files.store.trash import deferred, discard, run_later
-from forkwise.files.versions import find_executables, find_ignored
+from forkwise.files.versions import Versions, find_executables, find_ignored
 from forkwise.git.executable_config import check_executable_config
+from forkwise.git.repository_change import RepositoryMerge, find_repository_paths
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import filesystem_magic
 
@@ -80,6 +82,13 @@ def commit_branch(
                     ignore=ignore if branch.parent is branch.workspace else None,
                 )
                 break
+            except _RepositoryMovedError:
+                if not tries_left:
+                    raise CommitError(
+                        f"{failed}, nothing was changed: a git command changed the repository at every try. Wait until "
+                        "it has ended, and commit again",
+                        branch=branch.name,
+                    ) from None
             except _InterferenceError as error:
                 # On the next try the change by the other process is an ordinary conflict.
                 if on_conflict == "refuse" or not tries_left:
@@ -98,6 +107,10 @@ def commit_branch(
             stacklevel=4,
         )
     return record.commit()
+
+
+class _RepositoryMovedError(Exception):
+    """A git command changed the repository after its merge was worked out; nothing was changed by the commit."""
 
 
 class _InterferenceError(Exception):
@@ -129,12 +142,14 @@ def _try_commit(
     try:
         whole = branch._scan()
         ignored = find_ignored(branch, whole, ignore)
+        merge = _merge_repositories(branch, info, whole)
+        executors = _check_executables(branch, whole.without(ignored), allow=allow)
+        ignored |= merge.left
         scan = whole.without(ignored)
         if not trust:
             check_trust(branch, info, scan)
         _check_mounts(branch, whole)
         check_reserved(branch, [e.path for e in scan.entries] + [t.path for t in scan.touched if t.is_changed])
-        executors = _check_executables(branch, scan, allow=allow)
         resolution = _Resolution(branch, info, scan, on_conflict, rebased=rebased)
         resolution.leave(whole, ignored)
         # Not over another layer: that is about to change, and no view of it may be left.
@@ -150,7 +165,7 @@ def _try_commit(
         raise
     try:
         checks = rebased or on_conflict != "ours"
-        record = _run_commit(branch, info, resolution, executors, moves=is_still, durable=durable, checks=checks)
+        record = _run_commit(branch, info, resolution, executors, merge, moves=is_still, durable=durable, checks=checks)
     except BaseException as error:
         _close(held)  # now, because the view may be mounted again
         if isinstance(error, ConflictError):
@@ -158,6 +173,39 @@ def _try_commit(
         raise
     run_later(lambda: _close(held))
     return record
+
+
+def _merge_repositories(branch: Branch, info: BranchInfo, scan: Scan) -> RepositoryMerge:
+    """Work out how the branch's work in git repositories is merged. A commit into another branch takes it as files."""
+    directories = [touched.path for touched in scan.touched]
+    target = branch.workspace.target
+    found = find_repository_paths(target, [*(e.path for e in scan.entries), *directories])
+    if branch.parent is not branch.workspace or not found:
+        return RepositoryMerge()
+    from forkwise.git.repository_merge import merge_repositories  # noqa: PLC0415 - loaded on use
+
+    forked = info.forked_at_earliest
+
+    def is_unchanged(entry: Entry) -> bool:
+        # A rebase sets the time of the fork anew, so after one nobody can tell.
+        is_older = entry.old is not None and scan.rolled_back.ctime(entry.old) < forked
+        return is_older and not entry.appeared and not info.rebased
+
+    def open_versions() -> Versions:
+        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
+
+    merge = merge_repositories(
+        target,
+        scan.entries,
+        open_versions,
+        label=re.sub(r"[^A-Za-z0-9_-]+", "-", branch.name).strip("-") or "branch",
+        scratch=branch.home,
+        is_unchanged=is_unchanged,
+        conflicts=[c.path for c in (*unresolved(info, scan), *find_conflicts(scan, forked))],
+    )
+    if merge.left:
+        merge.left |= found & set(directories)
+    return merge
 
 
 def _close(fd: int) -> None:
@@ -337,7 +385,6 @@ class _Resolution:
         on_conflict: OnConflict,
     ) -> None:
         from forkwise.files.rebase import merge_conflicts  # noqa: PLC0415 - rarely needed
-        from forkwise.files.versions import Versions  # noqa: PLC0415
 
         with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
             same = [c for c in found if c.path in entries and versions.is_same(entries[c.path])]
@@ -361,6 +408,7 @@ def _run_commit(
     info: BranchInfo,
     resolution: _Resolution,
     executors: dict[str, str],
+    merge: RepositoryMerge,
     *,
     moves: bool,
     durable: bool,
@@ -406,6 +454,14 @@ def _run_commit(
         record = _record(branch, resolution, plan, transaction, durable)
         record.root = info.root
         record.executable_config = [(p, executor) for p, executor in executors.items() if p not in resolution.dropped]
+        record.repository, record.sentences = merge.done, merge.sentences
+        if merge.contents:
+            runs, removed = transaction.fill_contents(merge.contents)
+            record.runs += runs
+            plan.removed += removed
+            transaction.lock(merge.locks)
+            if not merge.is_current(parent.target):
+                raise _RepositoryMovedError
         with LayerDirectories(branch.target) as directories:
             record.marks = read_marks(directories, marked)
 

@@ -58,7 +58,9 @@ def record_bases(branch: Branch) -> Delta:
     with branch._lock():
         scan = branch._scan_kept(None)
         record_scanned_bases(branch, scan)
-        return scan.delta()
+        from forkwise.files.versions import read_repositories  # noqa: PLC0415 - that imports this module
+
+        return scan.delta(repository=read_repositories(branch, scan))
 
 
 def record_scanned_bases(branch: Branch, scan: Scan) -> None:

@@ -23,6 +23,7 @@ from forkwise.files.store.state import Lock, locked
 from forkwise.files.store.trash import discard
 from forkwise.files.undo import Restored, records_of
 from forkwise.files.versions import Versions, find_ignored
+from forkwise.git.repository_change import find_repository_paths, is_data, list_repositories
 from forkwise.linux.process_id import boot_id
 from forkwise.linux.syscalls import RENAME_EXCHANGE, renameat2
 from forkwise.linux.trees import copy_entry, join, open_directory, open_root, remove_tree, writable
@@ -148,6 +149,8 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
                 [c for c in conflicts if c.path not in entries or not versions.is_same(entries[c.path])]
                 for conflicts in (found, old)
             )
+            if branch.parent is branch.workspace:
+                found, old = (_without_git_data(branch, conflicts) for conflicts in (found, old))
             if branch._commits_into_layer:
                 found = _with_commits(found, active_commits(parent.state_dir, info.generation))
             else:
@@ -163,7 +166,15 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             _rebase_tree(branch, info, scan, merged, settled, lock)
         else:
             _rebase_layer(branch, info, scan, merged, settled, lock)
+    ignored |= find_repository_paths(branch.workspace.target, (c.path for c in left))
     return Rebase(tuple(sorted(set(merged) - ignored)), tuple(c for c in left if c.path not in ignored))
+
+
+def _without_git_data(branch: Branch, found: list[Conflict]) -> list[Conflict]:
+    """Drop the conflicts on what git keeps in repositories: the commit merges it, whatever both sides did."""
+    repositories = list_repositories(branch.workspace.target, (c.path for c in found))
+    data = {path for paths in repositories.values() for path, inside in paths.items() if not inside or is_data(inside)}
+    return [c for c in found if c.path not in data]
 
 
 def _with_commits(found: list[Conflict], records: list[Record] | None) -> list[Conflict]:

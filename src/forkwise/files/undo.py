@@ -25,8 +25,10 @@ from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.record import Record, RolledBack
 from forkwise.files.store.scan import user_attributes
 from forkwise.files.store.state import StateDir, locked
-from forkwise.files.store.transaction import Transaction, as_commit_error, check_root, recover
+from forkwise.files.store.transaction import FIRST_CONTENT_SLOT, Transaction, as_commit_error, check_root, recover
+from forkwise.git.repository_change import RepositoryMerge
 from forkwise.linux.process_id import ProcessId
+from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 
+_TRIES = 3  # if git commands change a repository meanwhile
 _KINDS: dict[CommitKind, CommitKind] = {"commit": "undo", "undo": "redo", "redo": "undo"}
 
 
@@ -63,7 +66,7 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         records = records_of(state_dir)
         record = _find_record(state_dir, records, number)
         check_root(record, workspace.target, f"commit {record.number} was not undone, nothing was changed")
-        runs, metas = invert(record.runs, record.metas)
+        runs, metas = invert(_without_contents(record.runs), record.metas)
         restored = Restored(state_dir, records, record.number)
         finished = _finish_time(state_dir, record)
         during = [(r.started, _finish_time(state_dir, r)) for r in records if r.number >= record.number and r.started]
@@ -80,6 +83,12 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
         return _run_undo(workspace, record, runs, metas, target.removed).commit()
 
 
+def _without_contents(runs: list[Run]) -> list[Run]:
+    """Return the steps without those in git repositories: these are not inverted, but worked out anew."""
+    found = [Run(r.directory, [s for s in r.steps if int(s.slot or 0) < FIRST_CONTENT_SLOT]) for r in runs]
+    return [run for run in found if run.steps]
+
+
 def _run_undo(
     workspace: Workspace, undone: Record, runs: list[Run], metas: list[Meta], removed: list[OldEntry]
 ) -> Record:
@@ -87,6 +96,43 @@ def _run_undo(
     state_dir = workspace.state_dir
     slots = state_dir.beneath(undone.side)
     failure = f"commit {undone.number} was not undone"
+    for tries_left in reversed(range(_TRIES)):
+        merge = _revert_repositories(workspace, undone)
+        try:
+            return _apply_undo(workspace, undone, runs, metas, removed, merge, slots, failure)
+        except _RepositoryMovedError:
+            if not tries_left:
+                raise CommitError(
+                    f"{failure}, nothing was changed: a git command changed the repository at every try. Wait until it "
+                    "has ended, and try again"
+                ) from None
+    raise AssertionError("the last try returns or raises")
+
+
+class _RepositoryMovedError(Exception):
+    """A git command changed the repository after it was worked out how to revert it; nothing was changed."""
+
+
+def _revert_repositories(workspace: Workspace, undone: Record) -> RepositoryMerge:
+    if not undone.repository:
+        return RepositoryMerge()
+    from forkwise.git.repository_merge import revert_repositories  # noqa: PLC0415 - loaded on use
+
+    with scratch_directory("git") as scratch:
+        return revert_repositories(workspace.target, undone.repository, _KINDS[undone.kind], scratch)
+
+
+def _apply_undo(
+    workspace: Workspace,
+    undone: Record,
+    runs: list[Run],
+    metas: list[Meta],
+    removed: list[OldEntry],
+    merge: RepositoryMerge,
+    slots: str,
+    failure: str,
+) -> Record:
+    state_dir = workspace.state_dir
     with Transaction(state_dir, workspace.target, undone.branch, side=slots, failure=failure) as transaction:
         side = undone.side
         if transaction.stage:
@@ -106,12 +152,20 @@ def _run_undo(
             stage=transaction.stage,
             undoes=undone.number,
             root=undone.root,
-            runs=runs,
+            runs=list(runs),
             metas=metas,
             added=undone.deleted,
             changed=undone.changed,
             deleted=undone.added,
         )
+        record.repository, record.sentences = merge.done, merge.sentences
+        if merge.contents:
+            more, replaced = transaction.fill_contents(merge.contents)
+            record.runs += more
+            removed = [*removed, *replaced]
+            transaction.lock(merge.locks)
+            if not merge.is_current(workspace.target):
+                raise _RepositoryMovedError
         uses_layer = any(not s.slot and s.code in ("put", "swap", "take") for run in runs for s in run.steps)
         layer = state_dir.beneath(undone.layer or "") if uses_layer else None
         transaction.run(record, layer, removed=removed)

@@ -19,6 +19,7 @@ from forkwise.errors import BranchError
 from forkwise.files.old_versions import record_scanned_bases
 from forkwise.files.store.overlayfs import Lower
 from forkwise.files.store.state import locked
+from forkwise.git.repository_change import find_repository_paths
 from forkwise.linux.trees import open_directory, open_root
 from forkwise.text.diff import LIMIT, FileDiff, FileVersion, edits, is_text, lines_of, unified
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forkwise.files.store.changes import ChangeKind, Delta
     from forkwise.files.store.scan import Entry, Scan
     from forkwise.git.ignore_rules import Ignore
+    from forkwise.git.repository_change import RepositoryChange
 
 __all__ = [
     "ChangedFiles",
@@ -36,11 +38,13 @@ __all__ = [
     "compare",
     "count_changed_lines",
     "diff_between",
+    "drop_repositories",
     "file_diffs",
     "find_executables",
     "find_ignored",
     "list_ignored_tops",
     "read_changes",
+    "read_repositories",
 ]
 
 
@@ -78,6 +82,17 @@ class Versions:
         with self._lower.directory(entry.directory) as directory:
             holder = directory.holder(entry.name)
             return b"" if holder is None else _read(holder, entry.name)
+
+    def link(self, entry: Entry, target: str) -> None:
+        """Give the branch's file another name at ``target``, on its own filesystem; copy it if that is not possible."""
+        fd = open_directory(self._layer, entry.directory, os.O_PATH)
+        try:
+            os.link(entry.name, target, src_dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            with open(target, "wb") as file:
+                file.write(_read(fd, entry.name))
+        finally:
+            os.close(fd)
 
     def is_same(self, entry: Entry) -> bool:
         """Return whether both sides have the same type, mode and content."""
@@ -147,7 +162,7 @@ def read_changes(branch: Branch, *, listed: int, files: int, size: int, file_siz
         touched = [directory for directory in scan.touched if directory.is_changed]
         entries = nsmallest(listed, scan.entries, key=lambda e: (e.old is None, e.path.count("/"), e.path))
         first = replace(scan, entries=entries, touched=touched[: listed - len(entries)])
-        delta = first.delta(find_executables(branch, first, thorough=False))
+        delta = first.delta(find_executables(branch, first, thorough=False), read_repositories(branch, scan))
         bounds = _Bounds(files, size, file_size)
         found = []
         with Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes) as versions:
@@ -193,7 +208,8 @@ def count_changed_lines(branch: Branch, max_files: int) -> tuple[list[ChangedLin
         stack.enter_context(locked(branch.state_dir.state))
         branch._recover()
         versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
-        found = sorted((e for e in branch._scan().entries if _is_file(e.old) or _is_file(e.new)), key=lambda e: e.path)
+        scan = drop_repositories(branch, branch._scan())
+        found = sorted((e for e in scan.entries if _is_file(e.old) or _is_file(e.new)), key=lambda e: e.path)
         return [_count_lines(entry, versions) for entry in found[:max_files]], len(found)
 
 
@@ -221,6 +237,35 @@ def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> di
         return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
 
     return find_executable_config(branch, scan, open_versions, thorough=thorough)
+
+
+def drop_repositories(branch: Branch, scan: Scan) -> Scan:
+    """Return the scan without entries of git repositories, which it has in ``repository``.
+
+    What makes git run something, such as a hook, stays: the user has to see it.
+    """
+    paths = find_repository_paths(
+        branch.workspace.target, [*(e.path for e in scan.entries), *(t.path for t in scan.touched)]
+    )
+    if not paths:
+        return scan
+    entries = [e for e in scan.entries if e.path in paths]
+    shown = find_executables(branch, replace(scan, entries=entries, touched=[]))
+    found = scan.without(paths - shown.keys())
+    found.repository = entries
+    return found
+
+
+def read_repositories(branch: Branch, scan: Scan) -> tuple[RepositoryChange, ...]:
+    """Return what a branch did to git repositories, from a scan without their entries."""
+    if not scan.repository:
+        return ()
+    from forkwise.git.repository_change import read_repository_changes  # noqa: PLC0415 - loaded on use
+
+    def open_versions() -> Versions:
+        return Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes)
+
+    return read_repository_changes(branch.workspace.target, scan.repository, open_versions)
 
 
 def find_ignored(branch: Branch, scan: Scan, ignore: Ignore | None) -> set[str]:
@@ -317,7 +362,7 @@ def compare(first: Branch, second: Branch) -> str:
 def _changes(branch: Branch, stack: ExitStack) -> Iterator[FileDiff]:
     branch._recover()
     versions = stack.enter_context(Versions(branch.target, branch.parent.lowers, branch.view_kind.mark_prefixes))
-    scan = branch._scan()
+    scan = drop_repositories(branch, branch._scan())
     return file_diffs(versions, scan.without(find_ignored(branch, scan, branch.ignore)))
 
 

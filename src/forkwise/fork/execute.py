@@ -307,5 +307,7 @@ def _note_no_change(attempt: Attempt) -> None:
     if branch is None or branch.view_kind.native:
         return
     with suppress(BranchingError, OSError):
-        attempt.no_change = not branch.delta() and (around is None or around.no_change is True)
+        delta = branch.delta()
+        has_changed = bool(len(delta) or delta.repository)
+        attempt.no_change = not has_changed and (around is None or around.no_change is True)
         attempt.facts["no_change"] = attempt.no_change or None

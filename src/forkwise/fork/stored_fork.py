@@ -20,6 +20,7 @@ from forkwise.errors import BranchError, BranchNotFoundError, CommitError, Forkw
 from forkwise.files.branch import Branch
 from forkwise.files.old_versions import commit_files, version_at
 from forkwise.files.store.branch_info import BranchInfo
+from forkwise.files.store.changes import Delta
 from forkwise.files.undo import history
 from forkwise.files.versions import changed_files, diff_between
 from forkwise.ledger.sqlite import open_ledger
@@ -29,6 +30,7 @@ from forkwise.text.diff import FileDiff
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit
     from forkwise.files.workspace import Workspace
+    from forkwise.git.repository_change import RepositoryChange
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord
 
@@ -229,6 +231,7 @@ class ComparedSide:
     files: Sequence[FileDiff]
     executable_config: tuple[tuple[str, str], ...] = ()
     stored: StoredChanges | None = None
+    repository: tuple[RepositoryChange, ...] = ()
 
 
 def load_side(ledger: Ledger, workspace: Workspace, name: str) -> ComparedSide:
@@ -247,9 +250,16 @@ def load_side(ledger: Ledger, workspace: Workspace, name: str) -> ComparedSide:
         attempt = ledger.attempt(name)
         fork = ledger.fork(attempt.fork)
         return _load_stored(ledger, fork, attempt, fork.generation)
-    executable = () if branch.view_kind.native else branch.delta().executable_config
+    delta = Delta(()) if branch.view_kind.native else branch.delta()
     generation = 0 if branch.view_kind.native else BranchInfo.load(branch.home).generation
-    return ComparedSide(branch.parent.branch_path, branch.branch_path, generation, changed_files(branch), executable)
+    return ComparedSide(
+        branch.parent.branch_path,
+        branch.branch_path,
+        generation,
+        changed_files(branch),
+        delta.executable_config,
+        repository=delta.repository,
+    )
 
 
 def _load_stored(ledger: Ledger, fork: ForkRecord, attempt: AttemptRecord, generation: int) -> ComparedSide:
@@ -259,7 +269,10 @@ def _load_stored(ledger: Ledger, fork: ForkRecord, attempt: AttemptRecord, gener
         error.add_note(f"What {attempt.id} changed is not in the ledger: it never ran, or an older forkwise ran it.")
         raise error
     name = f"{fork.origin}/{attempt.branch}"
-    return ComparedSide(fork.origin, name, generation, stored.files, stored.delta.executable_config, stored)
+    delta = stored.delta
+    return ComparedSide(
+        fork.origin, name, generation, stored.files, delta.executable_config, stored, repository=delta.repository
+    )
 
 
 def _load_commit(ledger: Ledger, workspace: Workspace, number: int) -> ComparedSide:

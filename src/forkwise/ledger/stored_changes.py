@@ -14,13 +14,14 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from forkwise.errors import LedgerError
 from forkwise.files.store.changes import Change, ChangeKind, Delta, EntryType
 from forkwise.files.versions import ChangedFiles, read_changes
+from forkwise.git.repository_change import ReferenceChange, RepositoryChange
 from forkwise.text.diff import FileDiff, FileVersion, is_text
 from forkwise.text.redaction import process_redactor
 
@@ -146,6 +147,7 @@ def _encode(found: ChangedFiles) -> bytes:
         "format": _FORMAT,
         "changes": [[c.path, c.kind, c.type, c.size, c.mode, c.executor] for c in found.delta],
         "files": [[file.path, pack(file.old), pack(file.new)] for file in found.files],
+        "repository": [asdict(change) for change in found.delta.repository],
         "unlisted": found.unlisted,
         "is_redacted": is_redacted,
     }
@@ -162,7 +164,8 @@ def _decode(content: bytes) -> StoredChanges:
     unlisted = document["unlisted"]
     if type(unlisted) is not int or unlisted < 0:
         raise ValueError("its number of further paths is none")
-    return StoredChanges(Delta(changes), files, unlisted, document["is_redacted"] is True)
+    repository = tuple(_load_repository(**row) for row in document.get("repository", ()))
+    return StoredChanges(Delta(changes, repository), files, unlisted, document["is_redacted"] is True)
 
 
 def _load_change(path: Any, kind: Any, type_: Any, size: Any, mode: Any, executor: Any) -> Change:
@@ -171,6 +174,16 @@ def _load_change(path: Any, kind: Any, type_: Any, size: Any, mode: Any, executo
     if not (isinstance(path, str) and isinstance(executor, str)):
         raise ValueError("a path in it is none")
     return Change(path, kind, type_, size, mode, executor)
+
+
+def _load_repository(references: Any, **fields: Any) -> RepositoryChange:
+    found = RepositoryChange(references=tuple(ReferenceChange(**row) for row in references), **fields)
+    for reference in found.references:
+        if not (type(reference.name) is str and type(reference.commits) is int):
+            raise ValueError("a reference in it is none")
+    if not (type(found.path) is type(found.problem) is str and type(found.stashes) is int):
+        raise ValueError("a repository in it is none")
+    return found
 
 
 def _load_files(rows: Any, rest: bytes) -> Iterator[FileDiff]:

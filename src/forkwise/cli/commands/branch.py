@@ -17,6 +17,7 @@ from forkwise.display.output import (
     command_line,
     commit_record,
     conflict_record,
+    repository_records,
     size_text,
     totals,
 )
@@ -150,16 +151,25 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
     if not stat and not output.as_json:
         output.diff(found.diff())
         if not found.view_kind.native:  # whose trees would have to be compared again
-            output.warn_executable_config(found.delta().executable_config)
+            delta = found.delta()
+            output.warn_executable_config(delta.executable_config)
+            output.warn_repository(delta.repository)
         return
     delta = found.delta()
     if output.as_json:
-        output.document({"branch_path": found.branch_path, "changes": [change_record(change) for change in delta]})
+        output.document(
+            {
+                "branch_path": found.branch_path,
+                "changes": [change_record(change) for change in delta],
+                "repository": repository_records(delta.repository),
+            }
+        )
         return
     if delta:
         rows = [(MARKS[c.kind], c.path, c.type, "" if c.kind == "deleted" else size_text(c.size)) for c in delta]
         output.table(("", "path", "type", "size"), rows)
         output.executable_config(delta.executable_config)
+    output.repository(delta.repository)
     output.line(f"{totals(delta)}.")
 
 
@@ -195,6 +205,7 @@ def commit(
         return
     output.line(f"Committed {result.branch} as {result.id}: {totals(result)}.", "bold")
     output.changes({"added": result.added, "changed": result.changed, "deleted": result.deleted})
+    output.repository(result.repository)
     output.conflicts(result.conflicts)
     for skipped_path in result.skipped:
         output.line(f"  skipped {skipped_path}", "yellow")

@@ -83,6 +83,7 @@ def pick(
 def _print_commit(commit: Commit, title: str, directory: Path, output: Output) -> None:
     output.line(f"{title} as {commit.id}: {totals(commit)}.", "bold green")
     output.changes({"added": commit.added, "changed": commit.changed, "deleted": commit.deleted})
+    output.repository(commit.repository)
     output.conflicts(commit.conflicts)
     for path in commit.skipped:
         output.line(f"  skipped {path}", "yellow")

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
-from forkwise.display.output import Output, change_record, command_line, executable_records, size_text
+from forkwise.display.output import (
+    Output,
+    change_record,
+    command_line,
+    executable_records,
+    repository_records,
+    size_text,
+)
 from forkwise.errors import ForkwiseWarning
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import redact
@@ -207,6 +214,7 @@ def _show_attempt(
             "command": None if attempt.command is None else [redact(word) for word in attempt.command],
             "branch": None if branch is None else branch.branch_path,
             "changes": None if delta is None else [change_record(change) for change in delta],
+            "repository": [] if delta is None else repository_records(delta.repository),
             "unlisted": 0 if stored is None else stored.unlisted,
             "started": _iso(attempt.started),
             "ended": _iso(attempt.ended),
@@ -261,6 +269,7 @@ def _print_changes(delta: Delta | None, output: Output) -> None:
     if delta is not None:
         output.line("changes:" if delta else "changes:    none")
         output.changes({"added": delta.added, "changed": delta.changed, "deleted": delta.deleted})
+        output.repository(delta.repository)
 
 
 def _print_tests(attempt: AttemptRecord, output: Output) -> None:
@@ -478,6 +487,7 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
                 "to": new.name,
                 "diff": text,
                 "executable_config": executable_records(new.executable_config),
+                "repository": repository_records(new.repository),
                 "stored": bool(stored),
                 "left_out": [path for _, changes in stored for path in changes.without_content],
                 "unlisted": sum(changes.unlisted for _, changes in stored),
@@ -487,6 +497,7 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
         return
     output.diff(text)
     output.warn_executable_config(new.executable_config)
+    output.warn_repository(new.repository)
     for name, changes in stored:
         if changes.left_out:
             _warn(f"of {name}, the ledger does not have {changes.left_out}: there was too much, or too large")

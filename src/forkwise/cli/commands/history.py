@@ -91,6 +91,7 @@ def undo(number: int | None, directory: Path, output: Output) -> None:
         return
     output.line(f"Undid {commit.undoes} as {commit.id}: {totals(commit)}.", "bold")
     output.changes({"added": commit.added, "changed": commit.changed, "deleted": commit.deleted})
+    output.repository(commit.repository)
     output.line(f"Redo with: {command_line(directory, 'undo', str(commit.undo_id))}")
 
 

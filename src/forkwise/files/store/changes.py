@@ -6,7 +6,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from forkwise.git.repository_change import RepositoryChange
 
 __all__ = [
     "Change",
@@ -47,10 +50,14 @@ class Change:
 class Delta:
     """All changes of a branch against its parent, sorted by path.
 
+    They are about files. What the branch did to git repositories of the workspace is in ``repository``, one value for
+    each; of a repository's own directory ``changes`` has only what makes git run something, such as hooks.
+
     Names that are not UTF-8 are decoded as Python does everywhere (``os.fsdecode``).
     """
 
     changes: tuple[Change, ...]
+    repository: tuple[RepositoryChange, ...] = ()
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self.changes)
@@ -124,6 +131,7 @@ class Commit:
 
     ``conflicts`` are those that ``on_conflict`` decided, ``skipped`` the FIFOs, sockets and devices that were left
     out, ``executable_config`` the paths that change what the user's machine will run, each with what runs or reads it.
+    ``repository`` says, in a sentence each, what was done in the workspace's git repositories.
     ``Workspace.undo`` takes its ``id``; ``undoes`` and ``undone_by`` link an undo and the commit that it undid.
     A commit by the workspace's own filesystem (BranchFS, DaxFS) has a ``note``: it cannot be undone and lists no paths.
     """
@@ -142,6 +150,7 @@ class Commit:
     durable: bool = True
     note: str = ""
     executable_config: tuple[tuple[str, str], ...] = ()
+    repository: tuple[str, ...] = ()
 
     @property
     def undo_id(self) -> int:

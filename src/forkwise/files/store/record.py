@@ -62,6 +62,10 @@ _SIDE = re.compile(r"history/([0-9]{1,15})\Z", re.ASCII)
 _LAYER = re.compile(r"(?:history/([0-9]{1,15})/home/layer)?\Z", re.ASCII)
 _STAGE_NAME = re.compile(r"\.forkwise-stage-[0-9a-f]{8}\Z", re.ASCII)
 
+_REFERENCE = re.compile(r"(?:HEAD|refs/[^\x00-\x20\x7f]+|file:[A-Z_]+)\Z")
+_VALUE = re.compile(r"(?:[0-9a-f]{40,64}|refs/[^\x00-\x20\x7f]+)\Z")
+_ENTRY = re.compile(r"[0-7]{6} [0-9a-f]{40,64}\Z")
+
 #: The directory in a branch's home that may be prepared for the record of its commit.
 RECORD_DIRECTORY = "commit"
 
@@ -78,7 +82,8 @@ class Record:
     inside the target that replaces ``side`` during a commit to another filesystem. ``marks`` are the overlay marks of
     entries in the layer that lose or change some by the commit. ``started`` is the time by the filesystem's clock
     before the first step; ``finished`` returns the time after the last one. ``root`` is the workspace's directory; None
-    if the target is a branch.
+    if the target is a branch. ``repository`` is what was done in git repositories, for an undo, ``sentences`` the same
+    for the user.
     """
 
     number: int
@@ -102,6 +107,8 @@ class Record:
     started: int = 0
     root: RootIdentity | None = None
     executable_config: list[tuple[str, str]] = field(default_factory=list)
+    repository: list[dict[str, Any]] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
 
     def commit(self, undone_by: int | None = None) -> Commit:
         """Return the commit as a public value."""
@@ -119,6 +126,7 @@ class Record:
             undone_by=undone_by,
             durable=self.durable,
             executable_config=tuple((path, executor) for path, executor in self.executable_config),
+            repository=tuple(self.sentences),
         )
 
     def times(self) -> Times:
@@ -254,7 +262,30 @@ def _parse(data: dict[str, Any], number: int) -> Record:
     for path, executor in check_type(record.executable_config, list, "executable configuration"):
         check_text(path, "path")
         check_text(executor, "executor")
+    for sentence in check_type(record.sentences, list, "sentences"):
+        check_text(sentence, "sentence")
+    for one in check_type(record.repository, list, "repositories"):
+        _check_repository(check_type(one, dict, "repository"))
     return record
+
+
+def _check_repository(found: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless what was done in a repository is possible."""
+    check_path(found["directory"], "repository")
+    check_text(found["label"], "label")
+    for name, *sides in check_type(found["references"], list, "references"):
+        if not _REFERENCE.match(check_text(name, "reference")) or ".." in name or len(sides) != 2:
+            raise ValueError("it has a reference with a name that is not possible")
+        is_file = name.startswith("file:")
+        if not all(side is None or is_file or _VALUE.match(check_text(side, "id")) for side in sides):
+            raise ValueError("it has a reference with a value that is not possible")
+    for path, *entries in check_type(found["index"], list, "entries"):
+        check_path(path, "path")
+        for entry in entries:
+            if entry is not None and not _ENTRY.match(" ".join(map(str, entry))):
+                raise ValueError("it has an entry of the index that is not possible")
+    for line in check_type(found["stashes"], list, "stashes"):
+        check_text(line["drop"] if isinstance(line, dict) else line, "stash")
 
 
 def is_stage(name: object) -> bool:

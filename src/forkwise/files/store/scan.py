@@ -35,6 +35,7 @@ from forkwise.linux.trees import join, open_directory, open_root, proc_path
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import Base
+    from forkwise.git.repository_change import RepositoryChange
 
 __all__ = [
     "Entry",
@@ -132,7 +133,8 @@ class Scan:
     that a commit leaves out (``specials``). ``mark_files`` are the files of fuse-overlayfs itself, ``mounted`` changed
     directories on which another filesystem is mounted in the parent, ``moved`` files that were copied from the parent
     under another name, ``appeared`` directories that the parent did not have at the fork. ``rolled_back`` corrects
-    ctimes in the parent that a rollback has set.
+    ctimes in the parent that a rollback has set. ``repository`` are entries of git repositories, once ``entries`` are
+    without them.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -145,6 +147,7 @@ class Scan:
     moved: list[str] = field(default_factory=list)
     appeared: list[str] = field(default_factory=list)
     rolled_back: RolledBack = field(default_factory=RolledBack)
+    repository: list[Entry] = field(default_factory=list)
 
     def without(self, paths: Collection[str]) -> Scan:
         """Return the scan without some paths, for everything but planning a commit."""
@@ -161,7 +164,7 @@ class Scan:
             specials=[path for path in self.specials if not _is_beneath(path, paths)],
         )
 
-    def delta(self, executors: Mapping[str, str] | None = None) -> Delta:
+    def delta(self, executors: Mapping[str, str] | None = None, repository: tuple[RepositoryChange, ...] = ()) -> Delta:
         """Return the changes as a public value, with the ``executors`` of executable configuration by path."""
         changes = [e.change() for e in self.entries]
         if executors:
@@ -171,7 +174,7 @@ class Scan:
             for t in self.touched
             if t.is_changed
         ]
-        return Delta(tuple(sorted(changes, key=lambda c: c.path)))
+        return Delta(tuple(sorted(changes, key=lambda c: c.path)), repository)
 
 
 def _is_beneath(path: str, paths: Collection[str]) -> bool:

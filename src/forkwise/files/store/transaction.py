@@ -7,21 +7,29 @@ state directory.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import secrets
+import stat
+import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, StateError
-from forkwise.files.store.interference import find_interference, find_waiting
+from forkwise.files.store.document import check_path, check_text, check_type
+from forkwise.files.store.interference import OldEntry, find_interference, find_waiting
 from forkwise.files.store.journal import (
+    JournalStep,
     Meta,
+    Run,
     Slots,
+    StepCode,
     apply_steps,
     revert_steps,
     set_metas,
@@ -44,18 +52,23 @@ from forkwise.files.store.record import (
 from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.lease import Leases
-from forkwise.linux.trees import copy_entry, open_directory, open_root, remove_tree
+from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Conflict
     from forkwise.files.store.commit_plan import Plan
-    from forkwise.files.store.interference import OldEntry
 
-__all__ = ["Transaction", "as_commit_error", "check_root", "recover"]
+__all__ = ["FIRST_CONTENT_SLOT", "Transaction", "as_commit_error", "check_root", "recover"]
 
 _STAGE = ".forkwise-stage-"
 _MTIME = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _LOST_LAYER = "lost-layer"
+_LOCKS = "locks.json"
+_LOCK_TRIES = 100
+_LOCK_PAUSE_S = 0.02
+
+#: Slots with contents that the transaction itself wrote have this number or a higher one.
+FIRST_CONTENT_SLOT = 10**15
 
 
 class Transaction:
@@ -89,6 +102,7 @@ class Transaction:
         self.failure = failure or f"{branch} was not committed"
         self.stage: str | None = None
         self.record: Record | None = None
+        self.has_locks = False
 
     def __enter__(self) -> Transaction:
         try:
@@ -160,6 +174,97 @@ class Transaction:
             os.close(source)
             os.close(side)
 
+    def fill_contents(self, contents: Mapping[str, bytes | None]) -> tuple[list[Run], list[OldEntry]]:
+        """Write new contents of files into slots; return the steps that exchange them, and the entries these remove.
+
+        None removes a file. Files below a directory that the target does not have enter together with that.
+        """
+        runs: list[Run] = []
+        removed: list[OldEntry] = []
+        numbers = count(FIRST_CONTENT_SLOT + self.number * 1_000_000)
+        target, side = open_root(self.target), open_root(self.side)
+        try:
+            for path, files in _group_by_entry(target, contents).items():
+                directory, _, name = path.rpartition("/")
+                fd = open_directory(target, directory)
+                try:
+                    old = _stat(fd, name)
+                    slot = str(next(numbers))
+                    if files == {"": None}:
+                        if old is not None:
+                            step = JournalStep("take", name, slot, 0, old.st_ino)
+                        else:
+                            continue
+                    else:
+                        new = _write_slot(side, slot, files, old or os.stat(".", dir_fd=fd), is_new=old is None)
+                        held = (
+                            None
+                            if old or not stat.S_ISDIR(new.st_mode)
+                            else ([stat.S_IMODE(new.st_mode), new.st_mtime_ns], None)
+                        )
+                        code: StepCode = "put" if old is None else "swap"
+                        step = JournalStep(code, name, slot, new.st_ino, old.st_ino if old else 0, held=held)
+                finally:
+                    os.close(fd)
+                if old is not None:
+                    step.changed, step.dated = (0, old.st_ctime_ns), old.st_mtime_ns
+                    removed.append(OldEntry(directory, step, old))
+                runs.append(Run(directory, [step]))
+        finally:
+            os.close(target)
+            os.close(side)
+        return runs, removed
+
+    def lock(self, paths: Sequence[str]) -> None:
+        """Create git's lock files in the target, until the transaction ends, also if this process is killed.
+
+        Raises CommitError if a lock exists and does not go away.
+        """
+        token = f"forkwise {os.getpid()} {secrets.token_hex(16)}\n"
+        document = f"{self.history}/{_LOCKS}"
+        with open(document, "w") as file:
+            json.dump({"token": token, "paths": list(paths)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directories([self.history])
+        self.has_locks = True
+        whole = f"{self.side}/{_LOCKS}.new"  # a lock appears with its content, so that recovery can tell whose it is
+        with open(whole, "w") as file:
+            file.write(token)
+        root = open_root(self.target)
+        try:
+            for path in paths:
+                directory, _, name = path.rpartition("/")
+                try:
+                    fd = open_directory(root, directory, os.O_PATH)
+                except OSError as error:
+                    if error.errno in NOT_THERE:
+                        continue  # git creates the directory first, and needs HEAD's lock or the index's for the rest
+                    raise
+                try:
+                    self._take_lock(fd, name, path, whole)
+                finally:
+                    os.close(fd)
+        finally:
+            os.close(root)
+            os.unlink(whole)
+
+    def _take_lock(self, directory: int, name: str, path: str, whole: str) -> None:
+        for tries_left in reversed(range(_LOCK_TRIES)):
+            try:
+                os.link(whole, name, dst_dir_fd=directory)
+            except FileExistsError:
+                if not tries_left:
+                    raise CommitError(
+                        f"{self.failure}, nothing was changed: {self.target}/{path} exists, so a git command is "
+                        "running there, or one crashed. Wait until it has ended, or remove the file if none runs",
+                        branch=self.branch,
+                        paths=[path],
+                    ) from None
+                time.sleep(_LOCK_PAUSE_S)
+            else:
+                return
+
     def fetch(self, saved: str, slots: Iterable[str]) -> dict[str, int]:
         """Copy saved content into slots, for an undo across filesystems; return the inode numbers of the copies."""
         source, side = open_root(saved), open_root(self.side)
@@ -193,8 +298,11 @@ class Transaction:
         try:
             if record.durable:
                 sync_directories([f"{self.state_dir.path}/head"])
+            if self.has_locks:
+                _release_locks(self.history, self.target)
             if self.stage:
                 _remove_stage(self.state_dir, self.target, record, "after")
+            if self.stage or self.has_locks:
                 self.state_dir.settle()
         except OSError as error:
             # The commit has taken effect, so this must not raise; the next operation on the workspace cleans up.
@@ -235,7 +343,7 @@ class Transaction:
         if self.stage:
             self._save_slots(sync)
         self._raise_conflicts(find_waiting(leases))
-        self.state_dir.advance(self.number, settled=self.stage is None)
+        self.state_dir.advance(self.number, settled=self.stage is None and not self.has_locks)
 
     def _raise_conflicts(self, conflicts: list[Conflict]) -> None:
         if conflicts:
@@ -264,6 +372,7 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         number = state_dir.head + 1
         history = state_dir.history(number)
         if not os.path.isdir(history):
+            _release_locks(state_dir.history(number - 1), target)
             _remove_stage(state_dir, target, _load_if_possible(state_dir.history(number - 1)), "after")
             state_dir.settle()
             return []
@@ -274,6 +383,7 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
         if record and not is_rolled_back(history):
             left = _roll_back(state_dir, target, history, record)
             mark_rolled_back(history)  # from here on its slots may be deleted
+        _release_locks(history, target)
         _remove_stage(state_dir, target, record, "before")
         if record:
             keep_rolled_back(history)
@@ -281,6 +391,95 @@ def recover(state_dir: StateDir, target: str) -> list[str]:
             discard(state_dir, history)
         state_dir.settle()
         return left
+
+
+def _release_locks(history: str, target: str) -> None:
+    """Remove the lock files of git that a transaction created, and no others."""
+    document = f"{history}/{_LOCKS}"
+    try:
+        with open(document) as file:
+            found = json.load(file)
+        token, paths = check_text(found["token"], "token"), check_type(found["paths"], list, "locks")
+        for path in paths:
+            if not check_path(path, "path").endswith(".lock"):
+                raise ValueError("it names something else than a lock")
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        os.unlink(document)  # a power failure left it incomplete, before the first lock was created
+        return
+    root = open_root(target)
+    try:
+        for path in paths:
+            directory, _, name = path.rpartition("/")
+            with suppress(OSError):
+                fd = open_directory(root, directory, os.O_PATH)
+                try:
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    with open(os.open(name, flags, dir_fd=fd), "rb") as file:
+                        content = file.read(200)
+                    if content == token.encode():
+                        os.unlink(name, dir_fd=fd)
+                finally:
+                    os.close(fd)
+    finally:
+        os.close(root)
+    os.unlink(document)
+
+
+def _group_by_entry(target: int, contents: Mapping[str, bytes | None]) -> dict[str, dict[str, bytes | None]]:
+    """Group files by the entry that enters the target: the file itself, or the topmost directory that is missing."""
+    groups: dict[str, dict[str, bytes | None]] = {}
+    for path, content in contents.items():
+        parts = path.split("/")
+        for end in range(1, len(parts)):
+            above, name = "/".join(parts[: end - 1]), parts[end - 1]
+            fd = open_directory(target, above)
+            try:
+                is_missing = _stat(fd, name) is None
+            finally:
+                os.close(fd)
+            if is_missing:
+                if content is not None:
+                    groups.setdefault("/".join(parts[:end]), {})["/".join(parts[end:])] = content
+                break
+        else:
+            groups[path] = {"": content}
+    return groups
+
+
+def _stat(fd: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _write_slot(
+    side: int, slot: str, files: Mapping[str, bytes | None], like: os.stat_result, *, is_new: bool
+) -> os.stat_result:
+    """Write a file, or a directory with files, into a slot; owner and mode are as of the entry ``like``."""
+    mode = stat.S_IMODE(like.st_mode)
+    for inside, content in files.items():
+        path = f"{slot}/{inside}" if inside else slot
+        for end, letter in enumerate(path):
+            if letter == "/" and _stat(side, path[:end]) is None:
+                os.mkdir(path[:end], mode, dir_fd=side)
+                os.chmod(path[:end], mode, dir_fd=side)
+                _set_owner(path[:end], side, like)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=side)
+        with open(fd, "wb") as file:
+            file.write(content or b"")
+            os.fchmod(fd, mode & 0o666 if is_new else mode)
+        _set_owner(path, side, like)
+    return os.stat(slot, dir_fd=side, follow_symlinks=False)
+
+
+def _set_owner(path: str, side: int, like: os.stat_result) -> None:
+    found = os.stat(path, dir_fd=side, follow_symlinks=False)
+    if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid):
+        with suppress(PermissionError):  # only root can
+            os.chown(path, like.st_uid, like.st_gid, dir_fd=side, follow_symlinks=False)
 
 
 @contextmanager

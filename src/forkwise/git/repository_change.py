@@ -1,0 +1,424 @@
+"""RepositoryChange: what a branch did to a git repository of its workspace, apart from the files.
+
+A path is part of a repository if a name in it is ``.git``, or if it is below the directory that ``GIT_DIR`` names in
+the workspace. Only changed paths are looked at, so the cost depends on the changes. Nothing here runs git, and whatever
+a branch wrote is data: it is bounded, matched against the form that git gives it, and otherwise left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forkwise.errors import GitError
+from forkwise.git.index_file import read_index_entries
+
+if TYPE_CHECKING:
+    from forkwise.files.store.scan import Entry
+    from forkwise.files.versions import Versions
+
+__all__ = [
+    "LogLine",
+    "ReferenceChange",
+    "RepositoryChange",
+    "RepositoryMerge",
+    "RepositorySide",
+    "find_repository_paths",
+    "is_data",
+    "list_repositories",
+    "parse_log",
+    "read_repository_changes",
+]
+
+_LARGEST = 64 << 20
+_MOST_LINES = 10_000
+_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_NO_OBJECT = re.compile(r"0+\Z")
+_REFERENCE = re.compile(r"refs/(?:[^\x00-\x20\x7f~^:?*\[\\/]+/)*[^\x00-\x20\x7f~^:?*\[\\/]+\Z")
+_LOG_LINE = re.compile(
+    r"([0-9a-f]{40,64}) ([0-9a-f]{40,64}) ([^\x00-\x1f\x7f]*? [0-9]{1,18} [+-][0-9]{4})(?:\t(.*))?\Z"
+)
+_HEAD = re.compile(r"ref: (refs/heads/\S+)\s*\Z")
+
+#: What git keeps in a repository's directory besides configuration, hooks and lists of patterns.
+_DATA_DIRECTORIES = {"refs", "logs", "objects", "rebase-merge", "rebase-apply", "sequencer", "worktrees", "reftable"}
+_DATA_FILES = re.compile(
+    r"HEAD|index|packed-refs|shallow|[A-Z]+_HEAD|(MERGE|SQUASH|TAG|COMMIT|NOTES)_[A-Z_]+|AUTO_MERGE|BISECT_[A-Z_]+|gc\.\w+"
+    r"|sharedindex\.[0-9a-f]+|description|.*\.lock|.*~|index\..*|fsmonitor--daemon.*"
+)
+#: States of a command that is not finished, such as a merge with conflicts.
+OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply", "BISECT_LOG")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of the log of a reference: the ids before and after, who and when, and the message."""
+
+    old: str
+    new: str
+    who: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.old} {self.new} {self.who}\t{self.message}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceChange:
+    """A reference that a branch created (``old`` is None), moved or deleted (``new`` is None).
+
+    ``commits`` counts the commits that its log says were made.
+    """
+
+    name: str
+    old: str | None
+    new: str | None
+    commits: int = 0
+
+    def __str__(self) -> str:
+        kind, _, short = self.name.removeprefix("refs/").partition("/")
+        what = {"heads": f"branch {short}", "tags": f"tag {short}"}.get(kind, self.name)
+        if self.new is None:
+            return f"{what} deleted"
+        if self.commits:
+            place = short if kind == "heads" else self.name
+            return f"{self.commits} commit{'s' if self.commits > 1 else ''} on {place}"
+        return f"{what} {'created' if self.old is None else 'moved'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryChange:
+    """What a branch did to one repository; ``path`` is its work tree relative to the workspace, empty at the top.
+
+    ``head`` is the branch or the commit that it checked out. ``is_new`` says that the workspace has no such repository.
+
+    >>> str(RepositoryChange(references=(ReferenceChange("refs/heads/main", "a", "b", 2),), index=True))
+    '2 commits on main, index changed'
+    """
+
+    path: str = ""
+    references: tuple[ReferenceChange, ...] = ()
+    head: str | None = None
+    index: bool = False
+    configuration: bool = False
+    stashes: int = 0
+    is_new: bool = False
+    problem: str = ""
+
+    def __str__(self) -> str:
+        parts = ["new repository"] if self.is_new else []
+        parts += [str(reference) for reference in self.references]
+        parts += [f"{self.head} checked out"] if self.head else []
+        parts += [f"{self.stashes} stash{'es' if self.stashes > 1 else ''}"] if self.stashes else []
+        parts += ["index changed"] if self.index else []
+        parts += ["configuration changed"] if self.configuration else []
+        parts += [self.problem] if self.problem else []
+        return f"{self.path}: {', '.join(parts)}" if self.path else ", ".join(parts)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.references
+            or self.head
+            or self.index
+            or self.configuration
+            or self.stashes
+            or self.is_new
+            or self.problem
+        )
+
+
+Identity = tuple[int, int, int, int] | None
+
+
+@dataclass(slots=True)
+class RepositoryMerge:
+    """What a commit or an undo has to do in the repositories of a workspace.
+
+    ``left`` are changed paths that must not be applied as files. ``contents`` are the new contents of files, by the
+    path relative to the workspace; None deletes. ``seen`` are the files that it was worked out from, as they were,
+    ``locks`` the lock files that keep git from changing them. ``sentences`` tell the user, and ``done`` is the record
+    that ``revert_repositories`` needs, as JSON values.
+    """
+
+    left: set[str] = field(default_factory=set)
+    contents: dict[str, bytes | None] = field(default_factory=dict)
+    seen: dict[str, Identity] = field(default_factory=dict)
+    locks: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+    done: list[dict[str, Any]] = field(default_factory=list)
+
+    def is_current(self, workspace: str) -> bool:
+        """Return whether the files that it was worked out from are still the same."""
+        return all(identify(f"{workspace}/{path}") == found for path, found in self.seen.items())
+
+
+def identify(path: str) -> Identity:
+    """Return what tells a file from another one, or from the same one after a change; None if there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def find_repository_paths(workspace: str, paths: Iterable[str]) -> set[str]:
+    """Return those of some paths, relative to a workspace, that are part of a repository."""
+    own = _find_named(workspace)
+    return {
+        path
+        for path in paths
+        if (".git" in path and ".git" in path.split("/")) or (own and f"{path}/".startswith(f"{own}/"))
+    }
+
+
+def _find_named(workspace: str) -> str | None:
+    """Return the path of the repository that GIT_DIR names, if that is inside the workspace and not called .git."""
+    given = os.environ.get("GIT_DIR")
+    if not given:
+        return None
+    found = os.path.relpath(os.path.realpath(given), os.path.realpath(workspace))
+    return None if found == "." or found.split("/")[0] == ".." or ".git" in found.split("/") else found
+
+
+def list_repositories(workspace: str, paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Group paths of repositories by the repository's directory: each with its path inside of that.
+
+    The repository of a submodule is a directory of its own, below ``.git/modules``.
+    """
+    own = _find_named(workspace)
+    found: dict[str, dict[str, str]] = {}
+    for path in paths:
+        names = path.split("/")
+        if ".git" in names:
+            at = names.index(".git") + 1
+        elif own and f"{path}/".startswith(f"{own}/"):
+            at = own.count("/") + 1
+        else:
+            continue
+        at = _enter_modules(workspace, names, at)
+        found.setdefault("/".join(names[:at]), {})[path] = "/".join(names[at:])
+    return found
+
+
+def _enter_modules(workspace: str, names: list[str], at: int) -> int:
+    while at < len(names) and names[at] == "modules":
+        for end in range(at + 2, len(names) + 1):
+            if os.path.isfile(f"{workspace}/{'/'.join(names[:end])}/HEAD"):
+                at = end
+                break
+        else:
+            return at
+    return at
+
+
+def is_data(inside: str) -> bool:
+    """Return whether a path inside a repository's directory is data of git's own: neither configuration nor a hook."""
+    first, _, rest = inside.partition("/")
+    return first in _DATA_DIRECTORIES if rest else first in _DATA_DIRECTORIES or bool(_DATA_FILES.fullmatch(first))
+
+
+@dataclass(slots=True)
+class RepositorySide:
+    """One version of a repository's references and logs, read as data: a branch's over the workspace's.
+
+    ``directory`` is the workspace's repository. ``changed`` has what the branch changed, by the path inside of that:
+    a function that reads the new content, or None if the branch deleted it.
+    """
+
+    directory: str
+    changed: Mapping[str, Callable[[], bytes] | None] = field(default_factory=dict)
+    _packed: dict[str, str] | None = None
+
+    def read(self, inside: str) -> bytes | None:
+        """Return the content of a file; None if there is none, or if it is not a regular file of reasonable size."""
+        if inside in self.changed:
+            read = self.changed[inside]
+            return None if read is None else read()
+        if any(f"{above}/".startswith(f"{path}/") for path in self._removed() for above in (inside,)):
+            return None
+        return _read_file(f"{self.directory}/{inside}")
+
+    def _removed(self) -> list[str]:
+        return [path for path, read in self.changed.items() if read is None and not path.startswith("objects")]
+
+    @property
+    def packed(self) -> dict[str, str]:
+        """The packed references."""
+        if self._packed is None:
+            self._packed = _parse_packed(self.read("packed-refs") or b"")
+        return self._packed
+
+    def resolve(self, name: str) -> str | None:
+        """Return the id that a reference has; None if there is no such reference or it is symbolic."""
+        content = (self.read(name) or b"").decode(errors="replace").strip()
+        return content if _ID.fullmatch(content) else None if content else self.packed.get(name)
+
+    @property
+    def head(self) -> str | None:
+        """The reference or the id that ``HEAD`` has."""
+        text = (self.read("HEAD") or b"").decode(errors="replace").strip()
+        match = _HEAD.fullmatch(text)
+        if match is not None:
+            return match[1] if _is_name(match[1]) else None
+        return text if _ID.fullmatch(text) else None
+
+    def log(self, name: str) -> list[LogLine]:
+        """Return the log of a reference."""
+        return parse_log(self.read(f"logs/{name}") or b"")
+
+    @property
+    def names(self) -> set[str]:
+        """The references that the branch may have changed."""
+        found = {path for path in self.changed if path.startswith("refs/") and _is_name(path)}
+        found |= {path.removeprefix("logs/") for path in self.changed if path.startswith("logs/refs/")}
+        if "packed-refs" in self.changed:
+            before = _parse_packed(_read_file(f"{self.directory}/packed-refs") or b"")
+            found |= {name for name, _ in before.items() ^ self.packed.items()}
+        return {name for name in found if _is_name(name)}
+
+
+def _is_name(name: str) -> bool:
+    return (
+        bool(_REFERENCE.match(name))
+        and ".." not in name
+        and "@{" not in name
+        and not any(part.startswith(".") or part.endswith((".lock", ".")) for part in name.split("/"))
+    )
+
+
+def _parse_packed(content: bytes) -> dict[str, str]:
+    found = {}
+    for line in content.decode(errors="surrogateescape").splitlines():
+        identifier, _, name = line.partition(" ")
+        if _ID.fullmatch(identifier) and _is_name(name):
+            found[name] = identifier
+    return found
+
+
+def parse_log(content: bytes) -> list[LogLine]:
+    """Parse the log of a reference; lines that git would not have written are left out."""
+    lines = content.decode(errors="surrogateescape").split("\n")[-_MOST_LINES - 1 :]
+    found = (match for line in lines if (match := _LOG_LINE.match(line)) is not None)
+    return [LogLine(match[1], match[2], match[3], match[4] or "") for match in found]
+
+
+def _read_file(path: str) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        if found.st_size > _LARGEST:
+            raise GitError(f"{path} is larger than {_LARGEST >> 20} MiB")
+        return file.read()
+
+
+def build_side(directory: str, entries: Mapping[str, Entry], versions: Versions) -> RepositorySide:
+    """Return a branch's version of a repository; ``entries`` are by the path inside of its ``directory``."""
+
+    def reader(entry: Entry) -> Callable[[], bytes] | None:
+        new = entry.new
+        if new is None or not stat.S_ISREG(new.st_mode):
+            return None
+        if new.st_size > _LARGEST and not entry.path.rpartition("/")[2].startswith("pack-"):
+            raise GitError(f"{entry.path} of the branch is larger than {_LARGEST >> 20} MiB")
+        return lambda: versions.new(entry)
+
+    return RepositorySide(
+        directory,
+        {
+            inside: reader(entry)
+            for inside, entry in entries.items()
+            if entry.new is None or not stat.S_ISDIR(entry.new.st_mode)
+        },
+    )
+
+
+def list_new_lines(theirs: list[LogLine], ours: list[LogLine]) -> tuple[list[LogLine], bool]:
+    """Return the lines that a branch added to a log, and whether the workspace added none since they were the same."""
+    common = 0
+    for one, other in zip(theirs, ours, strict=False):
+        if one != other:
+            break
+        common += 1
+    return ours[common:], common == len(theirs)
+
+
+def read_repository_changes(
+    workspace: str, found: Iterable[Entry], open_versions: Callable[[], Versions]
+) -> tuple[RepositoryChange, ...]:
+    """Return what a branch did to each repository of its workspace, as far as that shows without running git."""
+    entries = {entry.path: entry for entry in found}
+    paths = find_repository_paths(workspace, entries)
+    if not paths:
+        return ()
+    with open_versions() as versions:
+        return tuple(_read_changes(workspace, entries, paths, versions))
+
+
+def _read_changes(
+    workspace: str, entries: Mapping[str, Entry], paths: set[str], versions: Versions
+) -> Iterator[RepositoryChange]:
+    for directory, inside in sorted(list_repositories(workspace, paths).items()):
+        top = directory.removesuffix("/.git").removesuffix(".git")
+        own = entries.get(directory)
+        if own is not None and own.old is None:
+            yield RepositoryChange(top, is_new=True)
+            continue
+        if own is not None and own.new is None:
+            yield RepositoryChange(top, problem="repository deleted")
+            continue
+        try:
+            found = _compare(
+                top, f"{workspace}/{directory}", {i: entries[path] for path, i in inside.items()}, versions
+            )
+        except (GitError, OSError) as error:
+            found = RepositoryChange(top, problem=f"cannot be read: {error}")
+        if found:
+            yield found
+
+
+def _compare(top: str, directory: str, inside: Mapping[str, Entry], versions: Versions) -> RepositoryChange:
+    ours, theirs = build_side(directory, inside, versions), RepositorySide(directory)
+    references = []
+    for name in sorted(ours.names - {"refs/stash"}):
+        old, new = theirs.resolve(name), ours.resolve(name)
+        lines, _ = list_new_lines(theirs.log(name), ours.log(name))
+        if old != new and (new is None or lines or f"logs/{name}" not in ours.changed):
+            commits = sum(1 for line in lines if line.message.startswith(("commit:", "commit (", "cherry-pick:")))
+            amended = sum(1 for line in lines if line.message.startswith("commit (amend)"))
+            references.append(ReferenceChange(name, old, new, max(commits - amended, 1 if commits else 0)))
+    head = ours.head if "HEAD" in inside and ours.head != theirs.head else None
+    stashes = len({line.new for line in ours.log("refs/stash")} - {line.new for line in theirs.log("refs/stash")})
+    plain = [path for path, entry in inside.items() if path and not is_data(path) and not _is_directory(entry)]
+    return RepositoryChange(
+        top,
+        tuple(references),
+        head.removeprefix("refs/heads/") if head else None,
+        "index" in inside and _is_index_changed(ours, theirs),
+        bool(plain),
+        stashes,
+    )
+
+
+def _is_directory(entry: Entry) -> bool:
+    found = entry.new or entry.old
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _is_index_changed(ours: RepositorySide, theirs: RepositorySide) -> bool:
+    """Return whether an index lists other content: ``git status`` also writes it, to note the times of files."""
+    before, after = read_index_entries(theirs.read("index") or b""), read_index_entries(ours.read("index") or b"")
+    return before is None or after is None or before != after
+
+
+def is_absent(identifier: str | None) -> bool:
+    """Return whether an id means that there is no object."""
+    return identifier is None or bool(_NO_OBJECT.match(identifier))
