@@ -34,7 +34,7 @@ class _Person:
         label = f"{self.name}{self.count}"
         shared = self.chance.random() < 0.3
         name = "a.txt" if shared else f"{self.name}-{self.chance.randrange(2)}.txt"
-        others = [b for b in self._git("for-each-ref", "--format=%(refname:short)", "refs/heads").split()]
+        others = self._git("for-each-ref", "--format=%(refname:short)", "refs/heads").split()
         if command in ("commit", "edit", "add", "stash", "detach"):
             if command == "detach":
                 self._git("checkout", "-q", "--detach")
@@ -101,7 +101,7 @@ def _commit(branch: Branch, choice: str) -> tuple[str, ...]:
     try:
         return branch.commit(on_conflict=choice).repository  # type: ignore[arg-type]
     except ConflictError as error:
-        assert not any(".git" in conflict.path for conflict in error.conflicts)
+        assert not any(".git" in c.path for c in error.conflicts)  # noqa: PT017 - others are expected
         return branch.commit(on_conflict="ours").repository
 
 

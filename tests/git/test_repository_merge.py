@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from forkwise import Workspace
+from forkwise.errors import CommitError
+from tests.counts import rounds
+from tests.files.steps import Steps, in_child
 from tests.git.checkout import Checkout
 
 
@@ -112,3 +118,274 @@ def test_undo_leaves_a_reference_that_moved_since(checkout: Checkout) -> None:
     assert undone.repository == ("branch main stays as it is: it was moved since",)
     assert checkout.git("status", "--porcelain") == " D one.txt\n"
     checkout.check()
+
+
+def test_a_repository_in_a_directory_and_one_of_a_submodule(checkout: Checkout, tmp_path: Path) -> None:
+    inner = checkout.path / "inner"
+    inner.mkdir()
+    checkout.git("init", "-q", "-b", "main", at=inner)
+    checkout.git("-c", "user.name=U", "-c", "user.email=u@e", "commit", "-qm", "i", "--allow-empty", at=inner)
+    other = Checkout.create(tmp_path / "other")
+    checkout.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other.path), "sub")
+    checkout.git("commit", "-qm", "submodule")
+    for name in ("inner", "sub"):
+        checkout.git("config", "user.name", "U", at=checkout.path / name)
+        checkout.git("config", "user.email", "u@e", at=checkout.path / name)
+    branch = checkout.workspace.branch("try")
+    for name in ("inner", "sub"):
+        (branch.path / name / "new.txt").write_text("new\n")
+        checkout.git("add", "new.txt", at=branch.path / name)
+        checkout.git("commit", "-qm", "new", at=branch.path / name)
+        (checkout.path / name / "mine.txt").write_text("mine\n")
+        checkout.git("add", "mine.txt", at=checkout.path / name)
+        checkout.git("commit", "-qm", "mine", at=checkout.path / name)
+    assert {str(one) for one in branch.delta().repository} == {
+        ".git/modules/sub: 1 commit on main, index changed",
+        "inner: 1 commit on main, index changed",
+    }
+    branch.commit()
+    for name in ("inner", "sub"):
+        files = checkout.git("ls-tree", "--name-only", "HEAD", at=checkout.path / name).split()
+        assert {"new.txt", "mine.txt"} <= set(files)
+        assert checkout.git("status", "--porcelain", at=checkout.path / name) == ""
+        checkout.git("fsck", "--full", at=checkout.path / name)
+
+
+def test_a_workspace_that_is_a_linked_work_tree(checkout: Checkout, tmp_path: Path) -> None:
+    """Its repository is outside of the workspace, so that no branch has a part of it."""
+    checkout.git("worktree", "add", "-q", "-b", "linked", str(tmp_path / "linked"))
+    branch = Workspace(tmp_path / "linked", durable=False).branch("try")
+    (branch.path / "new.txt").write_text("new\n")
+    assert branch.delta().repository == ()
+    commit = branch.commit()
+    assert (commit.added, commit.repository) == (("new.txt",), ())
+    assert checkout.git("status", "--porcelain", at=tmp_path / "linked") == "?? new.txt\n"
+
+
+def test_the_directory_that_git_dir_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = Checkout.create(tmp_path / "w")
+    os.rename(checkout.path / ".git", checkout.path / "store")
+    monkeypatch.setenv("GIT_DIR", str(checkout.path / "store"))
+    branch = checkout.workspace.branch("try")
+    (branch.path / "new.txt").write_text("new\n")
+    for words in (("add", "new.txt"), ("commit", "-qm", "new")):
+        checkout.git(f"--git-dir={branch.path}/store", f"--work-tree={branch.path}", *words, at=branch.path)
+    assert [str(one) for one in branch.delta().repository] == ["store: 1 commit on main, index changed"]
+    commit = branch.commit()
+    assert commit.added == ("new.txt",)
+    assert checkout.git("--git-dir=store", "log", "--format=%s") == "new\ninitial\n"
+
+
+def test_a_sparse_checkout_stays_sparse(checkout: Checkout) -> None:
+    for name in ("in", "out"):
+        (checkout.path / name).mkdir()
+        checkout.commit(None, f"{name}/x.txt", "x\n")
+    checkout.git("sparse-checkout", "set", "in")
+    branch = checkout.workspace.branch("try")
+    checkout.commit(branch, "in/x.txt", "y\n")
+    blob = checkout.git("rev-parse", "HEAD:in/x.txt", at=branch.path).strip()
+    checkout.git("update-index", "--cacheinfo", f"100644,{blob},out/x.txt", at=branch.path)
+    checkout.git("commit", "-qm", "both", at=branch.path)
+    branch.commit()
+    assert checkout.git("status", "--porcelain") == ""
+    assert not (checkout.path / "out").exists()
+    checkout.check()
+
+
+@pytest.mark.parametrize("setting", ["extensions.refStorage=reftable", "extensions.unheardOf=1"])
+def test_a_format_that_cannot_be_read_is_reported_and_not_merged(checkout: Checkout, setting: str) -> None:
+    branch = checkout.workspace.branch("try")
+    checkout.commit(branch, "one.txt", "1\n")
+    name, _, value = setting.partition("=")
+    checkout.git("config", name, value)
+    head = (checkout.path / ".git/refs/heads/main").read_text()
+    commit = branch.commit()
+    assert commit.added == ("one.txt",)
+    assert "left out" in commit.repository[0]
+    assert name.lower() in commit.repository[0].lower()
+    assert (checkout.path / ".git/refs/heads/main").read_text() == head
+
+
+def test_a_merge_in_progress_is_not_moved_away(checkout: Checkout) -> None:
+    checkout.git("branch", "other")
+    checkout.commit(None, "a.txt", "main\n")
+    checkout.git("checkout", "-q", "other")
+    checkout.commit(None, "a.txt", "other\n")
+    branch = checkout.workspace.branch("try")
+    checkout.commit(branch, "one.txt", "1\n")
+    assert checkout.run("merge", "main").returncode == 1
+    stages = checkout.git("ls-files", "-u")
+    commit = branch.commit()
+    assert "a merge is in progress" in commit.repository[0]
+    assert checkout.git("ls-files", "-u") == stages
+    assert (checkout.path / ".git/MERGE_HEAD").exists()
+    assert checkout.git("log", "-1", "--format=%s", "forkwise/try") == "one.txt\n"
+    checkout.check()
+
+
+def test_stashes_of_both_sides_are_kept(checkout: Checkout) -> None:
+    branch = checkout.workspace.branch("try")
+    for at in (checkout.path, branch.path):
+        (at / "a.txt").write_text(f"{at}\n")
+        checkout.git("stash", "push", "-qm", at.name, at=at)
+    commit = branch.commit()
+    assert commit.repository == ("1 stash added",)
+    assert len(checkout.git("stash", "list").splitlines()) == 2
+    checkout.check()
+    checkout.workspace.undo(commit)
+    assert len(checkout.git("stash", "list").splitlines()) == 1
+    checkout.check()
+
+
+def test_a_first_commit_on_an_unborn_branch(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    path.mkdir()
+    checkout = Checkout(path, Workspace(path, durable=False))
+    checkout.git("init", "-q", "-b", "main")
+    checkout.git("config", "user.name", "U")
+    checkout.git("config", "user.email", "u@e")
+    branch = checkout.workspace.branch("try")
+    checkout.commit(branch, "one.txt", "1\n")
+    commit = branch.commit()
+    assert checkout.git("log", "--format=%s") == "one.txt\n"
+    assert checkout.git("status", "--porcelain") == ""
+    checkout.check()
+    checkout.workspace.undo(commit)
+    assert checkout.run("rev-parse", "--verify", "HEAD").returncode != 0
+    assert checkout.git("status", "--porcelain") == ""
+    checkout.check()
+
+
+def test_an_attempt_that_collects_garbage_removes_nothing(checkout: Checkout) -> None:
+    lost = checkout.commit(None, "lost.txt", "lost\n")
+    branch = checkout.workspace.branch("try")
+    checkout.git("reset", "-q", "--hard", "HEAD~1", at=branch.path)
+    checkout.git("reflog", "expire", "--expire=now", "--all", at=branch.path)
+    checkout.git("gc", "-q", "--prune=now", at=branch.path)
+    checkout.commit(branch, "one.txt", "1\n")
+    branch.commit()
+    assert checkout.git("cat-file", "-t", lost) == "commit\n"
+    assert lost in checkout.git("rev-list", "--all", "--reflog")
+    checkout.check()
+
+
+def test_a_deleted_repository_stays(checkout: Checkout) -> None:
+    branch = checkout.workspace.branch("try")
+    shutil.rmtree(branch.path / ".git")
+    (branch.path / "new.txt").write_text("new\n")
+    assert [str(one) for one in branch.delta().repository] == ["repository deleted"]
+    commit = branch.commit()
+    assert commit.added == ("new.txt",)
+    assert "stays as it is" in commit.repository[0]
+    assert checkout.git("log", "--format=%s") == "initial\n"
+    checkout.check()
+
+
+def test_a_new_repository_is_taken_over(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, durable=False)
+    branch = workspace.branch("try")
+    subprocess.run(["git", "init", "-q", branch.path / "new"], check=True)
+    assert [str(one) for one in branch.delta().repository] == ["new: new repository"]
+    assert [change.path for change in branch.delta()] == ["new"]
+    branch.commit()
+    assert (tmp_path / "new/.git/HEAD").exists()
+
+
+def test_hostile_content_is_neither_run_nor_followed(checkout: Checkout, tmp_path: Path) -> None:
+    """Names that lead out, logs with control codes, references that are links, objects that are none."""
+    branch = checkout.workspace.branch("try")
+    git = branch.path / ".git"
+    tip = checkout.commit(branch, "one.txt", "1\n")
+    marker = tmp_path / "ran"
+    outside = tmp_path / "outside"
+    outside.write_text("as it was\n")
+    with open(git / "logs/HEAD", "a") as log:
+        log.write(f"{tip} {'1' * 40} \x1b[31mA <a> 1 +0000\tx\n{tip} {tip} A <a@b> 1 +0000\tcommit: \x07bell\n")
+    (git / "refs/heads/link").symlink_to(outside)
+    (git / "refs/heads/none").write_text(f"{'2' * 40}\n")
+    (git / "refs/heads/text").write_text("ref: ../../../outside\n")
+    (git / "packed-refs").write_text(f"{tip} refs/heads/../../../outside\n{tip} refs/heads/a.lock\n{tip} refs/x\x01\n")
+    (git / "objects/info").mkdir(exist_ok=True)
+    (git / "objects/info/alternates").write_text(f"{tmp_path}/elsewhere\n")
+    (git / "objects/pack").mkdir(exist_ok=True)
+    (git / "objects/pack/pack-00.idx").write_bytes(b"no index")
+    (git / "objects/pack/pack-00.pack").write_bytes(b"no pack")
+    checkout.git("config", "core.fsmonitor", f"touch {marker}", at=branch.path)
+    checkout.git("config", "uploadpack.packObjectsHook", f"touch {marker}", at=branch.path)
+    commit = branch.commit()
+    assert not marker.exists()
+    assert outside.read_text() == "as it was\n"
+    checkout.git("config", "--unset", "core.fsmonitor")
+    assert checkout.git("for-each-ref", "--format=%(refname)") == "refs/heads/main\n"
+    assert checkout.git("rev-parse", "main").strip() == tip
+    assert not (checkout.path / ".git/objects/info/alternates").exists()
+    assert "\x1b" not in (checkout.path / ".git/logs/HEAD").read_text()
+    assert commit.repository[-1] == "1 commit on main"
+    checkout.check()
+
+
+def test_a_damaged_commit_is_not_taken(checkout: Checkout) -> None:
+    branch = checkout.workspace.branch("try")
+    tip = checkout.commit(branch, "one.txt", "1\n")
+    tree = checkout.git("rev-parse", "HEAD^{tree}", at=branch.path).strip()
+    (branch.path / f".git/objects/{tree[:2]}/{tree[2:]}").unlink()
+    head = checkout.git("rev-parse", "HEAD")
+    commit = branch.commit()
+    assert commit.added == ("one.txt",)
+    assert tip in commit.repository[0]
+    assert checkout.git("rev-parse", "HEAD") == head
+    checkout.check()
+
+
+def test_a_running_git_command_is_waited_for_or_reported(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forkwise.files.store.transaction._LOCK_PAUSE_S", 0)
+    branch = checkout.workspace.branch("try")
+    checkout.commit(branch, "one.txt", "1\n")
+    (checkout.path / ".git/index.lock").write_text("")
+    with pytest.raises(CommitError, match=r"index\.lock exists"):
+        branch.commit()
+    assert not (checkout.path / "one.txt").exists()
+    (checkout.path / ".git/index.lock").unlink()
+    branch.commit()
+    assert checkout.git("log", "--format=%s") == "one.txt\ninitial\n"
+    checkout.check()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool) -> None:
+    steps = Steps()
+    number, taken = 0, 0
+    stride = rounds(19, 1)
+    while number <= len(steps.seen) or not number:
+        checkout = Checkout.create(tmp_path / f"w{number}")
+        branch = checkout.workspace.branch("try")
+        tip = checkout.commit(branch, "one.txt", "1\n")
+        checkout.git("branch", "side/topic", at=branch.path)
+        before = _picture(checkout)
+        if undoes:
+            done = branch.commit()
+            before, job = _picture(checkout), lambda: checkout.workspace.undo(done)  # noqa: B023 - runs at once
+        else:
+            job = branch.commit
+        if not number:
+            with steps.watched():
+                job()
+        else:
+            outcome = in_child(job, Steps(number))
+            assert outcome is not None
+        Workspace(checkout.path).history()
+        after = _picture(checkout)
+        is_done = (checkout.git("rev-parse", "HEAD").strip() == tip) != undoes
+        assert is_done == ((checkout.path / "one.txt").exists() != undoes)
+        assert is_done or after == before, number
+        taken += is_done
+        checkout.check()
+        assert checkout.git("status", "--porcelain") == ""
+        number += stride if number else 1
+    assert taken
+
+
+def _picture(checkout: Checkout) -> str:
+    words = ("for-each-ref", "ls-files -s", "reflog", "status --porcelain")
+    return "\n".join(checkout.run(*line.split()).stdout for line in words)

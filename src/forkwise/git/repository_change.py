@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import GitError
-from forkwise.git.index_file import read_index_entries
 
 if TYPE_CHECKING:
     from forkwise.files.store.scan import Entry
@@ -31,11 +31,16 @@ __all__ = [
     "is_data",
     "list_repositories",
     "parse_log",
+    "read_index_entries",
     "read_repository_changes",
 ]
 
 _LARGEST = 64 << 20
 _MOST_LINES = 10_000
+#: Sizes and a flag of the entries of an index.
+_INDEX_STAT_SIZE = 40
+_INDEX_ID_SIZE = 20
+_INDEX_EXTENDED = 0x4000
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _NO_OBJECT = re.compile(r"0+\Z")
 _REFERENCE = re.compile(r"refs/(?:[^\x00-\x20\x7f~^:?*\[\\/]+/)*[^\x00-\x20\x7f~^:?*\[\\/]+\Z")
@@ -417,6 +422,36 @@ def _is_index_changed(ours: RepositorySide, theirs: RepositorySide) -> bool:
     """Return whether an index lists other content: ``git status`` also writes it, to note the times of files."""
     before, after = read_index_entries(theirs.read("index") or b""), read_index_entries(ours.read("index") or b"")
     return before is None or after is None or before != after
+
+
+def read_index_entries(content: bytes) -> list[bytes] | None:
+    """Return mode, id, stage and path of each entry as one value; None if the file is of another form than expected.
+
+    That is: version 2 or 3, with SHA-1 ids and not split into two files. An empty file has no entries.
+
+    >>> read_index_entries(b""), read_index_entries(b"something else")
+    ([], None)
+    """
+    if not content:
+        return []
+    if content[:4] != b"DIRC" or len(content) < 12:
+        return None
+    version, count = struct.unpack_from(">II", content, 4)
+    if version not in (2, 3) or count > len(content) // 62:
+        return None
+    entries, at = [], 12
+    for _ in range(count):
+        fixed = at + _INDEX_STAT_SIZE + _INDEX_ID_SIZE
+        flags = int.from_bytes(content[fixed : fixed + 2], "big")
+        start = fixed + (4 if version == 3 and flags & _INDEX_EXTENDED else 2)
+        end = content.find(b"\0", start)
+        if end < 0:
+            return None
+        mode = content[at + 24 : at + 28]
+        entries.append(mode + content[at + _INDEX_STAT_SIZE : fixed] + bytes([flags >> 12 & 3]) + content[start:end])
+        at += (end - at) // 8 * 8 + 8
+    # A split index has a part elsewhere, which the extension "link" names.
+    return None if content[at : at + 4] == b"link" else entries
 
 
 def is_absent(identifier: str | None) -> bool:

@@ -279,6 +279,8 @@ class _Merger:
             after = self._move_detached(current, head_line, new_lines["HEAD"], blocked)
         elif head_line is not None and kept_head:
             self._keep_unreachable(new_lines["HEAD"][0])
+            if after != before:
+                self._log("HEAD", before, after, [])
             place.tell(f"{_short(head_line)} was checked out by the branch; HEAD stays, because it was moved meanwhile")
         elif head_line is not None:
             after = self._switch(head_line, new_lines["HEAD"][0])
@@ -523,13 +525,13 @@ class _Merger:
             and not self._find_clash(candidate)
         )
         commit = self.place.run("rev-parse", "--verify", "--quiet", f"{tip}^{{commit}}")
+        stays = f"{_describe(name)} stays as it is in the workspace: {why}"
         if commit.returncode == 0 and commit.stdout.decode().strip() == tip:
             self._set(free, None, tip, [], f"forkwise: kept of {self.place.label}")
-            self.place.tell(
-                f"{_describe(name)} stays as it is in the workspace: {why}. The branch's is in {_short(free)}"
-            )
-        else:
-            self.place.tell(f"{_describe(name)} stays as it is in the workspace: {why}")
+            only = "commits that only the branch's log had are"
+            self.place.tell(f"{stays}. The branch's is in {_short(free)}" if why else f"{only} in {_short(free)}")
+        elif why:
+            self.place.tell(stays)
 
     def _keep_unreachable(self, lines: list[LogLine]) -> None:
         """Give the commits that only the branch's log has a reference, unless something has them already."""
@@ -539,7 +541,7 @@ class _Merger:
                 continue
             if any(row[2] and self._is_ancestor(tip, row[2]) for row in self.references if row[0] != "HEAD"):
                 continue
-            self._keep("refs/heads/log", tip, "the branch made commits that none of its references has")
+            self._keep("refs/heads/log", tip, "")
 
     def _is_unmoved(self, name: str) -> bool:
         """Return whether the workspace has not written a reference since the fork, as far as that can be told."""
@@ -735,8 +737,7 @@ def write_index(place: _Place, index: str, rows: Mapping[str, tuple[str, str] | 
 
 def _list_skipped(place: _Place, index: str, rows: Mapping[str, tuple[str, str] | None]) -> list[str]:
     """List the paths that a sparse checkout has no file for."""
-    facts = parse_settings(RepositorySide(place.repository.common_directory).read("config") or b"") or []
-    if not any(name.lower() == "core.sparsecheckout" and value.lower() in ("true", "1") for name, value in facts):
+    if not os.path.isfile(f"{place.repository.git_directory}/info/sparse-checkout"):
         return []
     output = os.fsdecode(place.git("ls-files", "-t", "-z", index=index))
     return [row[2:] for row in output.split("\0") if row[:1] == "S" and rows.get(row[2:]) is not None]
