@@ -242,7 +242,8 @@ def find_executables(branch: Branch, scan: Scan, *, thorough: bool = True) -> di
 def drop_repositories(branch: Branch, scan: Scan) -> Scan:
     """Return the scan without entries of git repositories, which it has in ``repository``.
 
-    What makes git run something, such as a hook, stays: the user has to see it.
+    What makes git run something, such as a hook, stays, and so do git's lists of patterns (``info/exclude``): the user
+    has to see both.
     """
     paths = find_repository_paths(
         branch.workspace.target, [*(e.path for e in scan.entries), *(t.path for t in scan.touched)]
@@ -250,8 +251,9 @@ def drop_repositories(branch: Branch, scan: Scan) -> Scan:
     if not paths:
         return scan
     entries = [e for e in scan.entries if e.path in paths]
-    shown = find_executables(branch, replace(scan, entries=entries, touched=[]))
-    found = scan.without(paths - shown.keys())
+    shown = set(find_executables(branch, replace(scan, entries=entries, touched=[])))
+    shown |= {e.path for e in entries if "/info/" in e.path and "/objects/" not in e.path and not _is_directory(e)}
+    found = scan.without(paths - shown)
     found.repository = entries
     return found
 
