@@ -14,6 +14,7 @@ from bench.scratch import Scratch
 from forkwise import BestOfN, Speculate, Tests, Workspace
 from forkwise.files.store import trash
 from forkwise.fork.evaluation import scratch as judged_branch
+from forkwise.git.ignore_rules import remember_answers
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.report import Comparison
 
@@ -22,12 +23,15 @@ __all__ = ["measure_explore"]
 _ATTEMPTS = 8
 _WINNER = 0.1  # seconds
 _LOSERS = 30
+_IGNORED = 1000
+_RUNS = 3
 
 
 def measure_explore(scratch: Scratch) -> list[Line]:
     """Measure both patterns in the big tree."""
     workspace = scratch.workspace(scratch.shared_tree(scratch.many))
-    return [_best_of(scratch, workspace), _first_wins(scratch, workspace), _sealed_tests(scratch, workspace)]
+    lines = [_best_of(scratch, workspace), _first_wins(scratch, workspace), _sealed_tests(scratch, workspace)]
+    return [*lines, *([_ignored_files(scratch)] if git.is_installed() else [])]
 
 
 def _sealed_tests(scratch: Scratch, workspace: Workspace) -> Line:
@@ -64,6 +68,48 @@ def _sealed_tests(scratch: Scratch, workspace: Workspace) -> Line:
         figures["plain"],
     )
     line.goals.append(Goal("<= 15 % more", (figures["ours"].median / figures["plain"].median - 1) * 100, 15))
+    return line
+
+
+def _ignored_files(scratch: Scratch) -> Line:
+    """Measure what git's ignore rules add to the scratch branch of a test run: the questions alone."""
+    root = scratch.new_path("ignoring")
+    scratch.report(f"creating a git repository of {scratch.many:,} files")
+    git.Repository(root, scratch.many, 512, checkout=True)
+    workspace = scratch.workspace(root)
+    (workspace.path / ".gitignore").write_text("*.log\nbuild/\n")
+
+    def judge(name: str, *, is_ignoring: bool) -> float:
+        branch = workspace.branch(name, None, None)
+        branch.set_ignore("git" if is_ignoring else None)
+        (branch.path / "changed.py").write_text("x = 1\n")
+        (branch.path / "build").mkdir()
+        for number in range(_IGNORED):
+            (branch.path / f"build/{number}").write_text("x")
+
+        async def open_scratch() -> None:
+            with remember_answers():
+                for _ in range(_RUNS):
+                    async with judged_branch(branch):
+                        pass
+
+        taken = timed(lambda: asyncio.run(open_scratch())) / _RUNS
+        branch.abort()
+        trash.wait_until_empty()
+        return taken
+
+    scratch.report("ignored files")
+    contenders: dict[str, Contender] = {
+        "ours": lambda: judge("ignoring", is_ignoring=True),
+        "plain": lambda: judge("plain", is_ignoring=False),
+    }
+    figures = play(contenders, scratch.rounds(15, 5), warm=2)
+    line = Line(
+        f"scratch branch of a test run in git, {_IGNORED:,} ignored files, {_RUNS} runs (floor: without ignore rules)",
+        figures["ours"],
+        figures["plain"],
+    )
+    line.goals.append(Goal("<= 60 ms more", (figures["ours"].median - figures["plain"].median) * 1000, 60))
     return line
 
 

@@ -19,7 +19,7 @@ from tests.need import need
 # The first test of a project waits until all of its programs were judged, on a busy machine for several minutes.
 pytestmark = pytest.mark.timeout(1800)
 
-TOOLCHAINS = {"cargo": "cargo", "go": "go", "jest": "npm", "vitest": "npm"}
+TOOLCHAINS = {"cargo": "cargo", "go": "go", "jest": "npm", "node": "node", "vitest": "npm"}
 """The runners that need a large toolchain, and its program."""
 
 
@@ -39,6 +39,7 @@ PREPARATIONS = {
     "cargo": lambda directory: None,
     "go": lambda directory: None,
     "jest": lambda directory: _add_package(directory, "jest"),
+    "node": lambda directory: None,
     "vitest": lambda directory: _add_package(directory, "vitest"),
 }
 """Every runner, and what its projects need beside their own files."""

@@ -302,3 +302,21 @@ def test_an_interrupted_command_decides_itself(ask: Ask, project: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out, err) == (9, "caught\n", "")
+
+
+@pytest.mark.parametrize("options", [(), ("--include-ignored",)])
+def test_commit_takes_ignored_files_of_a_persons_own_branch(ask: Ask, project: Path, options: tuple[str, ...]) -> None:
+    """And those of an attempt's branch only on request, as the fork that made it would."""
+    own = make(ask, "own")
+    (own / "a.pyc").write_text("x")
+    ask("branch", "commit", "own")
+    assert (project / "a.pyc").exists()
+    (project / "a.pyc").unlink()
+    branch = Workspace(project).branch("attempt", None, None)
+    branch.set_ignore("git")
+    (branch.path / "a.pyc").write_text("x")
+    (branch.path / "made").write_text("x")
+    branch.keep()
+    ask("branch", "commit", "attempt", *options)
+    assert (project / "made").exists()
+    assert (project / "a.pyc").exists() == bool(options)

@@ -241,6 +241,27 @@ def test_a_run_that_changes_what_grades_is_not_believed(project: Workspace) -> N
     assert report.reason == "tests: tampered with: while the tests ran, something changed pytest.ini"
 
 
+def test_tests_added_to_a_file_of_the_base_run_apart(project: Workspace) -> None:
+    """They can count against an attempt; what it changed of the base's own tests counts for nothing."""
+
+    def work(added: str) -> Callable[..., bool]:
+        def act(path: Path, *_: Any) -> bool:
+            (path / "test_sums.py").write_text(SUITE.replace("== 3", "== 4") + added)
+            return writes(RIGHT)(path)
+
+        return act
+
+    good, bad = "\ndef test_more():\n    assert add(1, 1) == 2\n", "\ndef test_more():\n    assert add(1, 1) == 3\n"
+    outcome = BestOfN([work(""), work(bad), work(good), writes(RIGHT)], evaluate=Tests(PYTEST))(project)
+    found = [result.tests.comparison for result in outcome.all_results if result.tests is not None]
+    assert [(c.added_passed, c.added_failed) for c in found if c] == [(0, 0), (0, 1), (1, 0), (0, 0)]
+    assert [result.success for result in outcome.all_results] == [True] * 4
+    scores = [c.added_failed + c.changed_graders for c in found if c]
+    assert scores == [1, 2, 1, 0]
+    assert outcome.winner is not None
+    assert outcome.winner.branch_index == 3, "one that left the tests alone"
+
+
 # Several evaluators in order
 
 

@@ -22,13 +22,17 @@ _FAILING = ("failed", "error")
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """One run of a test command: its report, the runner's evidence, if it sent any, and the graders that it changed."""
+    """One run of a test command: its report, the runner's evidence, if it sent any, and the graders that it changed.
+
+    ``has_file`` is whether the runner wrote a report into a file, as it was requested to do.
+    """
 
     __test__: ClassVar[bool] = False
 
     report: TestReport
     evidence: RunEvidence | None = None
     altered: frozenset[str] = frozenset()
+    has_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def _check(run: TestRun, baseline: Baseline | None, root: str) -> TestReport:
         return replace(_doubt(run.report, f"tampered with: {'; '.join(reasons)}"), is_tampered=True)
     if run.report.doubt is not None:
         return run.report
+    if baseline is not None and not run.has_file and all(one.has_file for one in baseline.runs):
+        return _doubt(run.report, "the runner ended without writing its report")
     if not evidence.is_complete:
         return _doubt(run.report, "a process that ran tests ended before it was through")
     had_canary = any(one.has_canary for one in known)
@@ -147,6 +153,10 @@ def _find_intruders(evidence: RunEvidence, known: Sequence[RunEvidence], root: s
     found = [f"{origin.removeprefix(f'{root}/')} is a plugin of the test runner" for origin in plugins[:_SHOWN]]
     if replaced:
         found.append(f"the tests' process replaced {_shorten(replaced)}")
+    bodies = {name: body for one in known for name, body in one.bodies.items() if body != "other"}
+    passed = (name for name, outcome in evidence.outcomes.items() if outcome == "passed")
+    if others := [name for name in passed if name in bodies and evidence.bodies.get(name) != bodies[name]]:
+        found.append(f"other code ran in the place of {_shorten(others)}")
     return found
 
 

@@ -7,6 +7,7 @@ A record is one line of JSON with the run's ``token``, the number of the ``proce
 - ``test``: the ``outcome`` of the test ``id`` and, if it failed, a ``message``; ``setup`` if it starts again.
 - ``canary``: the ``outcome`` of a test of known outcome, and the ``expected`` one.
 - ``plugin``: a plugin's ``name`` and ``origin``; ``patched``: the ``name`` of what the tests' process replaced.
+- ``body``: a checksum of the code that ran as the test ``id``; ``other`` if that is not from the test's own file.
 - ``flipped``: the ``id`` of a test that raised, and that a hook called passed.
 
 The tests' process is not trusted: it can write anything, but it cannot take back what was written.
@@ -99,8 +100,9 @@ class RunEvidence:
     """What the records of a run say.
 
     ``outcomes`` has each test's outcome, ``messages`` the messages of those that failed. ``plugins`` and ``patched``
-    are what the run loaded and replaced: compare them with those of the base. ``contradictions`` are reasons not to
-    believe the run, ``has_canary`` says whether a test of known outcome failed as it should.
+    are what the run loaded and replaced, ``bodies`` checksums of what ran as a test: compare them with those of the
+    base. ``contradictions`` are reasons not to believe the run, ``has_canary`` says whether a test of known outcome
+    failed as it should.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -110,6 +112,7 @@ class RunEvidence:
     contradictions: tuple[str, ...]
     has_canary: bool
     is_complete: bool
+    bodies: Mapping[str, str] = field(default_factory=dict)
 
     def tally(self, source: Source) -> Tally:
         """Count the outcomes."""
@@ -166,6 +169,7 @@ class _Collector:
         self._patched: set[str] = set()
         self._wrong_canaries: list[str] = []
         self._flipped: list[str] = []
+        self._bodies: dict[str, str] = {}
         self._again: list[str] = []
         self._has_canary = self._reruns = False
 
@@ -191,6 +195,8 @@ class _Collector:
                 self._plugins[name] = origin
             case {"kind": "patched", "name": str(name)}:
                 self._patched.add(name)
+            case {"kind": "body", "id": str(name), "body": str(body)}:
+                self._bodies[name] = body if self._bodies.get(name, body) == body else "changed"
             case {"kind": "flipped", "id": str(name)}:
                 self._flipped.append(name)
 
@@ -223,6 +229,7 @@ class _Collector:
             contradictions=tuple(contradictions),
             has_canary=self._has_canary,
             is_complete=self.running <= self.ended,
+            bodies=self._bodies,
         )
 
 

@@ -83,6 +83,8 @@ def read_report(
     tally = written or printed or _tally_exit_code(exit_code, hint)
     if evidence is not None:
         tally = _tally_evidence(evidence, tally, hint)
+        if written and written.failing and not tally.failing:
+            doubts.append("the JUnit report has failing tests, and the runner's own process reported none")
     doubts += tally.doubts
     if contradiction := _find_contradiction(tally, exit_code):
         doubts.append(contradiction)

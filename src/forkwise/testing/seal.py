@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from forkwise.testing.command import TestCommand
 
-__all__ = ["Seal", "SealRole"]
+__all__ = ["Seal", "SealRole", "list_test_names"]
 
 #: ``whole``: the base's version is used; ``tables``: its grading tables are; ``module``: removed if it was added;
 #: ``script``: the base's version is used if it has one; ``generated``: so is it, and it says nothing about the attempt.
@@ -116,6 +116,27 @@ _SCRIPT = re.compile(r"(?:^|[_.-])(?:tests?|checks?|specs?)(?:[_.-]|$)")
 _WORD = re.compile(r"[^\s();<>|&'\"`$]+")
 _INTERPRETER = re.compile(r"(?:ba|da|z|k)?sh$|python[\d.]*$|node$|deno$|perl$|ruby$|php$")
 _CHECKS = re.compile(r"test|check|verif|valid|grade|judge|spec|lint|eval|score|\.(?:ba)?sh$", re.IGNORECASE)
+
+
+_TEST_NAMES = (
+    (re.compile(r"(?:test_.*|.*_test|tests?)\.py"), re.compile(r"^[ \t]*(?:async +)?def +(test\w*)", re.MULTILINE)),
+    (re.compile(r".*_test\.go"), re.compile(r"^func +(Test\w*)", re.MULTILINE)),
+    (re.compile(r".*\.(?:test|spec)\.\w+"), re.compile(r"\b(?:test|it) *\( *([\"'`][^\"'`\n]+)")),
+)
+_MAX_TEXT = 1 << 20
+
+
+def list_test_names(path: str, content: bytes | None) -> set[str]:
+    """Return the names that look like tests in a test file of Python, Go or JavaScript; none for other files.
+
+    >>> sorted(list_test_names("tests/test_sum.py", b"def test_b(): pass\\nclass A:\\n    def test_a(self): pass\\n"))
+    ['test_a', 'test_b']
+    """
+    name = path.rpartition("/")[2]
+    for file_name, test in _TEST_NAMES:
+        if content is not None and len(content) <= _MAX_TEXT and file_name.fullmatch(name):
+            return set(test.findall(content.decode("utf-8", "replace")))
+    return set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Commands, Exit, json_option, workspace_option
-from forkwise.cli.options import allow_option, confinement_option, conflict_option, landlock_option, network_option
+from forkwise.cli.options import (
+    allow_option,
+    confinement_option,
+    conflict_option,
+    ignored_option,
+    landlock_option,
+    network_option,
+)
 from forkwise.display.output import (
     MARKS,
     Output,
@@ -181,6 +188,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
 @click.option("--no-durable", is_flag=True, help="Skip the sync to disk: faster, but a power failure can lose changes.")
 @click.option("--trust", is_flag=True, help="Commit a branch that a power failure may have damaged.")
 @allow_option
+@ignored_option
 @workspace_option
 @json_option
 def commit(
@@ -189,16 +197,23 @@ def commit(
     no_durable: bool,
     trust: bool,
     allow_executable_config: bool,
+    include_ignored: bool,
     directory: Path,
     output: Output,
 ) -> None:
     """Apply the changes of a branch to its parent.
 
-    All changes are applied or none, even if the process is killed. Sibling branches become stale.
+    All changes are applied or none, even if the process is killed. Sibling branches become stale. A branch of your own
+    is committed as it is. The branch of an attempt leaves out ignored files, as its fork does, unless --include-ignored
+    is given.
     """
     durable = False if no_durable else None
     result = _open(directory, name).commit(
-        on_conflict=on_conflict, durable=durable, trust=trust, allow_executable_config=allow_executable_config
+        on_conflict=on_conflict,
+        durable=durable,
+        trust=trust,
+        allow_executable_config=allow_executable_config,
+        ignore=() if include_ignored else None,
     )
     if output.as_json:
         output.document({"commit": commit_record(result)})

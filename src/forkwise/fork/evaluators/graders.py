@@ -6,13 +6,14 @@ import os
 import select
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from forkwise.files.branch import Branch
 from forkwise.files.file_tree import FileTree
+from forkwise.testing.seal import list_test_names
 from forkwise.testing.tables import put_back
 
 if TYPE_CHECKING:
@@ -47,12 +48,28 @@ class Graders:
                 del roles[path]  # what was changed of it does not grade
         return cls(roles, tuple(path for path in roles if before.entry(path) is None))
 
-    def lay(self, branch: Branch, base: Parent, *, keep_added: bool = False) -> None:
-        """Put the base's versions into a scratch branch; what was added is removed, unless it is kept."""
+    def find_own_tests(self, branch: Branch, base: Parent) -> list[str]:
+        """Return the files with tests that the attempt added, as new files or inside those that the base has."""
+        before, now = open_tree(base), open_tree(branch)
+        return [
+            path
+            for path, role in self.roles.items()
+            if role == "whole"
+            and (
+                path in self.added
+                or list_test_names(path, now.content(path)) - list_test_names(path, before.content(path))
+            )
+        ]
+
+    def lay(self, branch: Branch, base: Parent, *, own: Collection[str] = ()) -> None:
+        """Put the base's versions into a scratch branch; what was added is removed.
+
+        With ``own``, the attempt keeps those of its test files, and all that it added.
+        """
         before, now = open_tree(base), open_tree(branch)
         done: set[str] = set()
         for path, role in sorted(self.roles.items()):
-            if keep_added and path in self.added:
+            if own and (path in self.added or path in own):
                 continue
             if not done.isdisjoint(map(str, PurePosixPath(path).parents)):
                 continue  # put back with a directory above it

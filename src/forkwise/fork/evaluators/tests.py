@@ -64,7 +64,8 @@ class Tests(Evaluator):
     The tests are ``sealed``: test files, their configuration and whatever else decides over the outcome are taken from
     the base, not from the attempt. ``seal`` are patterns of further paths (``golden/*``), or with a leading ``!`` of
     paths that attempts may change. The files in the directory ``held_out`` are laid over all others; attempts must not
-    see them. Tests that an attempt added run as well, but can only count against it.
+    see them. Tests that an attempt added, in new files or in those of the base, run as well, but can only count against
+    it.
 
     The ``baseline`` runs the tests on the base before any attempt. BaselineError is raised if they cannot run there.
     An attempt succeeds if all tests pass; with ``require="progress"`` also if it fixes some and breaks none. A run
@@ -229,7 +230,7 @@ class Tests(Evaluator):
         report = replace(report, touched=graders.touched[:_MAX_ADDED])
         if report.comparison is not None and set(graders.touched) - set(graders.added):
             report = replace(report, comparison=replace(report.comparison, changed_graders=1))
-        own = [path for path in graders.added if graders.roles[path] == "whole"][:_MAX_ADDED]
+        own = (await run_in_thread(graders.find_own_tests, branch, base))[:_MAX_ADDED]
         if own and report.comparison is not None and report.doubt is None and not branch.view_kind.ends_chain:
             run = await self._run(branch, replace(task, own=tuple(own), known={}))
             report = replace(report, comparison=_count_own(report.comparison, run, report.outcomes))
@@ -309,7 +310,7 @@ class Tests(Evaluator):
         )
         if done.ending != "exit":
             report = replace(report, doubt=f"the tests did not finish: {done.limit or ''} {done.ending}".strip())
-        return TestRun(report, evidence)
+        return TestRun(report, evidence, has_file=junit is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +339,7 @@ class _Task:
     def lay(self, branch: Branch, held_out: str | None) -> None:
         """Lay the files that grade over those of a scratch branch."""
         if self.graders is not None:
-            self.graders.lay(branch, self.base, keep_added=bool(self.own) and not self.foreign)
+            self.graders.lay(branch, self.base, own=() if self.foreign else self.own)
         if self.foreign:
             lay_files(branch, self.foreign)
         if held_out is not None and not self.own:

@@ -9,6 +9,7 @@ import os
 import zlib
 
 _write, _getpid = os.write, os.getpid
+_Function, _Code = type(lambda: None), type((lambda: None).__code__)
 _encode = json.JSONEncoder(ensure_ascii=True).encode
 _VARIABLE = "FORKWISE_EVIDENCE"
 _MAX_RECORD = 4000  # below PIPE_BUF, so that the records of several writers do not mix
@@ -36,11 +37,12 @@ class Channel:
                 os.environ[name] = value
         self.token = settings["token"]
         self.suspects = frozenset(settings["suspects"])
+        self._bodies = {}
         self._fd = os.open(settings["fifo"], os.O_WRONLY | os.O_CLOEXEC)
         self.send(kind="start")
 
-    def send(self, **record):
-        """Write a record."""
+    def send(self, _write=_write, _getpid=_getpid, _encode=_encode, **record):
+        """Write a record. What it needs is bound here: names of a module are easily replaced."""
         line = _encode({"token": self.token, "process": _getpid(), **record})
         if len(line) > _MAX_RECORD:
             line = _encode({"token": self.token, "process": _getpid(), **record, "message": ""})
@@ -51,6 +53,21 @@ class Channel:
         shown = str(message)[-_MAX_MESSAGE:] if outcome in FAILED else ""
         self.send(kind="test", id=shorten(name), outcome=outcome, message=shown)
 
+    def send_body(self, name, function, path):
+        """Write a checksum of the code that is about to run as a test, or has just run; again only if it changed.
+
+        Code that is not from the test's own file, such as a decorator's, is only called ``other``.
+        """
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        before, body = self._bodies.get(name, (None, None))
+        if body is not None and code is before:
+            return
+        is_own = code is not None and os.path.realpath(code.co_filename) == os.path.realpath(path)
+        found = f"{zlib.crc32(repr(_describe(code)).encode('utf-8', 'replace')):08x}" if is_own else "other"
+        self._bodies[name] = code, found
+        if found != body:
+            self.send(kind="body", id=shorten(name), body=found)
+
     def lend(self):
         """Put the settings back into the environment, for workers that are being started."""
         os.environ[_VARIABLE] = self._settings
@@ -60,17 +77,42 @@ class Channel:
         os.environ.pop(_VARIABLE, None)
 
 
+def _describe(code):
+    """Return what a code object does, as a value that is the same in every process."""
+    constants = [_describe_constant(value) for value in code.co_consts]
+    lines = code.co_firstlineno, code.co_flags, code.co_argcount
+    return code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, lines, constants
+
+
+def _describe_constant(value):
+    if isinstance(value, frozenset):  # its order depends on the hashes of this process
+        return sorted(map(repr, value))
+    return _describe(value) if isinstance(value, _Code) else value
+
+
 class Originals:
-    """What a number of modules and classes contained when the run started."""
+    """What a number of modules and classes contained when the run started, and the classes of those modules."""
 
     def __init__(self, owners):
-        self._contents = [(owner, name, value) for owner in owners for name, value in list(vars(owner).items())]
+        found = list(owners)
+        for owner in owners:
+            name = getattr(owner, "__name__", None)
+            classes = [value for value in vars(owner).values() if isinstance(value, type)]
+            found += [value for value in classes if value.__module__ == name and value not in found]
+        contents = [(owner, name, value) for owner in found for name, value in list(vars(owner).items())]
+        self._contents = [(owner, name, value, _find_code(value)) for owner, name, value in contents]
 
-    def send_changes(self, channel):
-        """Report the names that are bound to something else by now."""
-        for owner, name, value in self._contents:
-            if vars(owner).get(name) is not value:
-                channel.send(kind="patched", name=f"{owner.__name__}.{name}")
+    def send_changes(self, channel, _send=Channel.send):
+        """Report the names that are bound to something else by now, and functions that got other code."""
+        for owner, name, value, code in self._contents:
+            if vars(owner).get(name) is not value or _find_code(value) != code:
+                _send(channel, kind="patched", name=f"{owner.__name__}.{name}")
+
+
+def _find_code(value):
+    """Return the code and the defaults of a function, also of a class or static method; None for anything else."""
+    function = getattr(value, "__func__", value)
+    return (function.__code__, function.__defaults__) if isinstance(function, _Function) else None
 
 
 def shorten(name):

@@ -6,6 +6,7 @@ It runs in the process of the tests, with whatever pytest the project has, and m
 import builtins
 import unittest
 
+import _pytest._code.code
 import _pytest.assertion.rewrite
 import _pytest.main
 import _pytest.outcomes
@@ -13,6 +14,8 @@ import _pytest.python
 import _pytest.reports
 import _pytest.runner
 import _pytest.skipping
+import evidence_channel
+import pluggy
 import pytest
 from evidence_channel import FAILED, Originals, open_channel
 
@@ -31,15 +34,14 @@ _originals = Originals(
         pytest.Session,
         pytest.Item,
         pytest.Function,
+        pluggy.PluginManager,
+        _pytest._code.code,
         _pytest.assertion.rewrite,
-        _pytest.assertion.rewrite.AssertionRewritingHook,
         _pytest.main,
         _pytest.outcomes,
         _pytest.python,
         _pytest.reports,
-        _pytest.reports.TestReport,
         _pytest.runner,
-        _pytest.runner.CallInfo,
         _pytest.skipping,
     )
 )
@@ -66,12 +68,14 @@ class _Witness:
     def __init__(self, channel):
         self._channel = channel
         self._expected = {}  # the outcome that each canary must have
+        self._hooks = []  # what implemented the hooks when the session started
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session):
         manager = session.config.pluginmanager
         names = {dist.project_name.lower() for _, dist in manager.list_plugin_distinfo()}
         self._channel.send(kind="session", reruns=any(name in names for name in _RERUNS))
+        self._hooks = _list_hooks(manager)
         self._channel.lend()  # xdist starts its workers now
         yield
         self._channel.withdraw()
@@ -114,6 +118,25 @@ class _Witness:
         return True
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item):
+        self._send_body(item)
+        self._send_changed_hooks()
+        yield
+        self._send_body(item)
+
+    def _send_body(self, item):
+        function = getattr(item, "obj", None)
+        if function is not None and item.nodeid not in self._expected:
+            self._channel.send_body(item.nodeid, function, str(getattr(item, "path", None) or item.fspath))
+
+    def _send_changed_hooks(self):
+        changed = [name for name, owner, key, value in self._hooks if getattr(owner, key, None) is not value]
+        for name in changed:
+            self._channel.send(kind="patched", name=f"the hook {name}")
+        if changed:
+            self._hooks = [hook for hook in self._hooks if hook[0] not in changed]
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
         raised = call.excinfo or next(iter(getattr(item, "_excinfo", None) or ()), None)
         result = yield
@@ -146,10 +169,34 @@ class _Witness:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, exitstatus):
         yield
-        _originals.send_changes(self._channel)
+        self._send_changed_hooks()
+        for originals in (_originals, _own):
+            originals.send_changes(self._channel)
         self._channel.send(kind="end", exit=int(exitstatus))
 
 
+_HOOKS = (
+    "pytest_pyfunc_call",
+    "pytest_runtest_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_runtest_setup",
+    "pytest_runtestloop",
+)
+
+
+def _list_hooks(manager):
+    """Return what runs if a test is run: (name, object, attribute, value)."""
+    found = [
+        (name, implementation, "function", implementation.function)
+        for name in _HOOKS
+        for implementation in getattr(manager.hook, name).get_hookimpls()
+    ]
+    found += [(name, manager.hook, name, getattr(manager.hook, name)) for name in _HOOKS]
+    return [*found, ("of all hooks", manager, "_inner_hookexec", getattr(manager, "_inner_hookexec", None))]
+
+
+_own = Originals((evidence_channel, _Witness))
 _channel = open_channel()
 _witnesses = [] if _channel is None else [_Witness(_channel)]
 

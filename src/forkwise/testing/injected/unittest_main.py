@@ -8,6 +8,7 @@ import os
 import sys
 import unittest
 
+import evidence_channel
 from evidence_channel import Originals, open_channel
 
 sys.path[0] = os.getcwd()  # as with -m
@@ -22,12 +23,6 @@ _originals = Originals(
         unittest.result,
         unittest.runner,
         unittest.suite,
-        unittest.TestCase,
-        unittest.TestLoader,
-        unittest.TestResult,
-        unittest.TestSuite,
-        unittest.TextTestResult,
-        unittest.TextTestRunner,
     )
 )
 
@@ -39,7 +34,18 @@ class _Result(unittest.TextTestResult):
         message = "" if error is None else self._exc_info_to_string(error, test)
         _channel.send_test(test.id(), outcome, message)
 
+    def startTest(self, test):
+        self._send_body(test)
+        super().startTest(test)
+
+    def _send_body(self, test):
+        method = getattr(test, getattr(test, "_testMethodName", ""), None)
+        module = sys.modules.get(type(test).__module__)
+        if method is not None:
+            _channel.send_body(test.id(), method, getattr(module, "__file__", None) or "")
+
     def addSuccess(self, test):
+        self._send_body(test)
         self._send(test, "passed")
         super().addSuccess(test)
 
@@ -90,10 +96,13 @@ class _Runner(unittest.TextTestRunner):
             _Canaries(name).run(known)
             outcome = "passed" if known.wasSuccessful() else "failed"
             _channel.send(kind="canary", id=name, expected=expected, outcome=outcome)
-        _originals.send_changes(_channel)
+        for originals in (_originals, _own):
+            originals.send_changes(_channel)
         _channel.send(kind="end", exit=int(not result.wasSuccessful()))
         return result
 
+
+_own = Originals((evidence_channel, _Result, _Canaries, _Runner))
 
 if __name__ == "__main__":
     sys.argv[0] = "python -m unittest"

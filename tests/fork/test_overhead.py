@@ -1,0 +1,82 @@
+"""What sealed tests cost beside the test command: counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkwise import Tests, Workspace
+from forkwise.files.store import trash
+
+_COUNTED = ("open", "stat", "lstat", "scandir", "listdir", "readlink", "link", "mkdir", "unlink")
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Counter[str]]:
+    """Count the operations on files, and the programs, of a function."""
+
+    def count(work: Callable[[], Any]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        lock = threading.Lock()
+
+        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                with lock:
+                    found[name] += 1
+                return function(*args, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in _COUNTED:
+                patch.setattr(os, name, counted(name, getattr(os, name)))
+            patch.setattr(subprocess, "run", counted("run", subprocess.run))
+            work()
+            trash.wait_until_empty()
+        return found
+
+    return count
+
+
+def test_the_cost_does_not_grow_with_the_tree(
+    workspace: Workspace, count: Callable[[Callable[[], Any]], Counter[str]]
+) -> None:
+    root = workspace.path
+    (root / "test_calc.py").write_text(
+        "import unittest, calc\nclass T(unittest.TestCase):\n    def test_it(self): self.assertEqual(calc.ANSWER, 42)\n"
+    )
+    (root / "calc.py").write_text("ANSWER = 41\n")
+    tests = Tests([sys.executable, "-m", "unittest", "test_calc"])
+    totals = []
+    made = 0
+    for files in (100, 5000):
+        for number in range(made, files):
+            if number % 100 == 0:
+                (root / f"d{number // 100}").mkdir()
+            Path(f"{root}/d{number // 100}/f{number}").touch()
+        made = files
+        branch = workspace.branch(f"judged{files}", None, None)
+        (branch.path / "calc.py").write_text("ANSWER = 42\n")
+        (branch.path / "test_calc.py").write_text((root / "test_calc.py").read_text() + "# changed\n")
+        baseline = asyncio.run(tests.measure(workspace))
+
+        def judge(branch: Any = branch, baseline: Any = baseline) -> None:
+            comparison = asyncio.run(tests.test(branch, baseline)).comparison
+            assert comparison is not None
+            assert comparison.fixed == 1
+
+        judge()  # what is loaded and cached the first time
+        totals.append(sum(count(judge).values()))
+        branch.abort()
+    few, many = totals
+    assert many <= few + 30, "with fifty times as many files"
+    assert few < 1000
