@@ -190,6 +190,23 @@ def test_a_view_whose_server_died_is_mounted_again(bench: Bench) -> None:
     assert (bench.show() / "new").read_text() == "kept"
 
 
+def test_changes_are_read_and_committed_after_the_server_died(tmp_path: Path) -> None:
+    """At once, while the kernel still answers from its cache of attributes."""
+    need(shutil.which("fuse-overlayfs") is not None, "fuse-overlayfs is not installed")
+    need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws/file").write_text("old")
+    branch = Workspace(tmp_path / "ws", view="fuse", durable=False).branch("a")
+    (branch.path / "file").write_text("new")
+    assert [change.path for change in branch.delta()] == ["file"]
+    os.stat(branch.path)
+    fuse._signal_server(branch.home, signal.SIGKILL)
+    assert fuse._wait_for_exit(branch.home, 60)
+    assert [change.path for change in branch.delta()] == ["file"]
+    branch.commit()
+    assert (tmp_path / "ws/file").read_text() == "new"
+
+
 class TestRefusals:
     def test_no_program(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -393,6 +393,7 @@ def _run(command: Sequence[str], directory: str, **options: Any) -> tuple[int, s
 def _is_served(view: str) -> bool:
     try:
         os.stat(view)
+        os.statvfs(view)  # the kernel may have answered stat(2) from its cache, but asks the server for this
     except OSError as error:
         if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             return False
