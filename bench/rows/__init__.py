@@ -21,6 +21,7 @@ from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
+from bench.rows.worktree import measure_worktree
 from bench.scratch import Scratch
 
 __all__ = ["ROWS"]
@@ -31,6 +32,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "commit": measure_commit,
     "walk": measure_walk,
     "git-status": measure_git_status,
+    "worktree": measure_worktree,
     "sandbox": measure_sandbox,
     "explore": measure_explore,
     "ledger": measure_ledger,
