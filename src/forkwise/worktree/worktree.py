@@ -149,11 +149,11 @@ def add_worktree(
     check_branch_name(branch)
     commit = resolve_commit(repository, start)
     site = locate(_main_work_tree(repository))
-    with _registered(site, repository, target, branch, commit or "") as (home, record):
+    with _registered(site, repository, target, branch, commit or "") as (home, record, lock_fd):
         try:
             if commit is not None:
                 create_branch(repository, branch, commit, record.name)
-            record = _make(site, repository, home, record, views, is_copied=start is None and not clean)
+            record = _make(site, repository, home, record, views, lock_fd, is_copied=start is None and not clean)
             if start is not None or clean:
                 _check_out(record, clean=clean)
             _save(home, replace(record, phase="ready"))
@@ -345,16 +345,19 @@ def _homes(site: Site) -> str:
 
 
 @contextmanager
-def _lock(path: str, *, waits: bool = True) -> Iterator[bool]:
-    """Hold a lock until the block ends or the process dies; yield whether it was taken."""
+def _lock(path: str, *, waits: bool = True) -> Iterator[int]:
+    """Hold a lock until the block ends or the process dies; yield its descriptor, -1 if another has the lock.
+
+    A child process that inherits the descriptor holds the lock as well, as long as it runs.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
-            yield False
+            yield -1
             return
-        yield True
+        yield fd
     finally:
         os.close(fd)
 
@@ -362,11 +365,11 @@ def _lock(path: str, *, waits: bool = True) -> Iterator[bool]:
 @contextmanager
 def _registered(
     site: Site, repository: Repository, target: str, branch: str, commit: str
-) -> Iterator[tuple[str, Worktree]]:
-    """Reserve a name for a new worktree, and hold its lock for the block."""
+) -> Iterator[tuple[str, Worktree, int]]:
+    """Reserve a name for a new worktree, and hold its lock for the block, whose descriptor is the last value."""
     os.makedirs(_homes(site), mode=0o700, exist_ok=True)
     name, home = _reserve(site, repository, target)
-    with _lock(f"{home}/lock"):
+    with _lock(f"{home}/lock") as lock_fd:
         record = Worktree(
             name,
             target,
@@ -381,7 +384,7 @@ def _registered(
         )
         _save(home, record)
         os.rename(home, f"{_homes(site)}/{name}")
-        yield f"{_homes(site)}/{name}", record
+        yield f"{_homes(site)}/{name}", record, lock_fd
 
 
 def _reserve(site: Site, repository: Repository, target: str) -> tuple[str, str]:
@@ -412,8 +415,8 @@ def _reserve(site: Site, repository: Repository, target: str) -> tuple[str, str]
 def _owned(site: Site, worktree: Worktree) -> Iterator[str]:
     """Hold the lock of an existing worktree for the block."""
     home = f"{_homes(site)}/{worktree.name}"
-    with _lock(f"{home}/lock", waits=False) as is_taken:
-        if not is_taken:
+    with _lock(f"{home}/lock", waits=False) as lock_fd:
+        if lock_fd < 0:
             raise BranchError(
                 f"another process adds, mounts or removes the worktree {worktree.path} just now; try again"
             )
@@ -479,15 +482,15 @@ def _recover(site: Site) -> Iterator[tuple[str, Worktree]]:
     for home, record in list(_read_all(site)):
         if record.phase == "ready":
             if record.state == "unknown to git" and record.is_mount and not _has_files(f"{home}/layer"):
-                with suppress(BranchingError, OSError), _lock(f"{home}/lock", waits=False) as is_free:
-                    if is_free:  # git worktree remove has emptied it, and cannot remove a mount point
+                with suppress(BranchingError, OSError), _lock(f"{home}/lock", waits=False) as lock_fd:
+                    if lock_fd >= 0:  # git worktree remove has emptied it, and cannot remove a mount point
                         _unmount_any(record)
                         _finish_removal(home, record)
                         continue
             yield home, record
             continue
-        with _lock(f"{home}/lock", waits=False) as is_free:
-            if not is_free:
+        with _lock(f"{home}/lock", waits=False) as lock_fd:
+            if lock_fd < 0:
                 continue  # its process is at work
             if record.phase == "adding":
                 _revert(home, record)
@@ -515,6 +518,7 @@ def _make(
     home: str,
     record: Worktree,
     views: tuple[str, ...],
+    lock_fd: int,
     *,
     is_copied: bool,
 ) -> Worktree:
@@ -544,7 +548,7 @@ def _make(
                 mount_files(view, site, repository.work_tree, home, record.path)
             else:
                 copy = _copy_path(record)
-                copy_files(view, site, repository.work_tree, copy)
+                copy_files(view, repository.work_tree, copy, lock_fd)
                 _write_pointer(f"{copy}/.git", pointer)
                 os.rename(copy, record.path)
         except BranchingError as error:
@@ -648,9 +652,8 @@ def _is_own(record: Worktree) -> bool:
 def _finish_removal(home: str, record: Worktree) -> bool:
     """Remove what is left of a worktree that is not mounted any more; return whether its branch was removed."""
     if not record.is_mount and _is_own(record):
-        aside = _copy_path(record)
-        os.rename(record.path, aside)
-        _remove_directory(aside)
+        os.rename(record.path, _copy_path(record))
+    _remove_copy(record)  # also if a killed process had renamed it
     return _remove_rest(home, record)
 
 

@@ -181,11 +181,12 @@ def _in_use_error(path: str) -> BranchError:
     )
 
 
-def copy_files(view: str, site: Site, source: str, target: str) -> None:
+def copy_files(view: str, source: str, target: str, lock_fd: int) -> None:
     """Copy the checkout ``source``, without its ``.git``, to the new directory ``target``; share blocks for reflink.
 
     Programs of the system copy, several at a time: cloning 50,000 files takes as long as the system calls for it.
-    Hard links between directories become separate files. Mount points become empty directories.
+    Hard links between directories become separate files. Mount points become empty directories. The programs hold the
+    lock ``lock_fd`` too: if this process is killed, nothing is cleaned up before they have ended.
     """
     if view == "reflink":
         refusal = view_named(view).refusal(Site(source, os.path.dirname(target)))
@@ -197,19 +198,24 @@ def copy_files(view: str, site: Site, source: str, target: str) -> None:
     size = max(min(_BATCH, -(-len(names) // workers)), 1)
     parts = [names[start : start + size] for start in range(0, len(names), size)]
     with ThreadPoolExecutor(workers) as pool:
-        for problem in pool.map(lambda part: _copy_part(view, source, target, part), parts):
+        for problem in pool.map(lambda part: _copy_part(view, source, target, part, lock_fd), parts):
             if problem:
                 _refuse(view, source, Refusal(problem, "free space, or fix the permissions of that path"))
     copy_directory_metadata(target, source)
 
 
-def _copy_part(view: str, source: str, target: str, names: list[str]) -> str:
+def _copy_part(view: str, source: str, target: str, names: list[str], lock_fd: int) -> str:
     """Copy some entries of the top directory; return what failed, empty if nothing did."""
     keep = "mode,timestamps,links,xattr" + (",ownership" if os.geteuid() == 0 else "")
     options = ["-R", "-P", "-x", f"--preserve={keep}", f"--reflink={'always' if view == 'reflink' else 'auto'}"]
     words = ["cp", *options, "-t", target, "--", *(f"{source}/{name}" for name in names)]
     done = subprocess.run(
-        words, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        words,
+        env={**os.environ, "LC_ALL": "C"},
+        pass_fds=[lock_fd],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
     lines = os.fsdecode(done.stderr).strip().splitlines()
     return "" if done.returncode == 0 else lines[0] if lines else f"cp exited with status {done.returncode}"
