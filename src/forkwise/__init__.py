@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forkwise.errors import BranchStaleError as BranchStaleError
     from forkwise.errors import BudgetExceededError as BudgetExceededError
     from forkwise.errors import CommitError as CommitError
+    from forkwise.errors import CommitNotFoundError as CommitNotFoundError
     from forkwise.errors import ConfigError as ConfigError
     from forkwise.errors import ConflictError as ConflictError
     from forkwise.errors import ConversationError as ConversationError
@@ -200,6 +201,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "BranchingError",
         "BudgetExceededError",
         "CommitError",
+        "CommitNotFoundError",
         "ConfigError",
         "ConflictError",
         "ConversationError",

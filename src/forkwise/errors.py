@@ -22,6 +22,7 @@ __all__ = [
     "BranchingError",
     "BudgetExceededError",
     "CommitError",
+    "CommitNotFoundError",
     "ConfigError",
     "ConflictError",
     "ConversationError",
@@ -123,6 +124,10 @@ class BranchNotFoundError(BranchError):
 
 class CommitError(BranchError):
     """A commit or an undo failed and left the workspace unchanged; raised to the caller of ``commit`` or ``undo``."""
+
+
+class CommitNotFoundError(CommitError):
+    """There is no commit with this number, or gc has collected its record; raised to the caller who names it."""
 
 
 class ConflictError(CommitError):

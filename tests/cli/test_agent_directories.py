@@ -135,7 +135,7 @@ def test_the_sessions_of_the_winner_are_kept_and_nothing_else(
         f"echo hook > {directory}/settings.json; echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE",
     )
     run("best-of", "3", "--agent", name, "fix it")
-    kept = Path(str(session).replace("$FORKWISE_ATTEMPT", "2"))
+    kept = Path(str(session).replace("$FORKWISE_ATTEMPT", "3"))
     assert [p for p in directory.rglob("*") if p.is_file()] == [kept]
     assert kept.read_text() == "mine\n"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -173,8 +173,8 @@ def test_a_first_run_keeps_the_winner_s_sessions_and_login(
     )
     run("best-of", "2", "--agent", "claude", "fix it")
     found = sorted(str(p.relative_to(home / ".claude")) for p in (home / ".claude").rglob("*") if p.is_file())
-    assert found == [".credentials.json", f"projects/{slug(project)}/1.jsonl"]
-    assert json.loads(login.read_text())["claudeAiOauth"]["accessToken"] == "a-1"
+    assert found == [".credentials.json", f"projects/{slug(project)}/2.jsonl"]
+    assert json.loads(login.read_text())["claudeAiOauth"]["accessToken"] == "a-2"
     assert stat.S_IMODE(login.stat().st_mode) == 0o600
 
 
@@ -276,8 +276,8 @@ def test_the_newest_login_is_taken_over_also_from_a_loser(
     logins = {n: format_login(now + n * HOUR_MS, str(n)) for n in (1, 2)}
     monkeypatch.setenv(
         "SCRIPT",
-        f"case $FORKWISE_ATTEMPT in 0) echo '{logins[1]}' > {path};; 1) echo '{logins[2]}' > {path}; exit 1;; "
-        f"2) echo '{format_login(now - HOUR_MS, 'older')}' > {path}.new; mv {path}.new {path};; esac",
+        f"case $FORKWISE_ATTEMPT in 1) echo '{logins[1]}' > {path};; 2) echo '{logins[2]}' > {path}; exit 1;; "
+        f"3) echo '{format_login(now - HOUR_MS, 'older')}' > {path}.new; mv {path}.new {path};; esac",
     )
     run("best-of", "4", "--agent", "claude", "fix it")
     login = json.loads(path.read_text())["claudeAiOauth"]
@@ -509,7 +509,7 @@ def test_a_pick_keeps_the_sessions_of_the_attempt_that_was_picked(
     assert list(sessions.iterdir()) == []
     fork = ask("ls")["forks"][0]["id"]
     run("pick", f"{fork}.2")
-    assert [path.name for path in sessions.iterdir()] == ["1.jsonl"]
+    assert [path.name for path in sessions.iterdir()] == ["2.jsonl"]
     assert list_views(state) == []
 
 
@@ -526,7 +526,7 @@ def test_a_winner_that_cannot_be_committed_keeps_its_sessions_until_it_is(
     run("pick", f"{fork}.1", code=Exit.CONFLICT)
     assert list(sessions.iterdir()) == []
     run("pick", f"{fork}.1", "--on-conflict", "ours")
-    assert [path.name for path in sessions.iterdir()] == ["1.jsonl"]
+    assert [path.name for path in sessions.iterdir()] == ["2.jsonl"]
     assert list_views(state) == []
 
 
@@ -552,7 +552,7 @@ def test_levels_of_a_tree_keep_the_sessions_of_each_winner(
         f"echo x > {sessions}/$level-$FORKWISE_ATTEMPT.jsonl",
     )
     run("tree", "--depth", "2", "--agent", "claude", "--agent", "claude", "fix it")
-    assert sorted(path.name for path in sessions.iterdir()) == ["0-1.jsonl", "1-1.jsonl"]
+    assert sorted(path.name for path in sessions.iterdir()) == ["0-2.jsonl", "1-2.jsonl"]
 
 
 @pytest.mark.crash
@@ -639,7 +639,7 @@ def test_without_privileges(place: Path, run_unprivileged: Callable[..., tuple[i
     (place / ".config/forkwise/agents.toml").write_text(table)
     code, out, err = run_unprivileged("best-of", "2", "--agent", "claude", "fix it")
     assert code == 0, (out, err)
-    assert [p.name for p in sessions.iterdir()] == ["1.jsonl"]
+    assert [p.name for p in sessions.iterdir()] == ["2.jsonl"]
     assert (place / "project/seen.txt").read_text() == "1.jsonl\n"
     assert json.loads(login.read_text())["claudeAiOauth"]["refreshToken"] == "r-new"
     assert (place / ".claude/settings.json").read_text() == (place / ".claude.json").read_text() == "{}"

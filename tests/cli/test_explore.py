@@ -91,17 +91,17 @@ def test_speculate_may_wait_for_the_best(outcome: Callable[..., Any], project: P
 
 
 def test_best_of_weighs_the_score_and_then_the_diff(outcome: Callable[..., Any], project: Path) -> None:
-    result = outcome("best-of", "3", *sh('seq $((3 - FORKWISE_ATTEMPT)) > n; echo 5 > "$FORKWISE_SCORE"'))
+    result = outcome("best-of", "3", *sh('seq $((4 - FORKWISE_ATTEMPT)) > n; echo 5 > "$FORKWISE_SCORE"'))
     assert [a["won"] for a in result["attempts"]] == [False, False, True]
-    work = 'seq $((FORKWISE_ATTEMPT + 1)) > m; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"'
+    work = 'seq $FORKWISE_ATTEMPT > m; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"'
     result = outcome("best-of", "3", *sh(work))
     assert [a["won"] for a in result["attempts"]] == [False, False, True]
-    assert result["attempts"][2]["score"] == 2
+    assert result["attempts"][2]["score"] == 3
 
 
 def test_best_of_needs_the_tests_to_pass(outcome: Callable[..., Any], project: Path) -> None:
     (project / "check.sh").write_text('grep -q right answer && echo "ok 1" || echo "not ok 1"; echo 1..1\n')
-    work = 'test "$FORKWISE_ATTEMPT" = 1 && echo right > answer || echo wrong > answer'
+    work = 'test "$FORKWISE_ATTEMPT" = 2 && echo right > answer || echo wrong > answer'
     result = outcome("best-of", "2", "--test", "sh check.sh", *sh(work))
     assert [a["state"] for a in result["attempts"]] == ["failed", "succeeded"]
     assert [a["tests"]["passed"] for a in result["attempts"]] == [0, 1]
@@ -128,20 +128,21 @@ def test_reflexion_passes_feedback_to_the_next_attempt(outcome: Callable[..., An
 
 def test_cascade_widens_until_one_succeeds(outcome: Callable[..., Any], project: Path) -> None:
     work = (
-        'test "$FORKWISE_ATTEMPT" = 2 && cp "$FORKWISE_FEEDBACK" taught && exit; echo lesson $FORKWISE_ATTEMPT; exit 1'
+        'test "$FORKWISE_ATTEMPT" = 3 && cp "$FORKWISE_FEEDBACK" taught && exit; echo lesson $FORKWISE_ATTEMPT; exit 1'
     )
     result = outcome("cascade", "--fan-out", "2,2", *sh(work))
     assert [a["state"] for a in result["attempts"]][:3] == ["failed", "failed", "succeeded"]
     taught = (project / "taught").read_text()
-    assert "lesson 0" in taught
+    assert "Attempt 1: " in taught
     assert "lesson 1" in taught
+    assert "lesson 2" in taught
 
 
 def test_refine_builds_on_the_best(outcome: Callable[..., Any], project: Path) -> None:
-    work = 'echo $FORKWISE_ATTEMPT >> trail; echo $((FORKWISE_ATTEMPT % 4)) > "$FORKWISE_SCORE"'
+    work = 'echo $FORKWISE_ATTEMPT >> trail; echo $((FORKWISE_ATTEMPT % 5)) > "$FORKWISE_SCORE"'
     result = outcome("refine", "2", "--rounds", "2", *sh(work))
-    assert (project / "trail").read_text() == "1\n3\n"
-    assert result["winner"].endswith(".2")
+    assert (project / "trail").read_text() == "2\n4\n"
+    assert result["winner"].endswith(".4")
 
 
 def test_summaries_are_shown(outcome: Callable[..., Any], run: Run, ask: Ask) -> None:
@@ -175,7 +176,7 @@ def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any]
     (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
     options = ("3", "--group", "2", "--judge", "sh larger.sh")
     result = outcome("playoff", *options, *sh('echo $FORKWISE_ATTEMPT > n; cp "$FORKWISE_FEEDBACK" f'))
-    assert (project / "n").read_text() == "4\n"
+    assert (project / "n").read_text() == "5\n"
     assert (project / "f").read_text().startswith("The best attempt of your group: succeeded\n")
     assert len(result["attempts"]) == 5
     assert "--budget 2 is less" in run("playoff", "3", "--budget", "2", *sh("true"), code=2).stderr
@@ -209,7 +210,7 @@ def test_cross_tests_need_a_test_command(run: Run) -> None:
 def test_a_rule_stops_best_of(outcome: Callable[..., Any], run: Run, project: Path) -> None:
     (project / "check.sh").write_text("test -e n && echo ok 1 && echo 1..1\n")
     rule = ("--stop-when", "all-green", "--test", "sh check.sh", "-j", "1")
-    result = outcome("best-of", "3", *rule, *sh("test $FORKWISE_ATTEMPT = 1 && touch n"))
+    result = outcome("best-of", "3", *rule, *sh("test $FORKWISE_ATTEMPT = 2 && touch n"))
     assert [a["state"] for a in result["attempts"]] == ["failed", "succeeded", "cancelled"]
     assert result["attempts"][2]["reason"].startswith("the search stopped: all tests of ")
     assert "needs tests" in run("best-of", "2", "--stop-when", "all-green", *sh("true"), code=2).stderr
@@ -218,8 +219,8 @@ def test_a_rule_stops_best_of(outcome: Callable[..., Any], run: Run, project: Pa
 
 def test_tournament_asks_the_judge(outcome: Callable[..., Any], project: Path) -> None:
     (project / "larger.sh").write_text('test "$(cat "$1/n")" -gt "$(cat "$2/n")" && echo a || echo b\n')
-    result = outcome("tournament", "3", "--judge", "sh larger.sh", *sh("echo $((FORKWISE_ATTEMPT * 7 % 5)) > n"))
-    assert (project / "n").read_text() == "4\n"
+    result = outcome("tournament", "3", "--judge", "sh larger.sh", *sh("echo $((FORKWISE_ATTEMPT * 7 % 11)) > n"))
+    assert (project / "n").read_text() == "10\n"
     assert [a["won"] for a in result["attempts"]] == [False, False, True]
 
 
@@ -265,8 +266,8 @@ def test_the_variables_of_an_attempt(outcome: Callable[..., Any], project: Path)
     names = "ATTEMPT BRANCH FORK FEEDBACK SCORE"
     result = outcome("best-of", "1", *sh(f'pwd > where; for n in {names}; do eval "echo \\$FORKWISE_$n"; done > seen'))
     attempt, branch, fork, feedback, score = (project / "seen").read_text().splitlines()
-    assert (attempt, fork) == ("0", result["fork"])
-    assert branch == f"/main/{fork}-0"
+    assert (attempt, fork) == ("1", result["fork"])
+    assert branch == f"/main/{fork}-1"
     assert Path(feedback).is_absolute()
     assert Path(score).is_absolute()
     assert (project / "where").read_text() == f"{project}\n"
@@ -362,7 +363,9 @@ def test_quiet_says_only_what_came_of_it(run: Run, lines: Lines) -> None:
 
 def test_the_lines_are_what_the_documentation_says(lines: Lines, project: Path) -> None:
     (project / "check.sh").write_text('echo "ok 1"; echo 1..1\n')
-    result = lines("best-of", "2", "--test", "sh check.sh", *sh("echo $FORKWISE_ATTEMPT > n; exit $FORKWISE_ATTEMPT"))
+    result = lines(
+        "best-of", "2", "--test", "sh check.sh", *sh("echo $FORKWISE_ATTEMPT > n; exit $((FORKWISE_ATTEMPT - 1))")
+    )
     result += lines("run", "--no-commit", *sh("true"))
     result += lines("tournament", "2", "--judge", "echo a #", *sh("echo $FORKWISE_ATTEMPT > n"))
     result += lines("run", *sh("exit 1"), code=7)
@@ -503,7 +506,7 @@ def test_a_signal_ends_all_of_it(project: Path, tmp_path: Path, number: int, cod
 def test_a_signal_keeps_what_had_succeeded(run: Run, project: Path, tmp_path: Path, number: int) -> None:
     room = tmp_path / "room"
     room.mkdir()
-    work = f"echo $FORKWISE_ATTEMPT > n; touch {room}/$FORKWISE_ATTEMPT; test $FORKWISE_ATTEMPT = 1 || sleep 600"
+    work = f"echo $FORKWISE_ATTEMPT > n; touch {room}/$FORKWISE_ATTEMPT; test $FORKWISE_ATTEMPT = 2 || sleep 600"
     with start(project, "best-of", "3", "--writable", str(room), *sh(work)) as process:
         wait_until(lambda: len(list(room.iterdir())) == 3, process)
         with open_ledger(Workspace(project)) as ledger:
@@ -519,7 +522,7 @@ def test_a_signal_keeps_what_had_succeeded(run: Run, project: Path, tmp_path: Pa
     with open_ledger(Workspace(project)) as ledger:
         assert ledger.fork(fork.id).state == "open"
         assert [a.state for a in ledger.attempts(fork.id)] == ["cancelled", "succeeded", "cancelled"]
-    assert [branch.name for branch in Workspace(project).branches()] == [f"{fork.id}-1"]
+    assert [branch.name for branch in Workspace(project).branches()] == [f"{fork.id}-2"]
     assert not (project / "n").exists()
     assert processes_about(str(tmp_path)) == []
     assert "+0" in run("diff", f"{fork.id}.1").stdout, "what a stopped attempt had done is known"

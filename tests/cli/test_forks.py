@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def test_forks_inside_others_are_listed_when_asked_for(run: Run, ask: Ask) -> No
     [outer] = ask("ls")["forks"]
     inner, again = ask("ls", "--all")["forks"]
     assert again == outer
-    assert (inner["parent"], inner["origin"]) == (f"{outer['id']}.1", f"/main/{outer['id']}-0")
+    assert (inner["parent"], inner["origin"]) == (f"{outer['id']}.1", f"/main/{outer['id']}-1")
     shown = run("show", inner["id"]).stdout
     assert f"nested in:  {outer['id']}.1" in shown
     assert f"{inner['id']}.1" in run("show", outer["id"]).stdout
@@ -124,7 +125,7 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     fork = hold(ONE, FAILS, options=("--test", "cat a.txt; grep -q one a.txt"), code=7)
     said = run("show", f"{fork}.1").stdout
     assert said.startswith(f"{fork}.1: failed (tests: exit code 1)\n")
-    assert f"branch:     /main/{fork}-0\n" in said
+    assert f"branch:     /main/{fork}-1\n" in said
     assert "  ~ a.txt\n" in said
     assert "Tests:\nexit code 1\n" in said
     assert "The output ends with:\nuno\n" in said
@@ -133,11 +134,11 @@ def test_show_an_attempt(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     assert run("show", f"{fork}.1", "--stderr").stdout == "warned\n"
     report = ask("show", f"{fork}.2")["attempt"]
     assert (report["state"], report["exit_code"], report["reason"]) == ("failed", 3, "exit code 3")
-    assert (report["branch"], [c["path"] for c in report["changes"]]) == (f"/main/{fork}-1", ["c.txt"])
+    assert (report["branch"], [c["path"] for c in report["changes"]]) == (f"/main/{fork}-2", ["c.txt"])
     assert report["command"][-1] == FAILS
     assert report["ended"] >= report["started"]
     run("abort", fork)
-    assert f"branch:     {fork}-0 (dropped)" in run("show", f"{fork}.1").stdout
+    assert f"branch:     {fork}-1 (dropped)" in run("show", f"{fork}.1").stdout
     report = ask("show", f"{fork}.1", "--stderr")["attempt"]
     assert (report["branch"], report["output"]) == (None, "warned\n")
     assert [change["path"] for change in report["changes"]] == ["a.txt"]
@@ -174,7 +175,7 @@ def test_output_is_an_attempts(run: Run, hold: Callable[..., str]) -> None:
 
 def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
     fork = hold(ONE, TWO, CLASH)
-    assert run("diff", f"{fork}.1").stdout == run("branch", "diff", f"{fork}-0").stdout
+    assert run("diff", f"{fork}.1").stdout == run("branch", "diff", f"{fork}-1").stdout
     said = run("diff", f"{fork}.1", f"{fork}.2").stdout
     assert [line for line in said.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")] == [
         "-uno",
@@ -182,11 +183,11 @@ def test_diff(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
         "-two",
         "+due",
     ]
-    report = ask("diff", f"{fork}.1", f"{fork}-2")
-    assert (report["from"], report["to"]) == (f"/main/{fork}-0", f"/main/{fork}-2")
+    report = ask("diff", f"{fork}.1", f"{fork}-3")
+    assert (report["from"], report["to"]) == (f"/main/{fork}-1", f"/main/{fork}-3")
     assert report["diff"].endswith("-uno\n+eins\n")
     # The diff turns the first into the second.
-    seen = Path(ask("branch", "path", f"{fork}-0")["path"])
+    seen = Path(ask("branch", "path", f"{fork}-1")["path"])
     subprocess.run(["patch", "-p1", "-s"], cwd=seen, input=said, text=True, check=True)
     assert run("diff", f"{fork}.1", f"{fork}.2").stdout == ""
     assert "nobody" in run("diff", "nobody", code=5).stderr
@@ -205,7 +206,7 @@ def test_diffs_and_details_of_all_attempts_stay(
         assert command("diff", name).stdout == before[name] != ""
     assert run("diff", names[0], names[1]).stdout == between
     report = ask("diff", names[1])
-    assert (report["from"], report["to"], report["diff"]) == ("/main", f"/main/{fork}-1", before[names[1]])
+    assert (report["from"], report["to"], report["diff"]) == ("/main", f"/main/{fork}-2", before[names[1]])
     assert (report["stored"], report["left_out"], report["unlisted"], report["redacted"]) == (True, [], 0, False)
     details = ask("show", names[2])["attempt"]
     assert [(c["path"], c["kind"]) for c in details["changes"]] == [("c.txt", "added")]
@@ -280,7 +281,7 @@ def test_pick(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> No
 def test_pick_takes_the_best_and_keeps_the_others(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
     fork = hold(ONE, f"{TWO}; echo 5 > $FORKWISE_SCORE")
     assert ask("pick", fork, "--keep")["commit"]["changed"] == ["b.txt"]
-    assert [b["name"] for b in ask("branch", "ls")["branches"]] == [f"{fork}-0"]
+    assert [b["name"] for b in ask("branch", "ls")["branches"]] == [f"{fork}-1"]
 
 
 def test_pick_one_that_failed(run: Run, hold: Callable[..., str], project: Path) -> None:
@@ -332,7 +333,7 @@ def test_combine_says_what_it_needs(run: Run, hold: Callable[..., str]) -> None:
 
 def test_abort(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     fork = hold(ONE, TWO)
-    assert ask("abort", fork[:5]) == {"aborted": fork, "dropped": [f"/main/{fork}-0", f"/main/{fork}-1"]}
+    assert ask("abort", fork[:5]) == {"aborted": fork, "dropped": [f"/main/{fork}-1", f"/main/{fork}-2"]}
     assert ask("branch", "ls")["branches"] == []
     assert run("abort", fork).stdout == f"Aborted {fork}; its branches were dropped.\n"
     assert "it is aborted" in run("resume", fork, code=4).stderr
@@ -378,7 +379,7 @@ def test_gc_keeps_an_interrupted_fork(
     assert len(ask("branch", "ls")["branches"]) == 2
     assert f"would abort {fork}" in run("gc", "--force", "--dry-run").stdout
     report = ask("gc", "--force")
-    assert (report["aborted"], sorted(report["removed"])) == ([fork], [f"/main/{fork}-0", f"/main/{fork}-1"])
+    assert (report["aborted"], sorted(report["removed"])) == ([fork], [f"/main/{fork}-1", f"/main/{fork}-2"])
     assert ask("branch", "ls")["branches"] == []
     assert [m.point for m in mounts() if m.point.startswith(str(state))] == []
     assert ask("ls")["forks"][0]["state"] == "aborted"
@@ -469,7 +470,7 @@ def test_an_attempt_ended_after_a_kill_is_not_run_again(
 ) -> None:
     fork = kill("echo 1 > one.txt", f"touch {tmp_path}/on; sleep 1000", once=("on",))
     assert run("abort", f"{fork}.2").stdout == f"Stopped {fork}.2; the other attempts keep running.\n"
-    assert f"/main/{fork}-1" not in [branch.branch_path for branch in Workspace(project).branches()]
+    assert f"/main/{fork}-2" not in [branch.branch_path for branch in Workspace(project).branches()]
     run("resume", fork, "--quiet")
     assert [(a["id"], a["state"]) for a in ask("show", fork)["fork"]["attempts"]] == [
         (f"{fork}.1", "succeeded"),
@@ -498,7 +499,7 @@ def test_a_fork_of_another_machine_is_left_to_it(run: Run, ask: Ask, project: Pa
     there = ProcessId(os.getpid(), 1, "another boot", "pid:[1]", "another machine", "far")
     with open_ledger(Workspace(project)) as ledger:
         fork = ledger.begin_fork("run", workspace=str(project), spec={}, owner=there).id
-        ledger.start_attempt(ledger.add_attempt(fork, "0", index=0, label="true", branch=f"{fork}-0").id)
+        ledger.start_attempt(ledger.add_attempt(fork, "0", index=0, label="true", branch=f"{fork}-1").id)
     assert ask("ls")["forks"][0]["state"] == "running"
     assert f"{os.getpid()} on far" in run("show", fork).stdout
     assert "it is running" in run("resume", fork, code=4).stderr
@@ -574,3 +575,22 @@ def test_a_secret_variable_of_a_fork_is_not_shown(run: Run, hold: Callable[..., 
         text = run(*words).output
         assert "given-on-the-line" not in text, words
         assert "[redacted]" in text, words
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_ls_fits_the_terminal(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    run("speculate", "--all", "-c", "echo a > n; : a rather long line that nobody can read", "-c", "exit 1", code=0)
+    run("run", "--no-commit", "--", "sh", "-c", "echo 漢字漢字漢字漢字漢字漢字漢字 > m")
+    forks = ask("ls")["forks"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = re.sub(r"\x1b\[[0-9;]*m", "", run("ls").stdout)
+    lines = [line for line in said.splitlines() if "Commit the best" not in line]
+    assert all(len(line.rstrip()) <= width for line in lines)
+    for fork in forks:
+        [row] = [line for line in lines if line.startswith(fork["id"])]
+        assert fork["state"] in row
+        if width >= 80:
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", row)
+    assert "1 succeeded" in said
+    assert said.splitlines()[0].startswith("fork")

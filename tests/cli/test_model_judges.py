@@ -35,7 +35,7 @@ def prefer(word: str) -> Callable[[Request], Answer]:
 @pytest.fixture
 def judge(provider: StartProvider, monkeypatch: pytest.MonkeyPatch) -> str:
     """Serve a model of OpenAI that prefers the third attempt."""
-    server = provider(prefer("number 2"))
+    server = provider(prefer("number 3"))
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "no-key-is-needed")
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -50,7 +50,7 @@ def last_line(result: Result) -> Any:
 @pytest.mark.parametrize("verb", ["best-of", "tournament", "playoff"])
 def test_a_model_over_the_wire(run: Run, ask: Ask, judge: str, project: Path, verb: str) -> None:
     said = run(verb, "3", "--judge", judge, *WRITE).stdout
-    assert (project / "n.txt").read_text() == "number 2\n"
+    assert (project / "n.txt").read_text() == "number 3\n"
     fork = ask("ls")["forks"][0]["id"]
     requests = 6 if verb == "best-of" else 4
     assert f"Judge openai-chat:gpt-5.2: {fork}.3 (confidence 0.90; {requests} requests, " in said
@@ -62,7 +62,7 @@ def test_a_model_over_the_wire(run: Run, ask: Ask, judge: str, project: Path, ve
 
 
 def test_outcome_in_json(run: Run, judge: str) -> None:
-    lines = [word for n in (1, 2) for word in ("-c", f"echo number {n} > n.txt")]
+    lines = [word for n in (1, 3) for word in ("-c", f"echo number {n} > n.txt")]
     outcome = last_line(run("speculate", "--all", "--json", "--judge", judge, *lines))["outcome"]
     assert outcome["winner"] == outcome["verdict"]["votes"][0]["winner"] == f"{outcome['fork']}.2"
     assert outcome["verdict"]["usage"]["requests"] == 2
@@ -93,7 +93,7 @@ def test_the_test_model_goes_by_the_order(run: Run, ask: Ask) -> None:
 
 
 def test_a_command_judges_best_of(run: Run, ask: Ask, project: Path) -> None:
-    run("best-of", "3", "--judge", "grep -q 2 $2/n.txt && echo 1 || echo 0; true", *WRITE)
+    run("best-of", "3", "--judge", "grep -q 3 $2/n.txt && echo 1 || echo 0; true", *WRITE)
     judges = ask("judges")["judges"]
     assert len(judges) == 1
     assert (project / "n.txt").read_text() == "number 2\n"

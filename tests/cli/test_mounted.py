@@ -53,7 +53,7 @@ def test_an_exploration(run: Run, ask: Ask, project: Path) -> None:
     printed = run("best-of", "3", "--", "sh", "-c", 'echo $FORKWISE_ATTEMPT > a.txt; cp a.txt "$FORKWISE_SCORE"').stdout
     assert printed.count("cannot be undone") == 1
     assert "Undo with" not in printed
-    assert (project / "a.txt").read_text() == "2\n"
+    assert (project / "a.txt").read_text() == "3\n"
     fork = ask("ls")["forks"][0]["id"]
     assert "cannot be undone" in run("show", fork).stdout
     assert ask("gc")["removed"] == []

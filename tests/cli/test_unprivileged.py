@@ -131,7 +131,7 @@ def test_exploring(run_unprivileged: Callable[..., tuple[int, str, str]], place:
     assert (place / "project/a.txt").read_text() == "one\n"
     code, out, err = run_unprivileged("best-of", "2", "-q", "--", "sh", "-c", work)
     assert code == 0, err
-    assert (place / "project/a.txt").read_text() == "1\n"
+    assert (place / "project/a.txt").read_text() == "2\n"
 
 
 KILLED_WITH_BRANCHES = """

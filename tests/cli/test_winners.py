@@ -38,7 +38,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_agent_that_changes_nothing_does_not_win(outcome: Callable[..., Any], agent: str, run: Run) -> None:
-    made = "if [ $FORKWISE_ATTEMPT = 1 ]; then echo x > made; fi"
+    made = "if [ $FORKWISE_ATTEMPT = 2 ]; then echo x > made; fi"
     result = outcome("best-of", "3", "--agent", agent, made)
     assert result["winner"].endswith(".2")
     assert [a["no_change"] for a in result["attempts"]] == [True, False, True]
@@ -53,7 +53,7 @@ def test_nothing_but_attempts_without_a_change(run: Run, outcome: Callable[..., 
 
 
 def test_a_command_may_change_nothing(outcome: Callable[..., Any]) -> None:
-    result = outcome("best-of", "2", *sh("[ $FORKWISE_ATTEMPT = 0 ] || echo x > made"))
+    result = outcome("best-of", "2", *sh("[ $FORKWISE_ATTEMPT = 1 ] || echo x > made"))
     assert [a["state"] for a in result["attempts"]] == ["succeeded", "succeeded"]
     assert result["winner"].endswith(".2")
     assert outcome("run", "--", "true")["commit"] is not None
@@ -62,7 +62,7 @@ def test_a_command_may_change_nothing(outcome: Callable[..., Any]) -> None:
 def test_generated_files_decide_nothing_and_are_not_committed(outcome: Callable[..., Any], project: Path) -> None:
     """The first fix is the smaller one, but its byte code and caches are many."""
     line = (
-        "if [ $FORKWISE_ATTEMPT = 0 ]; then echo 1 > fix; mkdir -p __pycache__ .pytest_cache; "
+        "if [ $FORKWISE_ATTEMPT = 1 ]; then echo 1 > fix; mkdir -p __pycache__ .pytest_cache; "
         "seq 50 > .pytest_cache/x; seq 50 > __pycache__/a.pyc; else printf '1\\n2\\n' > fix; fi"
     )
     result = outcome("best-of", "2", *sh(line))
@@ -123,13 +123,13 @@ def test_a_judge_that_fails_decides_nothing(
     assert ask("show", result["fork"])["fork"]["verdict"]["warnings"] == [warning]
     assert f"warning: {warning}" in run("show", result["fork"]).stdout
     run("pick", f"{result['fork']}.2")
-    assert (project / "made").read_text() == "1\n"
+    assert (project / "made").read_text() == "2\n"
 
 
 def test_scores_decide_where_the_judge_fails(outcome: Callable[..., Any], project: Path, run: Run) -> None:
     line = "echo $FORKWISE_ATTEMPT > made; echo $FORKWISE_ATTEMPT > $FORKWISE_SCORE"
     result = outcome("tournament", "2", "--judge", "exit 3 #", *sh(line))
-    assert (project / "made").read_text() == "1\n"
+    assert (project / "made").read_text() == "2\n"
     assert "scores decided instead" in result["warnings"][0]
     done = run("tournament", "2", "--judge", "exit 3 #", *sh("echo $FORKWISE_ATTEMPT > made"), code=8)
     assert "forkwise: warning: the judge failed in 1 of 1 match" in done.stderr

@@ -119,7 +119,7 @@ def room(tmp_path: Path) -> Path:
 
 def test_another_process_shows_the_same(ledger: Ledger, project: Path, room: Path) -> None:
     waiting = f"touch {room}/$FORKWISE_ATTEMPT; until [ -e {room}/go ]; do sleep 0.05; done"
-    work = f"{waiting}; echo done; exit $FORKWISE_ATTEMPT"
+    work = f"{waiting}; echo done; exit $((FORKWISE_ATTEMPT - 1))"
     words = ["best-of", "2", "--json", "--writable", str(room), "--", "sh", "-c", work]
     with subprocess.Popen([*COMMAND, *words], cwd=project, stdout=subprocess.PIPE, text=True) as running:
         assert becomes_so(lambda: len(list(room.iterdir())) == 2 or running.poll() is not None)
@@ -180,16 +180,16 @@ def frames_of(shown: str) -> list[str]:
 
 def test_on_a_terminal_rows_move_and_a_summary_stays(project: Path, room: Path) -> None:
     def is_at_work(frames: list[str]) -> bool:
-        return any(re.search(r"\.1 .* running +0:\d\d .*at work 0", frame) for frame in frames)
+        return any(re.search(r"\.1 .* running +0:\d\d .*at work 1", frame) for frame in frames)
 
     wait = f"until [ -e {room}/go ]; do sleep 0.05; done"
-    work = f'echo "at work $FORKWISE_ATTEMPT"; {wait}; echo x > n; exit $FORKWISE_ATTEMPT'
+    work = f'echo "at work $FORKWISE_ATTEMPT"; {wait}; echo x > n; exit $((FORKWISE_ATTEMPT - 1))'
     words = ["best-of", "2", "--writable", str(room), "--", "sh", "-c", work]
     code, shown = on_terminal(project, *words, once=is_at_work, then=lambda _: (room / "go").touch())
     assert code == 0
     *frames, last = frames_of(shown)
     assert is_at_work(frames)
-    assert re.search(r"\.1  .* won +0:\d\d +1 +at work 0", last)
+    assert re.search(r"\.1  .* won +0:\d\d +1 +at work 1", last)
     assert re.search(r"\.2  .* failed +0:\d\d +1 +exit code 1", last)
     assert "+x\n" in last
     assert last.index("won") < last.index("+x") < last.index("Committed") < last.index("Undo with")
@@ -203,7 +203,7 @@ def test_a_short_terminal_shows_what_matters(project: Path, room: Path) -> None:
     def shows_last_attempt(frames: list[str]) -> bool:
         return any(re.search(r"\.10 .* running", frame) for frame in find_moving(frames))
 
-    work = f"test $FORKWISE_ATTEMPT -lt 9 && exit 1; until [ -e {room}/go ]; do sleep 0.05; done"
+    work = f"test $FORKWISE_ATTEMPT -lt 10 && exit 1; until [ -e {room}/go ]; do sleep 0.05; done"
     words = ["best-of", "10", "--writable", str(room), "--", "sh", "-c", work]
     code, shown = on_terminal(project, *words, rows=8, once=shows_last_attempt, then=lambda _: (room / "go").touch())
     assert code == 0
@@ -256,3 +256,20 @@ def test_ctrl_c(project: Path) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (-1, "0:00"), (61.9, "1:01"), (3600, "1:00:00")])
 def test_time_text(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
+
+
+@pytest.mark.parametrize(("given", "options"), [(None, "FRX"), ("", "FRX"), ("-i", "-R -i")])
+def test_the_pager_shows_colours(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, options: str
+) -> None:
+    pager = tmp_path / "less"
+    pager.write_text('#!/bin/sh\ncat\necho "options: $LESS."\n')
+    pager.chmod(0o755)
+    monkeypatch.setenv("PAGER", str(pager))
+    monkeypatch.delenv("LESS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("LESS", given)
+    code, shown = on_terminal(project, "run", "--", "sh", "-c", "seq 99 > n")
+    assert code == 0
+    assert f"options: {options}.\n" in shown.replace("\r", "")
+    assert "\x1b[32m+99" in shown

@@ -53,7 +53,7 @@ class Way:
     def numbered(self, deeds: Sequence[Deed]) -> Any:
         """Build a task that does one of several deeds, by its number."""
         if self.is_command:
-            cases = " ".join(f"{number}) {deed.script()};;" for number, deed in enumerate(deeds))
+            cases = " ".join(f"{number}) {deed.script()};;" for number, deed in enumerate(deeds, 1))
             return ["sh", "-c", f'case "$FORKWISE_ATTEMPT" in {cases} esac']
         return self._function(lambda path, number, *_: deeds[number].do(path))
 

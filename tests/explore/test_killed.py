@@ -32,7 +32,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     assert report.stderr == ""  # keeps errors of the killed program's children off the terminal
     first, *rest = map(json.loads, report.stdout.splitlines())
     before, after = first["before"], first["after"]
-    assert after["chosen"] == "2\n"
+    assert after["chosen"] == "3\n"
     assert "gone" not in after
     assert len(rest) == 2 * _ROUNDS
     seen = set()

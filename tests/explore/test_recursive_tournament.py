@@ -40,7 +40,7 @@ def test_winners_of_groups_seed_refined_attempts(workspace: Workspace) -> None:
     assert winner_of(outcome) == 9
     taught = (workspace.path / "feedback").read_text()
     assert taught.startswith("The best attempt of your group: succeeded\nChanged 2 files: feedback (")
-    assert "\n\nAttempt 3: succeeded\n" in taught
+    assert "\n\nAttempt 4: succeeded\n" in taught
     with open_ledger(workspace) as ledger:
         assert outcome.fork is not None
         verdict = ledger.fork(outcome.fork).verdict
@@ -116,5 +116,5 @@ def test_a_killed_tournament_continues(scene: Scene) -> None:
     scene.drive(recipe, "ended")
     assert scene.fork.state == "interrupted"
     assert winner_of(asyncio.run(resume(scene.workspace, scene.fork.id))) == 5
-    assert (scene.text("n"), len(scene.ran)) == ("5\n", 6)
+    assert (scene.text("n"), len(scene.ran)) == ("6\n", 6)
     assert "The best attempt of your group" in (scene.text("taught") or "")

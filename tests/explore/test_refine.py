@@ -43,13 +43,13 @@ def test_a_further_round_builds_on_the_best_and_reads_what_was_done(workspace: W
     assert seen[1][1] is None
     assert seen[2][1] == (
         "You build on this attempt: succeeded\nChanged 1 file: a.txt (+1 -0)\n\n"
-        "Attempt 0: succeeded\nChanged 1 file: a.txt (+1 -0)"
+        "Attempt 1: succeeded\nChanged 1 file: a.txt (+1 -0)"
     )
 
 
 def test_a_failed_attempt_of_which_tests_pass_is_built_on(workspace: Workspace) -> None:
     (workspace.path / "check.sh").write_text(CHECK)
-    script = 'case $FORKWISE_ATTEMPT in 0) exit 3;; 1) echo 1;; 2) echo 2;; 3) printf "2\\n3\\n";; esac >> found'
+    script = 'case $FORKWISE_ATTEMPT in 1) exit 3;; 2) echo 1;; 3) echo 2;; 4) printf "2\\n3\\n";; esac >> found'
     outcome = Refine(["sh", "-c", script], 2, rounds=2, evaluate=Tests("sh check.sh"))(workspace)
     assert winner_of(outcome) == 3
     assert (workspace.path / "found").read_text() == "1\n2\n3\n"
@@ -58,7 +58,7 @@ def test_a_failed_attempt_of_which_tests_pass_is_built_on(workspace: Workspace) 
 
 def test_a_round_without_gain_leaves_the_base(workspace: Workspace) -> None:
     (workspace.path / "check.sh").write_text(CHECK)
-    script = "cp check.sh copy; seq 3 > found; test $FORKWISE_ATTEMPT = 0 || seq 9 > more"
+    script = "cp check.sh copy; seq 3 > found; test $FORKWISE_ATTEMPT = 1 || seq 9 > more"
     outcome = Refine(["sh", "-c", script], 1, rounds=3, evaluate=Tests("sh check.sh"))(workspace)
     assert winner_of(outcome) == 0
     assert not (workspace.path / "more").exists()
@@ -69,7 +69,7 @@ def test_without_any_base_the_next_round_starts_from_the_workspace(workspace: Wo
     outcome = Refine(["sh", "-c", script], 2, rounds=2)(workspace)
     assert winner_of(outcome) == 2
     assert (workspace.path / "a.txt").read_text() == "one\n"
-    assert (workspace.path / "told").read_text().startswith("Attempt 0: failed: exit code 1\nChanged 1 file: a.txt")
+    assert (workspace.path / "told").read_text().startswith("Attempt 1: failed: exit code 1\nChanged 1 file: a.txt")
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"rounds": 0}])
@@ -84,5 +84,5 @@ def test_a_killed_refinement_continues_inside_its_base(scene: Scene) -> None:
     assert scene.fork.state == "interrupted"
     outcome = asyncio.run(resume(scene.workspace, scene.fork.id))
     assert winner_of(outcome) == 3
-    assert scene.text("trail") == "1\n3\n"
+    assert scene.text("trail") == "2\n4\n"
     assert len(scene.ran) == 4, "no attempt that had ended ran again"

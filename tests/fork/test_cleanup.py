@@ -55,7 +55,7 @@ def test_a_search_is_ended_with_what_runs_inside(scene: Scene) -> None:
 @pytest.mark.parametrize("point", ["running", "ended", "resolved"])
 def test_an_interrupted_fork_is_cleared(scene: Scene, point: str) -> None:
     fork = scene.drive(scene.recipe(ONE, STUCK if point == "running" else ONE), point)
-    assert sorted(abort_fork(scene.workspace, fork)) == [f"/main/{fork}-0", f"/main/{fork}-1"]
+    assert sorted(abort_fork(scene.workspace, fork)) == [f"/main/{fork}-1", f"/main/{fork}-2"]
     assert scene.fork.state == "aborted"
     assert {a.state for a in scene.attempts} <= {"succeeded", "cancelled"}
     assert scene.text("a.txt") == "one\n"
@@ -91,7 +91,7 @@ def test_a_part_of_a_search_is_not_given_up_alone(scene: Scene) -> None:
 def test_an_interrupted_fork_stays_resumable(scene: Scene) -> None:
     """With all its branches, also one without changes and one that only the fork knows."""
     fork = scene.drive(scene.recipe(ONE, NOTHING), "ended")
-    assert scene.branches == ["0", "1"]
+    assert scene.branches == ["1", "2"]
     cleared = clean_up(scene.workspace)
     assert [f.id for f in cleared.unfinished] == [fork]
     assert (cleared.collected.removed, cleared.collected.listed, cleared.aborted) == ((), (), ())
@@ -109,7 +109,7 @@ def test_a_resumed_fork_is_left_alone(scene: Scene) -> None:
         while scene.ran != [0, 1, 1]:
             await asyncio.sleep(0.02)
         assert clean_up(scene.workspace, force=True).collected.removed == ()
-        assert scene.branches == ["0", "1"]
+        assert scene.branches == ["1", "2"]
         going.cancel()
         await asyncio.wait([going])
 
@@ -137,9 +137,9 @@ def test_a_decided_fork_stays_until_it_is_committed(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(ONE, "exit 1"), "resolved")
     cleared = clean_up(scene.workspace)
     assert [f.id for f in cleared.unfinished] == [fork]
-    assert cleared.collected.removed == (f"/main/{fork}-1",)
-    assert scene.branches == ["0"]
-    scene.workspace.open(f"{fork}-0").commit()
+    assert cleared.collected.removed == (f"/main/{fork}-2",)
+    assert scene.branches == ["1"]
+    scene.workspace.open(f"{fork}-1").commit()
     assert clean_up(scene.workspace).unfinished == ()
     assert scene.fork.commit == 1
 
@@ -148,10 +148,10 @@ def test_what_tests_and_judges_ran_in_goes(scene: Scene) -> None:
     """Branches with caches and reports of tests are dropped; those of a program that died stay."""
     fork = scene.hold(ONE)
     scene.leave("scratch-0123456789ab")
-    scene.leave("scratch-0123456789ab", f"{fork}-0")
+    scene.leave("scratch-0123456789ab", f"{fork}-1")
     scene.leave("work")
     cleared = clean_up(scene.workspace)
-    assert set(cleared.collected.removed) == {"/main/scratch-0123456789ab", f"/main/{fork}-0/scratch-0123456789ab"}
+    assert set(cleared.collected.removed) == {"/main/scratch-0123456789ab", f"/main/{fork}-1/scratch-0123456789ab"}
     assert cleared.collected.listed == ("/main/work",)
     abort_fork(scene.workspace, fork)
     assert clean_up(scene.workspace, force=True).collected.removed == ("/main/work",)
@@ -163,8 +163,8 @@ def test_what_a_person_keeps_stays(scene: Scene) -> None:
     assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-combination",)
     pick(scene.workspace, f"{fork}.1", keep=True)
     assert clean_up(scene.workspace, force=True).collected.removed == ()
-    assert scene.branches == ["1"]
-    scene.workspace.open(f"{fork}-1").abort()
+    assert scene.branches == ["2"]
+    scene.workspace.open(f"{fork}-2").abort()
 
 
 def test_a_refused_winner_stays(scene: Scene) -> None:
@@ -172,8 +172,8 @@ def test_a_refused_winner_stays(scene: Scene) -> None:
     (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, f"{fork}.1")
-    assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-1",)
-    assert scene.branches == ["0"]
+    assert clean_up(scene.workspace, force=True).collected.removed == (f"/main/{fork}-2",)
+    assert scene.branches == ["1"]
     abort_fork(scene.workspace, fork)
 
 

@@ -54,7 +54,7 @@ def test_a_conflict_is_reported_and_nothing_is_changed(scene: Scene, fork: str) 
     assert (clash.path, clash.kind, clash.branches) == ("a.txt", "content", (f"{fork}.1", f"{fork}.2", f"{fork}.3"))
     assert clash.detail.startswith(f"{fork}.1, {fork}.2, {fork}.3 changed the same lines")
     assert scene.text("one.txt") is None
-    assert (scene.fork.state, scene.branches) == ("open", ["0", "1", "2"])
+    assert (scene.fork.state, scene.branches) == ("open", ["1", "2", "3"])
     abort_fork(scene.workspace, fork)
 
 
@@ -93,7 +93,7 @@ def test_tests_have_the_last_word(scene: Scene, fork: str) -> None:
     done = combined(scene, 1, 2, tests=tests)
     assert done.tests is not None
     assert (done.tests.is_pass, done.commit, done.conflicts) == (False, None, ())
-    assert (scene.fork.state, scene.branches) == ("open", ["0", "1", "2"])
+    assert (scene.fork.state, scene.branches) == ("open", ["1", "2", "3"])
     done = combined(scene, 1, 2, tests=tests, force=True)
     assert done.commit is not None
     assert scene.fork.resolution is not None
@@ -126,7 +126,7 @@ def test_attempts_that_cannot_be_combined(scene: Scene, fork: str) -> None:
     with pytest.raises(LedgerError, match="attempts of one fork"):
         asyncio.run(combine_attempts(scene.workspace, [f"{fork}.1", f"{other}.1"], tests=None))
     abort_fork(scene.workspace, other)
-    scene.workspace.open(f"{fork}-1").abort()
+    scene.workspace.open(f"{fork}-2").abort()
     with pytest.raises(BranchNotFoundError, match=f"{fork}.2 no longer has a branch"):
         asyncio.run(combine_attempts(scene.workspace, [f"{fork}.1", f"{fork}.2"], tests=None))
     pick(scene.workspace, f"{fork}.1")

@@ -45,7 +45,7 @@ pick(sys.argv[1], sys.argv[2])
 
 def test_a_fork_that_waits_for_a_pick(scene: Scene) -> None:
     fork = scene.hold(ONE, TWO)
-    assert scene.branches == ["0", "1"]
+    assert scene.branches == ["1", "2"]
     commit = pick(scene.workspace.path, f"{fork[:3]}.1")
     assert set(commit.paths) == {"a.txt", "one.txt"}
     assert scene.text("a.txt") == "uno\n"
@@ -67,8 +67,8 @@ def test_the_fork_alone_means_its_favourite(scene: Scene) -> None:
 def test_the_others_can_be_kept(scene: Scene) -> None:
     fork = scene.hold(ONE, TWO)
     pick(scene.workspace, f"{fork}.1", keep=True)
-    assert scene.branches == ["1"]
-    scene.workspace.open(f"{fork}-1").abort()
+    assert scene.branches == ["2"]
+    scene.workspace.open(f"{fork}-2").abort()
 
 
 def test_it_is_decided_once(scene: Scene) -> None:
@@ -164,7 +164,7 @@ def test_a_decision_without_a_commit_can_be_abandoned(scene: Scene) -> None:
     (scene.workspace.path / "a.txt").write_text("the user's\n")
     with pytest.raises(ConflictError):
         pick(scene.workspace, fork)
-    assert abort_fork(scene.workspace, fork) == (f"/main/{fork}-0",)
+    assert abort_fork(scene.workspace, fork) == (f"/main/{fork}-1",)
     assert scene.fork.state == "aborted"
     assert scene.fork.resolution == {"how": "pick", "keep": False, "abandoned": "aborted by hand"}
 
@@ -177,7 +177,7 @@ def test_a_picker_that_is_killed(scene: Scene, undone: bool) -> None:
     assert done.returncode == -signal.SIGKILL
     assert (scene.fork.state, scene.fork.commit) == ("resolved", None)
     if undone:
-        scene.workspace.open(f"{fork}-0").commit()
+        scene.workspace.open(f"{fork}-1").commit()
         scene.workspace.undo()
     assert pick(scene.workspace, f"{fork}.1").id == 1
     assert (scene.fork.commit, scene.fork.undone) == (1, 2 if undone else None)
@@ -202,7 +202,7 @@ def test_what_stands_on_an_attempt_is_not_dragged_along(scene: Scene) -> None:
     recipe = scene.recipe("echo base > base.txt", kind="tree", max_depth=2)
     recipe["expand"] = [["sh", "-c", "echo top > top.txt"]]
     fork = scene.drive(recipe, "ended")
-    mine = scene.workspace.open(f"{fork}-0").branch("mine", None, None).keep()
+    mine = scene.workspace.open(f"{fork}-1").branch("mine", None, None).keep()
     with pytest.raises(BranchError, match="mine"):
         pick(scene.workspace, f"{fork}.1")
     mine.abort()
@@ -214,7 +214,7 @@ def test_what_stands_on_an_attempt_is_not_dragged_along(scene: Scene) -> None:
 
 def test_an_attempt_whose_branch_is_gone(scene: Scene) -> None:
     fork = scene.hold(ONE, TWO)
-    scene.workspace.open(f"{fork}-0").abort()
+    scene.workspace.open(f"{fork}-1").abort()
     with pytest.raises(BranchNotFoundError, match=f"{fork}.1 no longer has a branch"):
         pick(scene.workspace, f"{fork}.1")
     assert scene.fork.state == "open"

@@ -97,7 +97,7 @@ def test_what_overlaps_leaves_nothing(scene: Scene, fork: str) -> None:
         prepared(scene, fork, {"a.txt": frozenset(aligned(scene, fork).hunks)})
     with pytest.raises(LedgerError, match="the choice is empty"):
         prepared(scene, fork, {"a.txt": frozenset()})
-    assert sorted(scene.branches) == ["0", "1"]
+    assert sorted(scene.branches) == ["1", "2"]
     abort_fork(scene.workspace, fork)
 
 

@@ -35,10 +35,10 @@ _PROJECT = {
 
 _CLAUDE = r"""#!/bin/sh
 case $FORKWISE_ATTEMPT in
-0) sleep 0.4; sed -i 's/- discount/* discount/' shop.py; echo 'Multiplied by the discount.' ;;
-1) sleep 0.8; sed -i 's/- discount/* (100 - discount) \/ 100/' shop.py; echo 'The discount is a percentage.' ;;
-2) sleep 0.2; echo 'I could not find the cause.'; exit 1 ;;
-3) sleep 0.6; sed -i 's/return.*/off = sum(prices) * discount \/ 100\n    return sum(prices) - off/' shop.py
+1) sleep 0.4; sed -i 's/- discount/* discount/' shop.py; echo 'Multiplied by the discount.' ;;
+2) sleep 0.8; sed -i 's/- discount/* (100 - discount) \/ 100/' shop.py; echo 'The discount is a percentage.' ;;
+3) sleep 0.2; echo 'I could not find the cause.'; exit 1 ;;
+4) sleep 0.6; sed -i 's/return.*/off = sum(prices) * discount \/ 100\n    return sum(prices) - off/' shop.py
    echo 'Computed the rebate first.' ;;
 esac
 """

@@ -127,7 +127,7 @@ _PRINTED = {
 _PRINTED_MEANWHILE = "Reading store.py\n"
 
 _AGENT = r"""#!/bin/sh
-scene=@SCENE@/$FORKWISE_ATTEMPT
+scene=@SCENE@/$((FORKWISE_ATTEMPT - 1))
 [ ! -d $scene/files ] || cp -r $scene/files/. .
 cat $scene/printed
 while [ ! -e $scene/end ]; do sleep 0.02; done

@@ -5,6 +5,8 @@ Importing this package must stay cheap: a command imports the floors it needs on
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 import forkwise
@@ -33,11 +35,20 @@ __all__ = ["forkwise_command", "main"]
     epilog="Start with: forkwise doctor, then forkwise run -- COMMAND.",
 )
 @click.version_option(forkwise.__version__, prog_name="forkwise")
-def forkwise_command() -> None:
+@click.option(
+    "-C",
+    "--workspace",
+    "directory",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Workspace to work on; also after the command.",
+)
+def forkwise_command(directory: Path | None) -> None:
     """Fork a directory into copy-on-write branches, try something in each, and commit one.
 
-    Every command works on the current directory, or on the workspace given with -C, and takes --json. A commit can be
-    undone with forkwise undo.
+    Every command takes --json, and works on the workspace around the current directory: the nearest directory that is
+    a git repository's top or has forkwise history, else the current directory itself. Another one is given with -C or
+    in $FORKWISE_WORKSPACE. A commit can be undone with forkwise undo.
     """
 
 

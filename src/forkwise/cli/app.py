@@ -20,11 +20,12 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from forkwise.display.output import Output, conflict_record, printable
+from forkwise.display.output import FOUND_WORKSPACE, Output, conflict_record, printable
 from forkwise.errors import (
     BranchingError,
     BranchNotFoundError,
     BranchStaleError,
+    CommitNotFoundError,
     ConflictError,
     ConversationNotFoundError,
     ForkNotFoundError,
@@ -46,6 +47,7 @@ __all__ = [
     "failure_line",
     "failure_record",
     "find_missing_extra",
+    "find_subdirectory",
     "has_extra",
     "hint",
     "json_option",
@@ -155,6 +157,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (ForkResolvedError, Exit.STALE),
     (RetestError, Exit.NO_WINNER),
     (BranchNotFoundError, Exit.NOT_FOUND),
+    (CommitNotFoundError, Exit.NOT_FOUND),
     (ForkNotFoundError, Exit.NOT_FOUND),
     (ConversationNotFoundError, Exit.NOT_FOUND),
     (MountError, Exit.UNAVAILABLE),
@@ -250,11 +253,47 @@ def workspace_option(function: F) -> F:
         "--workspace",
         "directory",
         metavar="DIR",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        default=".",
-        show_default="current directory",
+        type=_DIRECTORY,
+        callback=_choose_workspace,
+        show_default="found from the current directory",
         help="Workspace to work on.",
     )(function)
+
+
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_SUBDIRECTORY = "forkwise.subdirectory"
+
+
+def _choose_workspace(context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
+    """Return the workspace that the command line names, or else $FORKWISE_WORKSPACE, or else the one around here."""
+    given = given or context.find_root().params.get("directory")
+    if given is not None:
+        return given
+    here = os.path.realpath(".")
+    if variable := os.environ.get("FORKWISE_WORKSPACE"):
+        if not os.path.isdir(variable):
+            raise click.UsageError(f"FORKWISE_WORKSPACE is {variable!r}, which is not a directory: correct or unset it")
+        found = os.path.realpath(variable)
+    else:
+        from forkwise.cli.workspace_search import find_workspace, is_in_state
+
+        if is_in_state(here):
+            raise click.UsageError(
+                "a commit or an undo deleted or replaced the current directory: enter it again with cd"
+            )
+        found = find_workspace(here)
+    if found == here:
+        return Path(".")
+    context.meta[FOUND_WORKSPACE] = found
+    if here.startswith(f"{found.rstrip('/')}/"):
+        context.meta[_SUBDIRECTORY] = os.path.relpath(here, found)
+    return Path(found)
+
+
+def find_subdirectory() -> str:
+    """Return where the current directory is in a workspace that was found above it; empty if it was named."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else str(context.meta.get(_SUBDIRECTORY, ""))
 
 
 def json_option(function: F) -> F:
@@ -355,7 +394,7 @@ class Commands(click.Group):
         except (click.ClickException, click.Abort, BranchingError, OSError) as error:
             self._fail(error, words)
         except ImportError as error:
-            missing = find_missing_extra(error, words)
+            missing = find_missing_extra(error, _skip_options(words))
             if missing is None:
                 raise
             self._fail(missing, words)
@@ -364,7 +403,7 @@ class Commands(click.Group):
     def _fail(self, error: BaseException, words: Sequence[str]) -> NoReturn:
         if _wants_json(words):
             output = Output(as_json=True)
-            verb = self.commands.get(words[0])
+            verb = self.commands.get(next(iter(_skip_options(words)), ""))
             streams = isinstance(verb, Verb) and verb.streams
             (output.stream if streams else output.document)(failure_record(error))
         else:
@@ -376,6 +415,13 @@ class Commands(click.Group):
             if advice := hint(error, words):
                 print_note("hint", advice)
         sys.exit(exit_code(error))
+
+
+def _skip_options(words: Sequence[str]) -> Sequence[str]:
+    """Return the words from the verb on, without parsing: it may be the parsing that failed."""
+    while words and words[0].startswith("-"):
+        words = words[2 if words[0] in ("-C", "--workspace") else 1 :]
+    return words
 
 
 def _write_exit_codes(formatter: click.HelpFormatter) -> None:

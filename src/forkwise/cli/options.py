@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forkwise.cli.app import Verb, require_extra, stream_option, workspace_option
+from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_option, workspace_option
 from forkwise.display.output import Output
 from forkwise.errors import ForkwiseWarning
 
@@ -105,6 +105,7 @@ class ExploreOptions:
     message: str | None = None
     quiet: bool = False
     directory: Path
+    subdirectory: str = ""
     output: Output
 
     def recipe(self, kind: Kind, **own: Any) -> Recipe:
@@ -158,6 +159,7 @@ class ExploreOptions:
             allow_empty=self.allow_empty,
             has_prompt=bool(self.agents),
             frozen=self.frozen,
+            subdirectory=self.subdirectory,
             **own,
         )
 
@@ -178,7 +180,10 @@ class ExploreOptions:
             return  # a variable or an expression of the shell, which cannot be known before
         # The shell also knows its own commands and keywords.
         found = subprocess.run(
-            ["sh", "-c", 'command -v "$1"', "sh", words[0]], cwd=self.directory, capture_output=True, check=False
+            ["sh", "-c", 'command -v "$1"', "sh", words[0]],
+            cwd=self.directory / self.subdirectory,
+            capture_output=True,
+            check=False,
         )
         if found.returncode != 0:
             raise click.UsageError(f"--judge: program {words[0]!r} not found, or not executable")
@@ -240,7 +245,7 @@ class ExploreOptions:
         if not self.command:
             return []
         program = self.command[0]
-        path = os.path.join(self.directory, program) if "/" in program else program
+        path = os.path.join(self.directory, self.subdirectory, program) if "/" in program else program
         if shutil.which(path) is None:
             raise click.UsageError(f"program {program!r} not found, or not executable")
         return [self.command]
@@ -575,8 +580,9 @@ def explore_options(function: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(function)
     def call(**arguments: Any) -> int:
-        common = {field.name: arguments.pop(field.name) for field in fields(ExploreOptions)}
-        return function(ExploreOptions(**common), **arguments)
+        names = [field.name for field in fields(ExploreOptions) if field.name in arguments]
+        common = {name: arguments.pop(name) for name in names}
+        return function(ExploreOptions(**common, subdirectory=find_subdirectory()), **arguments)
 
     words = click.argument("words", metavar="[PROMPT | -- COMMAND...]", nargs=-1)
     command: Callable[..., int] = call

@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from forkwise.display.columns import Fit, cut_cell, fit_columns
 from forkwise.display.output import Output, grid, printable
 from forkwise.ledger.logs import follow_log
 from forkwise.testing.report import Comparison
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 
+_FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
 _COMMIT_GRACE = 10.0  # seconds to wait for a decided fork to be committed
@@ -161,7 +164,7 @@ class Board:
         """Print the table of all attempts."""
         self._output.line()
         columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "score", "cost", ""))
-        self._output.table(columns, rows, cut=True)
+        self._output.table(columns, rows, _FIT)
 
     def rows(self) -> list[Row]:
         """Return the attempts; those nested in an attempt follow it."""
@@ -181,11 +184,17 @@ class Board:
         columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "cost", ""))
         console = self._output.console
         assert console is not None
+        rows, heights = _shorten_running(columns, rows, console.width)
         limit = max(console.height - 4, 1)
-        shown = rows if len(rows) <= limit else _most_important(rows, columns.index("state"), limit)
+        count = min(len(rows), limit)
+        chosen = _most_important(rows, columns.index("state"), count)
+        while count > 1 and sum(heights[i] for i in chosen) > limit:
+            count -= 1
+            chosen = _most_important(rows, columns.index("state"), count)
+        shown = [rows[i] for i in chosen]
         title = Text(f"{fork.kind} {fork.id}", style="bold")
         title.append(f"  {time_text((fork.ended or time.time()) - fork.started)}", style="dim")
-        parts: list[Any] = [title, grid(columns, shown, cut=True)]
+        parts: list[Any] = [title, grid(columns, shown, _FIT, console.width)]
         if len(rows) > len(shown):
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
         return Group(*parts)
@@ -263,11 +272,19 @@ def rows_of(ledger: Ledger, fork: ForkRecord, depth: int = 0) -> Iterator[Row]:
             yield from rows_of(ledger, inner, depth + 1)
 
 
-def _most_important(rows: list[list[str]], state: int, limit: int) -> list[list[str]]:
-    """Return at most ``limit`` rows in their order, preferring the winner, then those that run or succeeded."""
+def _most_important(rows: list[list[str]], state: int, limit: int) -> list[int]:
+    """Return the positions of at most ``limit`` rows, preferring the winner, then those that run or succeeded."""
     rank = {"won": 0, "running": 1, "succeeded": 2}
-    chosen = sorted(range(len(rows)), key=lambda i: (rank.get(rows[i][state], 3), i))[:limit]
-    return [rows[i] for i in sorted(chosen)]
+    return sorted(sorted(range(len(rows)), key=lambda i: (rank.get(rows[i][state], 3), i))[:limit])
+
+
+def _shorten_running(columns: list[str], rows: list[list[str]], width: int) -> tuple[list[list[str]], list[int]]:
+    """Shorten what running attempts printed last to one line each, which a reason is not; return rows and heights."""
+    last, state = len(columns) - 1, columns.index("state")
+    rows = [[*row[:last], printable(row[last])] for row in rows]
+    room = fit_columns(columns, rows, width, _FIT).get(last, width)
+    rows = [[*row[:last], cut_cell(row[last], room) if row[state] == "running" else row[last]] for row in rows]
+    return rows, [max(len(wrap(row[last], max(room, 1))), 1) for row in rows]
 
 
 def _end_line(attempt: AttemptRecord) -> str:

@@ -11,14 +11,17 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from forkwise.display.columns import GAP, Fit, fit_columns, measure_cell
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
     from rich.table import Table
 
     from forkwise.files.branch import Branch
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from forkwise.sandbox.doctor import Report
 
 __all__ = [
+    "FOUND_WORKSPACE",
     "MARKS",
     "Output",
     "branch_record",
@@ -43,6 +47,9 @@ __all__ = [
     "size_text",
     "totals",
 ]
+
+FOUND_WORKSPACE = "forkwise.workspace"
+"""The key, in the context of a command, of a workspace that was not named but found."""
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
 STYLES = {"added": "green", "changed": "yellow", "deleted": "red"}
@@ -92,13 +99,14 @@ class Output:
         for line in text.splitlines() or [""]:
             self.line(line)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = False) -> None:
-        """Print a table. On a terminal, long cells are folded; with ``cut`` only the last column shrinks."""
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], fit: Fit | None = None) -> None:
+        """Print a table. On a terminal, ``fit`` says how it is made to fit; by default the last column is wrapped."""
         if self.console is None:
             cells = [[printable(cell) for cell in row] for row in rows]
             sys.stdout.writelines(_plain_table([list(columns), *cells]))
         else:
-            self.console.print(grid(columns, rows, cut=cut), soft_wrap=False)
+            table = grid(columns, rows, fit or Fit(wrapped=(columns[-1],)), self.console.width)
+            self.console.print(table, soft_wrap=False, crop=False)
 
     def changes(self, paths: dict[str, Sequence[str]], *, limit: int = _LISTED) -> None:
         """Print up to ``limit`` changed paths, and the number of those left out."""
@@ -146,7 +154,8 @@ class Output:
             return
         with console.capture() as capture:
             self.diff(text)
-        click.echo_via_pager(capture.get(), color=True)
+        with _coloured_pager():
+            click.echo_via_pager(capture.get(), color=True)
 
     def diff(self, text: str) -> None:
         """Print a unified diff: coloured and escaped on a terminal, byte for byte elsewhere."""
@@ -159,33 +168,48 @@ class Output:
             self.console.print(printable(line, keep="\t"), style=_diff_style(line))
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool) -> Table:
-    """Build a table for a terminal. Long cells are folded; with ``cut`` only the last column shrinks."""
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], fit: Fit, width: int) -> Table:
+    """Build a table for a terminal that is ``width`` wide. If it cannot be made to fit, it is wider."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     cells = [[printable(cell) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=cut)
-    for column, width in zip(columns, _widths([columns, *cells]), strict=True):
-        if not cut:
-            table.add_column(column, overflow="fold")
-        elif column == columns[-1]:
-            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1)
-        else:
-            table.add_column(column, no_wrap=True, width=width)
+    widths = fit_columns(columns, cells, width, fit, cell_len)
+    total = sum(widths.values()) + GAP * (len(widths) - 1)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold", width=max(total, 1))
+    for i, size in widths.items():
+        is_wrapped = columns[i] in fit.wrapped
+        overflow: OverflowMethod = "fold" if is_wrapped else "ellipsis" if columns[i] in fit.shortened else "ignore"
+        table.add_column(columns[i], width=size, no_wrap=not is_wrapped, overflow=overflow)
     for row in cells:
-        table.add_row(*(Text(cell, style=_cell_style(cell)) for cell in row))
+        table.add_row(*(Text(row[i], style=_cell_style(row[i])) for i in widths))
     return table
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-
 def _plain_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = _widths(rows)
+    widths = [max(map(measure_cell, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+        cells = (cell + " " * (width - measure_cell(cell)) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip() + "\n"
+
+
+@contextmanager
+def _coloured_pager() -> Iterator[None]:
+    """Let less and lv show colours while the block runs; by default they print escape codes as text."""
+    before = {name: os.environ.get(name) for name in ("LESS", "LV")}
+    less = before["LESS"]
+    # An R after other letters may belong to the text of an option, such as a prompt.
+    os.environ["LESS"] = f"-R {less}" if less else "FRX"
+    os.environ.setdefault("LV", "-c")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -227,8 +251,13 @@ def _diff_style(line: str) -> str | None:
 
 
 def command_line(directory: Path, *words: str) -> str:
-    """Return a forkwise command line for the workspace ``directory``, quoted for a shell."""
-    option = () if directory == Path(".") else ("-C", str(directory))
+    """Return a forkwise command line for the workspace ``directory``, quoted for a shell.
+
+    It names the workspace unless the command finds it from the current directory.
+    """
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(FOUND_WORKSPACE)
+    option = () if directory == Path(".") or str(directory) == found else ("-C", str(directory))
     return shlex.join(("forkwise", *words, *option))
 
 

@@ -71,5 +71,5 @@ class Cascaded(Pattern):
         if callable(self._task):
             candidate = replace(Candidate.of(self._task, list(learned)), has_feedback=True)
             return search.fork.add(candidate, index)
-        feedback = "\n\n".join(f"Attempt {number}: {text}" for number, text in enumerate(learned))
+        feedback = "\n\n".join(f"Attempt {number}: {text}" for number, text in enumerate(learned, 1))
         return search.fork.add(Candidate.of(self._task), index, feedback=feedback)

@@ -59,7 +59,13 @@ class CommandJudge:
     """
 
     def __init__(
-        self, argv: Sequence[str], parent: Parent, *, confinement: Confinement, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        parent: Parent,
+        *,
+        confinement: Confinement,
+        timeout: float | None = None,
+        subdirectory: str = "",
     ) -> None:
         self._argv = tuple(argv)
         self.name = shlex.join(self._argv)
@@ -68,6 +74,7 @@ class CommandJudge:
         self._parent = parent
         self._confinement = confinement
         self._timeout = timeout
+        self._subdirectory = subdirectory
 
     async def __call__(self, first: Path, second: Path) -> int:
         async with scratch(self._parent) as judge_branch:
@@ -76,6 +83,7 @@ class CommandJudge:
                 [*self._argv, str(first), str(second)],
                 confinement=replace(self._confinement, readable=(*self._confinement.readable, str(first), str(second))),
                 timeout=self._timeout,
+                cwd=self._subdirectory or None,
             )
         lines = done.stdout.decode(errors="replace").split()
         if lines and lines[-1].lower() in _ANSWERS:
@@ -159,7 +167,8 @@ class Recipe:
     ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern.
     Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
     the workspace, for resuming. With ``cross_tests``, attempts are also scored by the tests that others added.
-    ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
+    ``allowance`` is that of all commands, except those that have their own in ``own_allowances``. Candidates, tests and
+    the judge start in ``subdirectory`` of the workspace.
     """
 
     kind: Kind
@@ -195,6 +204,7 @@ class Recipe:
     environment: tuple[tuple[str, str], ...] = ()
     allowance: Allowance = Allowance()
     own_allowances: tuple[tuple[tuple[str, ...], Allowance], ...] = ()
+    subdirectory: str = ""
     commit: bool = True
     keep: bool = False
     on_conflict: OnConflict = "refuse"
@@ -249,6 +259,7 @@ class Recipe:
             held_out=self.held_out,
             baseline=self.baseline,
             require="progress" if self.compares else "all",
+            subdirectory=self.subdirectory,
         )
 
     @property
@@ -293,7 +304,7 @@ class Recipe:
         confinement = allowance.apply_to(self.build_confinement())
         if self.held_out is not None:
             confinement = replace(confinement, hidden=(*confinement.hidden, self.held_out))
-        return SandboxRunner(confinement, allowance.paths)
+        return SandboxRunner(confinement, allowance.paths, subdirectory=self.subdirectory)
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
         first = self.commands[0]
@@ -368,7 +379,16 @@ class Recipe:
             return ModelJudge(self.judge_model, goal=self.goal)
         if self.judge is None:
             return None
-        return CommandJudge(self.judge, workspace, confinement=self.build_confinement(), timeout=self.test_timeout)
+        return self._build_command_judge(self.judge, workspace)
+
+    def _build_command_judge(self, argv: tuple[str, ...], workspace: Workspace) -> CommandJudge:
+        return CommandJudge(
+            argv,
+            workspace,
+            confinement=self.build_confinement(),
+            timeout=self.test_timeout,
+            subdirectory=self.subdirectory,
+        )
 
     def _build_summaries(self) -> Summaries | None:
         return None if self.summary_model is None else Summaries(self.summary_model)

@@ -105,7 +105,7 @@ class RecursiveTournament(Pattern):
         known = [(seat, await self._summaries.summarise(seat)) for seat in seats]
         refined = []
         for number, seat in enumerate(seats[:room]):
-            others = [(f"Attempt {other.index}", summary) for other, summary in known if other is not seat]
+            others = [(f"Attempt {other.number}", summary) for other, summary in known if other is not seat]
             described = [("The best attempt of your group", known[number][1]), *others[: _MAX_SUMMARIES - 1]]
             refined.append(self._add(search, made + number, subjects[seat], format_summaries(described)))
             subjects[refined[-1]] = subjects[seat]

@@ -72,7 +72,7 @@ class Refine(Pattern):
         described = [] if base is None else [("You build on this attempt", await self._summaries.summarise(base))]
         for attempt in attempts:
             if attempt is not base and attempt.fault is None and len(described) < _MAX_SUMMARIES:
-                described.append((f"Attempt {attempt.index}", await self._summaries.summarise(attempt)))
+                described.append((f"Attempt {attempt.number}", await self._summaries.summarise(attempt)))
         return format_summaries(described)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkwise.errors import CommitError, StateError
+from forkwise.errors import CommitError, CommitNotFoundError, StateError
 from forkwise.files.file_tree import FileTree
 from forkwise.files.store.branch_info import BASES, BranchInfo
 from forkwise.files.store.overlayfs import Lower, LowerDirectory
@@ -261,7 +261,9 @@ def commit_files(workspace: Workspace, number: int) -> list[FileDiff]:
     with locked(workspace.state_dir.state):
         records = active_commits(workspace.state_dir, number - 1)
         if not records or records[0].number != number:
-            raise CommitError(f"there is no diff of commit {number}: it was undone, or its record was collected")
+            raise CommitNotFoundError(
+                f"there is no diff of commit {number}: it was undone, or its record was collected"
+            )
         first, *later = records
         tree = FileTree(workspace.target, workspace.target)
         return [

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from forkwise.errors import CommitError, ConflictError, ForkwiseWarning, StateError
+from forkwise.errors import CommitError, CommitNotFoundError, ConflictError, ForkwiseWarning, StateError
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
 from forkwise.files.store.document import check_integer, damage_reported, load_process_id
 from forkwise.files.store.interference import OldEntry
@@ -336,7 +336,7 @@ def _find_record(state_dir: StateDir, records: list[Record], number: int | None)
     else:
         found = [r for r in records if r.number == number]
         if not found:
-            raise CommitError(
+            raise CommitNotFoundError(
                 f"there is no commit {number}, or its undo data was collected by gc; list the commits with forkwise log"
             )
         record = found[0]

@@ -127,18 +127,28 @@ _current: ContextVar[Attempt | None] = ContextVar("forkwise_attempt", default=No
 class Attempt:
     """A candidate in a branch. The ledger records everything about it.
 
-    ``index`` is the candidate's number among its siblings, ``feedback`` describes the failures of earlier attempts, and
+    ``index`` is the candidate's position among its siblings, from 0, and ``number`` the attempt's, from 1, as in its id
+    and in the name of its branch; ``feedback`` describes the failures of earlier attempts, and
     ``directory`` is the attempt's working directory. When the attempt is over, ``success``, ``scores`` (compared in
     order), ``reason``, ``tests``, ``value`` and ``error`` are its result; with a ``fault`` it was not judged.
     ``no_change`` is whether it changed no file, apart from ignored ones; None if that is not known.
     ``branch`` exists until the fork is resolved.
     """
 
-    def __init__(self, fork: Fork, record: AttemptRecord, candidate: Candidate, feedback: str | None = None) -> None:
+    def __init__(
+        self,
+        fork: Fork,
+        record: AttemptRecord,
+        candidate: Candidate,
+        feedback: str | None = None,
+        *,
+        number: int | None = None,
+    ) -> None:
         self.fork = fork
         self.id = record.id
         self.key = record.key
         self.index = record.index
+        self.number = record.number if number is None else number
         self.candidate = candidate
         self.feedback = feedback
         self.branch: Branch | None = None

@@ -23,6 +23,7 @@ from forkwise.git.ignore_rules import remember_answers
 from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
+from forkwise.sandbox.jail_plan import explain_private_temporary
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
@@ -144,6 +145,8 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         is_full = judgement.fault is None and await run_in_thread(is_disk_full, branch.home)
         if is_full:  # the candidate could not work, even if it filled the disk itself
             return replace(judgement, fault="disk", reason=f"{judgement.reason}; the disk is full")
+        if candidate.argv is not None and judgement.fault is None:
+            judgement = _explain(judgement, " ".join(candidate.argv), output.tail() or "")
         return judgement
     if not os.path.isdir(branch.home):
         return Judgement(False, reason="its branch was committed or aborted while it ran")
@@ -153,6 +156,12 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
         return Judgement(True, _read_score_file(f"{branch.home}/exchange/score"))
     except ValueError as error:
         return Judgement(False, reason=str(error), error=error)
+
+
+def _explain(judgement: Judgement, command: str, printed: str) -> Judgement:
+    """Add to the reason of a failure what the sandbox has to do with it."""
+    cause = explain_private_temporary(command, f"{judgement.reason}\n{printed}")
+    return replace(judgement, reason=f"{judgement.reason}; {cause}") if cause else judgement
 
 
 def _read_score_file(path: str) -> float | None:
@@ -169,9 +178,11 @@ def _add_environment(job: Job, attempt: Attempt) -> Job:
     """Return ``job`` with the environment variables and exchange files of a command."""
     exchange_directory = make_exchange_directory(job.branch)
     feedback = f"{exchange_directory}/feedback"
-    Path(feedback).write_text(attempt.feedback or "", errors="backslashreplace")
+    text = attempt.feedback or ""
+    end = "\n" if text and not text.endswith("\n") else ""
+    Path(feedback).write_text(f"{text}{end}", errors="backslashreplace")
     environment = {
-        "FORKWISE_ATTEMPT": str(attempt.index),
+        "FORKWISE_ATTEMPT": str(attempt.number),
         "FORKWISE_FORK": attempt.fork.id,
         "FORKWISE_FEEDBACK": feedback,
         "FORKWISE_SCORE": f"{exchange_directory}/score",

@@ -228,6 +228,7 @@ class Fork:
         self._ledger: Ledger | None = None
         self._record: ForkRecord | None = None
         self._known: dict[str, AttemptRecord] = {}
+        self._numbers: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots: asyncio.Semaphore = (
             inside.fork._slots if inside else asyncio.Semaphore(_check_parallel(self.settings.max_parallel))
@@ -283,7 +284,9 @@ class Fork:
         except BaseException:
             self._open.close()
             raise
-        self._known = {a.key: a for a in self._ledger.attempts(self.id)}
+        known = self._ledger.attempts(self.id)
+        self._known = {a.key: a for a in known}
+        self._numbers = {a.key: a.number for a in reversed(known)}
         self._polling = self._start_polling()
         return self
 
@@ -360,7 +363,8 @@ class Fork:
     def add(self, candidate: Candidate, index: int, key: str | None = None, feedback: str | None = None) -> Attempt:
         """Run a candidate in a new branch, as soon as a slot is free.
 
-        ``key`` identifies the attempt within the fork when it is resumed; by default it is ``index``.
+        ``key`` identifies the attempt within the fork when it is resumed; by default it is ``index``. An attempt
+        that is run again then has a new id, and keeps its number and its branch's name.
         """
         key = str(index) if key is None else key
         record = self._known.get(key)
@@ -373,16 +377,24 @@ class Fork:
                 key,
                 index=index,
                 label=candidate.label,
-                branch=f"{self.id}-{key}",
+                branch=self._choose_branch(key, index),
                 command=candidate.argv,
                 round=0 if record is None else record.round + 1,
             )
-        attempt = Attempt(self, record, candidate, feedback)
+        attempt = Attempt(self, record, candidate, feedback, number=self._numbers.setdefault(key, record.number))
         if left is not None or (record.is_over and record.unwanted is not None):
             attempt.restore(record, left)
         self.attempts.append(attempt)
         self._tasks[attempt.id] = asyncio.create_task(self._run_attempt(attempt, record))
         return attempt
+
+    def _choose_branch(self, key: str, index: int) -> str | None:
+        """Return the name of a branch that is resumed; None for the usual name of a new one, unless that is taken."""
+        if key in self._known:
+            return self._known[key].branch
+        # Earlier versions counted branches from 0, so that the branch of another attempt may have this name.
+        is_taken = any(record.branch == f"{self.id}-{index + 1}" for record in self._known.values())
+        return f"{self.id}-{key}-new" if is_taken else None
 
     async def _run_attempt(self, attempt: Attempt, record: AttemptRecord) -> None:
         try:

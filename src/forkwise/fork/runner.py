@@ -133,11 +133,18 @@ class SandboxRunner(Runner):
     itself branch the workspace that it sees; what it commits there becomes part of its branch.
 
     ``agent_paths`` says what is taken from the ``branched`` paths of the confinement: refreshed logins when a command
-    is over, and sessions of the winner.
+    is over, and sessions of the winner. Commands start in ``subdirectory`` of their branch.
     """
 
-    def __init__(self, confinement: str | Confinement = "standard", agent_paths: AgentPaths | None = None) -> None:
+    def __init__(
+        self,
+        confinement: str | Confinement = "standard",
+        agent_paths: AgentPaths | None = None,
+        *,
+        subdirectory: str = "",
+    ) -> None:
         self._agent_paths = agent_paths
+        self._subdirectory = subdirectory
         base = Confinement.preset(confinement)
         state = {"FORKWISE_STATE": _SANDBOX_STATE} if base.read_only else {}
         self.confinement = replace(base, given={**state, **base.given})
@@ -165,6 +172,7 @@ class SandboxRunner(Runner):
                 job.argv,
                 confinement=confinement,
                 timeout=job.timeout,
+                cwd=self._subdirectory or None,
                 capture=False,
                 on_output=job.on_output or _discard_output,
             )

@@ -45,6 +45,7 @@ __all__ = [
     "is_scratch",
     "load_side",
     "reconcile",
+    "record_branch_commit",
     "undo",
     "warn_if_unrecorded",
 ]
@@ -359,6 +360,15 @@ def warn_if_unrecorded(done: str) -> Iterator[None]:
             ForkwiseWarning,
             stacklevel=4,
         )
+
+
+def record_branch_commit(workspace: Workspace, commit: Commit) -> None:
+    """Record in the ledger that the branch of a decided fork was committed by its name; warn if that fails."""
+    name = commit.branch.rpartition("/")[2]
+    if "-" not in name or not (workspace.state / "ledger").is_dir():
+        return  # no branch of a fork
+    with warn_if_unrecorded(f"{commit.branch} was committed as {commit.id}"), open_ledger(workspace) as ledger:
+        reconcile(ledger, workspace)
 
 
 def reconcile(ledger: Ledger, workspace: Workspace) -> None:

@@ -333,17 +333,25 @@ class Ledger(ABC):
         *,
         index: int,
         label: str,
-        branch: str,
+        branch: str | None = None,
         command: Sequence[str] | None = None,
         round: int = 0,  # noqa: A002 - a public name
     ) -> AttemptRecord:
-        """Record a pending attempt of a running fork."""
+        """Record a pending attempt of a running fork.
+
+        Its number, from 1, is one more than its ``index`` if no other attempt of the fork has that number. Its id ends
+        with it, and so does the name of its ``branch``, unless another one is given.
+        """
         with self._transaction():
             record = self.fork(fork)
             if record.stored != "running" or self._has_attempt(record.id, key, round):
                 why = f"it has {key!r} of round {round}" if record.stored == "running" else f"it is {record.stored}"
                 raise LedgerError(f"cannot add an attempt to fork {record.id}: {why} already", subject=record.id)
-            name = f"{record.id}.{self._count_attempts(record.id) + 1}"
+            number = index + 1
+            if round or self._find_attempt(f"{record.id}.{number}") is not None:
+                numbers = [attempt.number for attempt in self.attempts(record.id)]
+                number = max([self._count_attempts(record.id), *numbers]) + 1
+            name = f"{record.id}.{number}"
             self._append(
                 record.id,
                 name,
@@ -354,7 +362,7 @@ class Ledger(ABC):
                 round=round,
                 index=index,
                 label=label,
-                branch=branch,
+                branch=f"{record.id}-{number}" if branch is None else branch,
                 command=None if command is None else list(command),
                 state="pending",
             )

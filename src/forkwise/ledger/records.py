@@ -117,6 +117,12 @@ class AttemptRecord:
     unwanted: str | None = None
 
     @property
+    def number(self) -> int:
+        """The number in its id, from 1; 0 if the id has none."""
+        digits = self.id.rpartition(".")[2]
+        return int(digits) if digits.isascii() and digits.isdecimal() else 0
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended, which is final."""
         return self.state in ("succeeded", "failed", "faulted", "cancelled")

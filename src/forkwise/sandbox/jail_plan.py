@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PrivateMount",
+    "explain_private_temporary",
     "is_private",
     "list_layers",
     "plan_jail",
@@ -57,6 +58,8 @@ _TEMPORARY = ("/tmp", "/var/tmp")
 _IMPORT_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # forkwise is imported from here
 _SYSTEM_PREFIXES = ("/usr", "/bin", "/sbin", "/lib")  # never links into temporary directories: not worth a stat
 _STATE_ROOT = re.compile(r"forkwise|\.forkwise-\d+")  # directories that hold only state directories of workspaces
+_TEMPORARY_PATH = re.compile(r"(?<![\w/])(?:/var)?/tmp/[\w./+@%-]*[\w+@%-]")
+_MISSING = re.compile(r"no such file|not found|can(?:'t|not) (?:open|access)|could not be started", re.IGNORECASE)
 _COVER = "mode=755,size=64k"  # an empty directory in which other mounts can be made
 _MIN_LANDLOCK_ABI = 3  # ABI 1 forbids renames between directories, ABI 1 and 2 allow truncation
 
@@ -171,6 +174,9 @@ def _mounts(
     cover += [Mount("tmpfs", p, options=_COVER) for p in hidden if _is_inside(workspace_path, p)]
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
+    if confinement.read_only:  # whose temporary directories are empty
+        seen = [p for p in confinement.shown_paths(environment) if _is_inside(p, *_TEMPORARY) and p not in _TEMPORARY]
+        covered += [Mount("bind", p, p) for p in seen if p not in confinement.writable_paths()]
     branched = _mount_branched(workspace_path, branch, confinement)
     outside = [m for m in branched if not _is_inside(m.target, workspace_path)]
     mounts += [m for m in writable if m not in covered] + outside + cover + covered
@@ -241,6 +247,27 @@ def _find_branchfs(path: str) -> str | None:
     A control file accepts ioctls even on a read-only mount, so a sandbox must see none, not even of other branches.
     """
     return None if is_ordinary(path) else find_mount(os.path.realpath(path))
+
+
+def explain_private_temporary(command: str, printed: str) -> str:
+    """Explain why a command did not find a file that it names: a sandbox has temporary directories of its own.
+
+    ``printed`` is what the command printed. Only paths in ``command`` count, because a sandbox must not learn from the
+    answer what else is in the host's temporary directories. Returns an empty text if that is not the reason.
+    """
+    paths = [path for path in _TEMPORARY_PATH.findall(command) if any(path in line for line in _find_missing(printed))]
+    for path in paths:
+        if os.path.exists(path):
+            directory = next(d for d in _TEMPORARY if _is_inside(path, d))
+            return (
+                f"{path} exists, but a sandbox has its own {directory}: move it into the workspace, or show it to the "
+                f"sandbox with --show {path}"
+            )
+    return ""
+
+
+def _find_missing(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if _MISSING.search(line)]
 
 
 def _size_option(confinement: Confinement) -> str:

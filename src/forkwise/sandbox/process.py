@@ -87,6 +87,7 @@ class SandboxProcess:
         self.supervision = supervision
         self.child = child
         self.uplink: Uplink | None = None
+        self.start_directory: str | None = None  # of the command, if it is not the workspace's own path
         self._pidfd = pidfd
         self._kill_signal = kill_signal
         self._status = b""
@@ -171,6 +172,11 @@ class SandboxProcess:
         if failed.get("is_command"):
             raise ProcessBranchError(
                 f"the command {failed['at']!r} could not be started: {failed['failed']}", errno=failed["errno"]
+            )
+        if failed["at"] == self.start_directory and failed["errno"] in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            raise ProcessBranchError(
+                f"the command was to start in {failed['at']}, which it cannot enter in its branch: {failed['failed']}",
+                errno=failed["errno"],
             )
         at = f" at {failed['at']}" if failed["at"] else ""
         hint = "; forkwise doctor says what a container has to allow" if failed["at"] == "/proc" else ""

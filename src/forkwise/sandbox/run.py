@@ -39,7 +39,8 @@ class RunOptions:
 
     ``timeout`` in seconds kills it, which the result reports and does not raise. ``input`` is written to its stdin.
     ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
-    each piece as it arrives. ``env`` replaces this process's environment. ``check`` raises if the command fails.
+    each piece as it arrives. ``cwd`` is the directory to start in, from the workspace's path. ``env`` replaces this
+    process's environment. ``check`` raises if the command fails.
     """
 
     confinement: str | Confinement = "standard"
@@ -196,7 +197,9 @@ def _start_sandbox(
         start_fd, start_writer_fd = fds.pipe()
         pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), wanted.client)
         kill_signal = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
-        return SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal), start_writer_fd
+        process = SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal)
+        process.start_directory = jail.cwd if wanted.cwd else None
+        return process, start_writer_fd
     except BaseException:
         fds.close(status_fd, start_writer_fd)
         raise

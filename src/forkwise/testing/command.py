@@ -1,7 +1,7 @@
 """Test command: recognise the framework that a command runs, and detect a project's command from its files.
 
 Detection tries, in this order: pytest (its configuration, a conftest.py, test files of a Python project), the test
-script of package.json, Cargo.toml, go.mod, and a Makefile with a target ``test``.
+script of package.json, Cargo.toml, go.mod, a Makefile with a target ``test``, and test files of Python by themselves.
 """
 
 from __future__ import annotations
@@ -244,6 +244,7 @@ def find_test_command(
         or _detect_cargo(root)
         or _detect_go(root)
         or _detect_make(root)
+        or _detect_test_files(root, environ)
     )
     if found is None:
         return None
@@ -341,6 +342,13 @@ def _detect_make(root: Path) -> _DetectedCommand | None:
     if name is None or not _MAKE_TARGET.search(_read_text(root / name)):
         return None
     return _DetectedCommand("make test", f"{name} has a target test")
+
+
+def _detect_test_files(root: Path, environ: Mapping[str, str] | None) -> _DetectedCommand | None:
+    for pattern in _TEST_FILES:
+        if test := next(root.glob(pattern), None):
+            return _DetectedCommand(f"{_find_pytest_program(root, environ)} -q", f"there is {test.relative_to(root)}")
+    return None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

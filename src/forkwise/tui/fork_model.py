@@ -101,7 +101,8 @@ class ForkSnapshot:
 class ForkModel:
     """One fork of a workspace's ledger.
 
-    Without ``name`` it is the newest running fork, else the newest fork, else the first one to start.
+    Without ``name`` it is the newest running fork, else the newest fork, else the first one to start. It is replaced by
+    a fork that starts after it is over, unless ``choose`` was called or ``is_held`` is set.
     """
 
     def __init__(self, directory: Path, name: str | None = None) -> None:
@@ -110,6 +111,8 @@ class ForkModel:
         self._ledger = open_ledger(self.workspace)
         self._copies = ExitStack()
         self.fork = None if name is None else self._ledger.fork(name).id
+        self.is_chosen = name is not None
+        self.is_held = False
 
     def close(self) -> None:
         """Close the ledger, and delete the copies made for diff tools."""
@@ -128,7 +131,16 @@ class ForkModel:
         if self.fork is None:
             return None
         fork = self._ledger.fork(self.fork)
+        if not self.is_chosen and not self.is_held and fork.state != "running":
+            newer = [one for one in self._ledger.forks(state="running") if one.parent is None]
+            if newer and newer[0].started >= fork.started:
+                fork = newer[0]
+                self.fork = fork.id
         return ForkSnapshot(fork, fork.state, tuple(rows_of(self._ledger, fork)))
+
+    def choose(self, fork: str) -> None:
+        """Show this fork from now on, whatever starts."""
+        self.fork, self.is_chosen = fork, True
 
     def forks(self) -> list[Summary]:
         """Return the newest forks."""

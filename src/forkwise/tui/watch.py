@@ -230,6 +230,8 @@ class WatchScreen(DecisionScreen):
 
     async def _poll(self) -> None:
         while True:
+            # A new fork must not replace one that the user is about to decide, or whose changes they read.
+            self.model.is_held = bool(self.table.marked or self.activity or self.app.screen is not self)
             snapshot = await run_in_thread(self.model.read)
             if not self.table.is_attached:  # the screen is being removed
                 return
@@ -328,7 +330,8 @@ class WatchScreen(DecisionScreen):
 
     async def _choose_fork(self) -> None:
         fork = await self.app.push_screen_wait(ForksScreen(await run_in_thread(self.model.forks)))
-        self.model.fork = fork or self.model.fork
+        if fork is not None:
+            self.model.choose(fork)
 
     # Decisions
 

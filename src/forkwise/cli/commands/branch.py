@@ -16,6 +16,7 @@ from forkwise.cli.options import (
     landlock_option,
     network_option,
 )
+from forkwise.display.columns import Fit
 from forkwise.display.output import (
     MARKS,
     Output,
@@ -112,7 +113,8 @@ def ls(directory: Path, output: Output) -> None:
     elif not branches:
         output.line("No branches.")
     else:
-        output.table(("branch", "view", "status", "created", "owner"), [_row(item) for item in branches])
+        fit = Fit(wrapped=("owner",), optional=("view", "created"))
+        output.table(("branch", "view", "status", "created", "owner"), [_row(item) for item in branches], fit)
 
 
 def _row(item: Branch) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def diff(name: str, stat: bool, directory: Path, output: Output) -> None:
         return
     if delta:
         rows = [(MARKS[c.kind], c.path, c.type, "" if c.kind == "deleted" else size_text(c.size)) for c in delta]
-        output.table(("", "path", "type", "size"), rows)
+        output.table(("", "path", "type", "size"), rows, Fit(wrapped=("path",), optional=("type",)))
         output.executable_config(delta.executable_config)
     output.repository(delta.repository)
     output.line(f"{totals(delta)}.")
@@ -207,14 +209,18 @@ def commit(
     is committed as it is. The branch of an attempt leaves out ignored files, as its fork does, unless --include-ignored
     is given.
     """
+    from forkwise.fork.stored_fork import record_branch_commit
+
     durable = False if no_durable else None
-    result = _open(directory, name).commit(
+    found = _open(directory, name)
+    result = found.commit(
         on_conflict=on_conflict,
         durable=durable,
         trust=trust,
         allow_executable_config=allow_executable_config,
         ignore=() if include_ignored else None,
     )
+    record_branch_commit(found.workspace, result)
     if output.as_json:
         output.document({"commit": commit_record(result)})
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, has_extra, json_option, stream_option, suggest_extra, workspace_option
+from forkwise.display.columns import Fit
 from forkwise.display.output import (
     Output,
     change_record,
@@ -20,7 +21,7 @@ from forkwise.display.output import (
     repository_records,
     size_text,
 )
-from forkwise.errors import ForkwiseWarning
+from forkwise.errors import ForkNotFoundError, ForkwiseWarning
 from forkwise.text.clean import truncate_line
 from forkwise.text.redaction import redact
 
@@ -46,6 +47,9 @@ __all__ = [
 _LISTED = 20
 _TAIL_LINES = 20
 _WIDEST_LABEL = 40
+_FORKS_FIT = Fit(
+    wrapped=("attempts", "commit"), shortened=("label",), optional=("best", "kind", "started", "label", "commit")
+)
 
 
 @click.command("ls", cls=Verb, example=("forkwise ls", "forkwise ls --all --json"))
@@ -79,7 +83,8 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     elif not found:
         output.line("No forks yet. Start one with: forkwise run, best-of, speculate …")
     else:
-        output.table(("fork", "kind", "state", "attempts", "best", "started", "commit", "label"), map(_fork_row, found))
+        columns = ("fork", "kind", "state", "attempts", "best", "started", "commit", "label")
+        output.table(columns, map(_fork_row, found), _FORKS_FIT)
         for summary in found:
             if advice := remedy(summary.fork, directory):
                 output.line(f"{summary.fork.id} {advice}", "yellow")
@@ -476,6 +481,8 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
         open_tool(tool, workspace.path, branches, between=second is not None)
         return
     with ledger:
+        for name in (first, second):
+            _refuse_fork(ledger, name, [branch.name for branch in workspace.branches()])
         sides = [load_side(ledger, workspace, name) for name in (first, second) if name is not None]
         old, new = sides[0], sides[-1]
         text = unified(old.files if old is new else compare_sides(workspace, old, new))
@@ -503,6 +510,22 @@ def diff(first: str, second: str | None, tool: str | None, directory: Path, outp
             _warn(f"of {name}, the ledger does not have {changes.left_out}: there was too much, or too large")
         if changes.is_redacted:
             _warn(f"secrets in the files of {name} were replaced in the ledger: the diff may not apply as it is")
+
+
+def _refuse_fork(ledger: Ledger, name: str | None, branches: list[str]) -> None:
+    """Raise UsageError, with the attempts to choose from, if ``name`` is a fork and nothing else."""
+    if name is None or "." in name or "/" in name or name.isdecimal() or name in branches:
+        return
+    try:
+        fork = ledger.fork(name)
+    except ForkNotFoundError:
+        return
+    attempts = [
+        f"{attempt.id} ({'won' if attempt.id == fork.winner else attempt.state})"
+        for attempt in ledger.attempts(fork.id)
+    ]
+    listed = ", ".join(attempts[:_LISTED]) + (", …" if len(attempts) > _LISTED else "")
+    raise click.UsageError(f"{fork.id} is a fork: name one or two of its attempts: {listed or 'it has none'}")
 
 
 def _warn(message: str) -> None:

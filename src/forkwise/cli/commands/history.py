@@ -11,6 +11,7 @@ import click
 
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
+from forkwise.display.columns import Fit
 from forkwise.display.output import Output, collected_record, command_line, commit_record, size_text, totals
 from forkwise.errors import ForkwiseWarning, LedgerError
 
@@ -26,6 +27,7 @@ __all__ = [
     "undo",
 ]
 
+_JUDGES_FIT = Fit(wrapped=("judge",), optional=("Brier score",))
 _LARGEST = 10  # branches listed by du
 
 
@@ -59,7 +61,8 @@ def log(limit: int | None, directory: Path, output: Output) -> None:
         output.line("No commits yet.")
     else:
         columns = ["id", "kind", "branch", "date", "paths", "", *(["fork"] if forks else [])]
-        output.table(columns, [[*_commit_row(commit), forks.get(commit.id, "")][: len(columns)] for commit in commits])
+        rows = [[*_commit_row(commit), forks.get(commit.id, "")][: len(columns)] for commit in commits]
+        output.table(columns, rows, Fit(wrapped=("paths", ""), optional=("kind", "branch", "date")))
 
 
 def _commit_row(commit: Commit) -> tuple[str, ...]:
@@ -192,7 +195,7 @@ def du(everything: bool, directory: Path, output: Output) -> None:
     rows = [
         (use.workspace or use.state, *(size_text(use.kinds[k]) for k in KINDS), size_text(use.total)) for use in found
     ]
-    output.table(("workspace", *KINDS, "total"), rows)
+    output.table(("workspace", *KINDS, "total"), rows, Fit(wrapped=("workspace",)))
     if not everything:
         largest = sorted(found[0].branches.items(), key=lambda item: -item[1])[:_LARGEST]
         for name, size in largest:
@@ -226,7 +229,9 @@ def judges(directory: Path, output: Output) -> None:
     elif not found:
         output.line("No picks by judges yet.")
     else:
-        output.table(("judge", "picks", "undone", "overridden", "rate", "Brier score"), map(_judge_row, found))
+        output.table(
+            ("judge", "picks", "undone", "overridden", "rate", "Brier score"), map(_judge_row, found), _JUDGES_FIT
+        )
 
 
 def _judge_record(judge: Calibration) -> dict[str, object]:

@@ -24,6 +24,7 @@ from forkwise.cli.app import (
     require_extra,
     workspace_option,
 )
+from forkwise.display.columns import Fit
 from forkwise.display.output import Output
 from forkwise.errors import BranchingError, ConversationError, ConversationNotFoundError, LedgerError
 from forkwise.text.clean import truncate_line
@@ -127,7 +128,8 @@ def _list_conversations(directory: Path, output: Output) -> None:
         output.document({"conversations": records})
     elif records:
         columns = ("id", "updated", "messages", "first prompt")
-        output.table(columns, [_format_conversation(record) for record in records])
+        fit = Fit(wrapped=("first prompt",), optional=("messages", "updated"))
+        output.table(columns, [_format_conversation(record) for record in records], fit)
     else:
         output.line("No conversations.")
 

@@ -23,6 +23,7 @@ from forkwise.linux.trees import mount_id
 __all__ = [
     "find_problem",
     "find_root_problem",
+    "find_state",
     "forget_roots",
     "is_own",
     "is_state_name",
@@ -169,6 +170,19 @@ def forget_roots() -> None:
                 for name in os.listdir(f"{directory}/{_LIST}"):
                     if not os.path.exists(f"{directory}/{_LIST}/{name}"):  # a dangling symlink
                         os.unlink(f"{directory}/{_LIST}/{name}")
+
+
+def find_state(workspace: str) -> str | None:
+    """Return the state directory that a workspace has; None if it has none that can be trusted. Creates nothing.
+
+    ``workspace`` is its real path.
+    """
+    given = os.environ.get("FORKWISE_STATE")
+    for root in [os.path.abspath(given)] if given else list_roots(workspace):
+        path = f"{root}/{key_of(workspace)}"
+        if os.path.isdir(path) and find_root_problem(root, workspace) is None and find_problem(path) is None:
+            return path
+    return None
 
 
 def _is_workspace(directory: str) -> bool:

@@ -7,6 +7,7 @@ runner reports through a channel that the workspace cannot imitate, and the resu
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from forkwise.fork.evaluators.graders import (
 )
 from forkwise.fork.fault import find_fault
 from forkwise.sandbox.confinement import Confinement
+from forkwise.sandbox.jail_plan import explain_private_temporary
 from forkwise.sandbox.run import arun_in_branch
 from forkwise.testing.baseline import Baseline, TestRun, combine_runs
 from forkwise.testing.canary import can_have_canaries, place_canaries, set_canaries_apart
@@ -42,6 +44,7 @@ from forkwise.testing.seal import Seal
 if TYPE_CHECKING:
     from forkwise.files.branch import Parent
     from forkwise.fork.fork import Fork
+    from forkwise.sandbox.process import Finished
 
 __all__ = ["Requirement", "Tests"]
 
@@ -53,6 +56,7 @@ _MAX_OUTPUT = 16 << 20  # bytes of the end of the tests' output
 _MAX_ADDED = 50
 _SHOWN = 5
 _SHOWN_OUTPUT = 1500
+_SHELL_KILLED = 128 + signal.SIGKILL  # the exit code of a shell whose command was killed
 
 
 class Tests(Evaluator):
@@ -68,6 +72,9 @@ class Tests(Evaluator):
     it.
 
     The ``baseline`` runs the tests on the base before any attempt. BaselineError is raised if they cannot run there.
+    The command runs in ``subdirectory`` of the branch or, if it is detected, in the nearest directory above that whose
+    files show it.
+
     An attempt succeeds if all tests pass; with ``require="progress"`` also if it fixes some and breaks none. A run
     without tests is not a pass.
     """
@@ -86,6 +93,7 @@ class Tests(Evaluator):
         held_out: str | os.PathLike[str] | None = None,
         baseline: bool = True,
         require: Requirement = "all",
+        subdirectory: str = "",
     ) -> None:
         if repeat < 1:
             raise ValueError(f"repeat must be at least 1, not {repeat}")
@@ -102,6 +110,7 @@ class Tests(Evaluator):
         self.held_out = None if held_out is None else os.path.realpath(held_out)
         self.baseline = baseline
         self.require: Requirement = require
+        self.subdirectory = subdirectory.strip("/")
         self.criteria = ("fewest broken tests", "most fixed tests", "changes to tests") if baseline else ("tests",)
 
     async def prepare(self, fork: Fork) -> None:
@@ -190,10 +199,18 @@ class Tests(Evaluator):
         self, directory: str | os.PathLike[str], junit: str | None = None, injection: Injection | None = None
     ) -> TestCommand | None:
         """Return the test command for the project in ``directory``; None if none is given or detected."""
+        below = os.path.join(directory, self.find_start(directory))
         if self.command is None:
-            return find_test_command(directory, junit=junit, environ=os.environ, injection=injection)
+            return find_test_command(below, junit=junit, environ=os.environ, injection=injection)
         command = for_command(self.command, junit=junit, environ=os.environ, injection=injection)
-        return resolve_script(command, directory, injection)
+        return resolve_script(command, below, injection)
+
+    def find_start(self, directory: str | os.PathLike[str]) -> str:
+        """Return where below ``directory`` the command runs: in the subdirectory or, if it is detected, above that."""
+        start = self.subdirectory
+        while self.command is None and start and find_test_command(os.path.join(directory, start)) is None:
+            start = os.path.dirname(start)
+        return start
 
     def _evaluation(self, report: TestReport) -> Evaluation:
         found = report.comparison
@@ -243,7 +260,10 @@ class Tests(Evaluator):
         return Graders.find(branch, base, self._find_seal(command, base))
 
     def _find_seal(self, command: TestCommand, base: Parent) -> Seal:
-        return Seal.of_command(command, self.seal, read_recipe(command, _directory(base)))
+        directory = _directory(base)
+        return Seal.of_command(
+            command, self.seal, read_recipe(command, os.path.join(directory, self.find_start(directory)))
+        )
 
     async def _run(self, files: Parent, task: _Task) -> TestRun:
         """Run the command once, on a scratch branch of ``files``."""
@@ -261,15 +281,18 @@ class Tests(Evaluator):
                 doubt = "no test command was given, and none was detected in the project"
                 return TestRun(TestReport(source="exit code", exit_code=0, doubt=doubt))
             seal = await run_in_thread(self._find_seal, command, task.base)
-            await run_in_thread(task.place_canaries, branch, command, injection.token)
+            start = await run_in_thread(self.find_start, _directory(task.base))
+            await run_in_thread(task.place_canaries, branch, command, injection.token, start)
             laid = await run_in_thread(read_laid, branch, seal)
-            run = await self._run_command(branch, _narrow(command, task.own), exchange_directory, injection)
+            command = _narrow(command, task.own, start)
+            run = await self._run_command(branch, command, exchange_directory, injection, start)
             if self.sealed and branch is not files:
                 altered = await run_in_thread(find_altered, branch, files, task.base, seal, laid)
                 run = replace(run, altered=altered)
             if run.evidence is not None or not can_have_canaries(command.framework):
                 return run
-            report, evidence = set_canaries_apart(run.report, injection.token, os.fspath(branch.workspace.path))
+            root = os.path.join(branch.workspace.path, start).rstrip("/")
+            report, evidence = set_canaries_apart(run.report, injection.token, root)
             return replace(run, report=report, evidence=evidence if task.known else None)
 
     def _find_for(self, base: Parent, branch: Branch, junit: str, injection: Injection) -> TestCommand | None:
@@ -277,7 +300,7 @@ class Tests(Evaluator):
         return self.find(_directory(base), junit, injection) or self.find(branch.path, junit, injection)
 
     async def _run_command(
-        self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection
+        self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection, start: str = ""
     ) -> TestRun:
         printed = _TailBuffer(_MAX_OUTPUT)
         confinement = replace(
@@ -293,6 +316,7 @@ class Tests(Evaluator):
                     command.argv,
                     confinement=confinement,
                     timeout=self.timeout,
+                    cwd=start or None,
                     capture=False,
                     on_output=lambda _stream, piece: printed.add(piece),
                     env=os.environ,
@@ -308,9 +332,21 @@ class Tests(Evaluator):
         report = read_report(
             printed.content, junit, done.returncode, command.framework, duration=done.wall, evidence=evidence
         )
-        if done.ending != "exit":
-            report = replace(report, doubt=f"the tests did not finish: {done.limit or ''} {done.ending}".strip())
+        if doubt := _explain_end(done, command, report.output, self.confinement.limits.memory):
+            report = replace(report, doubt=doubt)
         return TestRun(report, evidence, has_file=junit is not None)
+
+
+def _explain_end(done: Finished, command: TestCommand, printed: str, memory: int | None) -> str:
+    """Say what ended the tests, if their own report cannot; an empty text if they ended by themselves."""
+    if done.ending == "out of memory":
+        limit = "" if memory is None else f", more than their limit of {memory >> 20} MiB"
+        return f"the tests were killed because they ran out of memory{limit}"
+    if done.returncode in (-signal.SIGKILL, _SHELL_KILLED) and done.limit is None:
+        return "the tests, or a part of them, were killed by SIGKILL: usually because the machine ran out of memory"
+    if done.ending != "exit":
+        return f"the tests did not finish: {done.limit or ''} {done.ending}".strip()
+    return explain_private_temporary(command.text, printed) if done.returncode else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +363,12 @@ class _Task:
     foreign: Mapping[str, bytes] = field(default_factory=dict)
     known: Mapping[str, Outcome] = field(default_factory=dict)
 
-    def place_canaries(self, branch: Branch, command: TestCommand, token: str) -> None:
+    def place_canaries(self, branch: Branch, command: TestCommand, token: str, start: str) -> None:
         """Add tests of known outcome to the files of a scratch branch, beside the tests that failed before."""
         if not self.known:
             return
-        files = _ScratchFiles(branch)
-        root = os.fspath(branch.workspace.path)
+        files = _ScratchFiles(branch, start)
+        root = os.path.join(branch.workspace.path, start).rstrip("/")
         for path, text in place_canaries(command.framework, token, self.known, root, files).items():
             files.write(path, text)
 
@@ -347,22 +383,26 @@ class _Task:
 
 
 class _ScratchFiles:
-    """The files of a scratch branch as text."""
+    """The files of a scratch branch as text, by their paths from the directory in which the tests start."""
 
-    def __init__(self, branch: Branch) -> None:
+    def __init__(self, branch: Branch, start: str) -> None:
         self._tree = open_tree(branch)
+        self._start = start
 
     def read(self, path: str) -> str | None:
-        content = self._tree.content(path)
+        content = self._tree.content(os.path.join(self._start, path))
         return None if content is None else content.decode("utf-8", "replace")
 
     def names(self, directory: str) -> list[str]:
         with suppress(OSError):
-            return [path.rpartition("/")[2] for path, _ in self._tree.list_entries(directory)]
+            return [path.rpartition("/")[2] for path, _ in self._tree.list_entries(self._find(directory))]
         return []
 
     def write(self, path: str, text: str) -> None:
-        self._tree.write(path, text.encode())
+        self._tree.write(os.path.join(self._start, path), text.encode())
+
+    def _find(self, directory: str) -> str:
+        return os.path.normpath(os.path.join(self._start, directory)) if self._start else directory
 
 
 def _count_own(found: Comparison, run: TestRun, sealed: Mapping[str, Outcome]) -> Comparison:
@@ -374,11 +414,15 @@ def _count_own(found: Comparison, run: TestRun, sealed: Mapping[str, Outcome]) -
     return replace(found, added_passed=passed, added_failed=len(failed), added_failed_ids=failed[:_MAX_ADDED])
 
 
-def _narrow(command: TestCommand, paths: Sequence[str]) -> TestCommand:
-    """Return a command that runs only the tests in ``paths``, if there are any and that is known to be possible."""
+def _narrow(command: TestCommand, paths: Sequence[str], start: str) -> TestCommand:
+    """Return a command that runs only the tests in ``paths``, if there are any and that is known to be possible.
+
+    ``start`` is the directory in which it runs.
+    """
     if command.framework != "pytest" or any(sign in command.text for sign in ";|&<>"):
         return command
     tests = [path for path in paths if path.endswith(".py") and not path.endswith("conftest.py")]
+    tests = [os.path.relpath(path, start or ".") for path in tests]
     return replace(command, text=f"{command.text} {' '.join(map(quote, tests))}") if tests else command
 
 

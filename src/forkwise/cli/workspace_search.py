@@ -1,0 +1,77 @@
+"""Which workspace a command means if none is named: the one that the current directory is in.
+
+It is the nearest directory, from the current one upwards, that is the top of a git repository or that forkwise has
+worked on. Only directories of the user count, so that nobody else can lay one around theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from forkwise.files.store.state_root import find_state
+
+__all__ = ["find_workspace", "has_history", "is_in_state"]
+
+_HISTORY = ("history", "branches", "ledger/output")
+
+
+def find_workspace(start: str) -> str:
+    """Return the workspace around the directory ``start``, a real path; ``start`` itself if there is none.
+
+    The search ends at the home directory, which counts only if it has history, and at a filesystem of another user.
+    A directory that everybody may write to does not count.
+    """
+    home = os.path.realpath(os.path.expanduser("~"))
+    allowed = {os.geteuid(), os.stat(start).st_uid}
+    directory = start
+    while True:
+        is_home = directory == home and directory != start
+        can_be = directory == start or not _is_shared(directory)
+        if can_be and ((not is_home and _is_repository(directory, allowed)) or has_history(directory)):
+            return directory
+        parent = os.path.dirname(directory)
+        if directory in (home, parent) or not _is_reachable(directory, parent, allowed):
+            return start
+        directory = parent
+
+
+def is_in_state(directory: str) -> bool:
+    """Return whether a directory is in a state directory: a commit moves there what it replaces or deletes."""
+    while directory != "/":
+        directory = os.path.dirname(directory)
+        if all(os.path.lexists(f"{directory}/{name}") for name in ("workspace.json", "history", "lock")):
+            return True
+    return False
+
+
+def has_history(directory: str) -> bool:
+    """Return whether forkwise has made a commit, a branch or an attempt in a directory."""
+    state = find_state(directory)
+    return state is not None and any(_has_entries(f"{state}/{name}") for name in _HISTORY)
+
+
+def _is_repository(directory: str, allowed: set[int]) -> bool:
+    """Return whether a directory is the top of a git work tree, and both are the user's."""
+    with suppress(OSError):
+        return os.lstat(f"{directory}/.git").st_uid in allowed and os.stat(directory).st_uid in allowed
+    return False
+
+
+def _is_shared(directory: str) -> bool:
+    """Return whether everybody may write to a directory, as to /tmp."""
+    return bool(os.stat(directory).st_mode & 0o002)
+
+
+def _is_reachable(directory: str, parent: str, allowed: set[int]) -> bool:
+    """Return whether the search goes on in a parent: it is on the same filesystem, or the user's."""
+    with suppress(OSError):
+        above = os.stat(parent)
+        return above.st_dev == os.stat(directory).st_dev or above.st_uid in allowed
+    return False
+
+
+def _has_entries(directory: str) -> bool:
+    with suppress(OSError), os.scandir(directory) as entries:
+        return any(True for _ in entries)
+    return False
