@@ -28,7 +28,20 @@ MOST_MODULES = 15
 SMALLEST_MODULE = 100
 """Lines below which a module with one neighbouring importer belongs to that neighbour."""
 
-SHARED = {"app", "branch", "combine", "decide", "doctor", "forks", "model", "resume", "trust", "walk", "worktree"}
+SHARED = {
+    "app",
+    "branch",
+    "combine",
+    "completion",
+    "decide",
+    "doctor",
+    "forks",
+    "model",
+    "resume",
+    "trust",
+    "walk",
+    "worktree",
+}
 """Basenames that may occur twice: a command or a screen over the thing of the same name one floor down."""
 
 EXTENSION_POINTS = {"files/views", "testing/formats", "explore", "cli/commands"}

@@ -64,7 +64,7 @@ def _is_shared(directory: str) -> bool:
 
 
 def _is_reachable(directory: str, parent: str, allowed: set[int]) -> bool:
-    """Return whether the search goes on in a parent: it is on the same filesystem, or the user's."""
+    """Return whether the search continues in a parent: it is on the same filesystem, or the user's."""
     with suppress(OSError):
         above = os.stat(parent)
         return above.st_dev == os.stat(directory).st_dev or above.st_uid in allowed
