@@ -19,6 +19,7 @@ from bench.rows.live_files import measure_live_files
 from bench.rows.live_fork import measure_live_fork
 from bench.rows.modules import measure_modules
 from bench.rows.sandbox import measure_sandbox
+from bench.rows.start import measure_start
 from bench.rows.terminal import measure_terminal
 from bench.rows.walk import measure_walk
 from bench.rows.worktree import measure_worktree
@@ -36,6 +37,7 @@ ROWS: dict[str, Callable[[Scratch], list[Line]]] = {
     "sandbox": measure_sandbox,
     "explore": measure_explore,
     "ledger": measure_ledger,
+    "start": measure_start,
     "modules": measure_modules,
     "conversation": measure_conversation,
     "live-files": measure_live_files,

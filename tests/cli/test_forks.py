@@ -230,7 +230,7 @@ def test_diff_of_a_commit(run: Run, ask: Ask, project: Path) -> None:
     Path(branch, "b.txt").write_text("due\n")
     run("branch", "commit", "hand")
     assert run("diff", "3").stdout.endswith("-two\n+due\n")
-    assert "no diff of commit 77" in run("diff", "77", code=1).stderr
+    assert "no diff of commit 77" in run("diff", "77", code=5).stderr
 
 
 def test_diff_of_attempts_of_different_forks(run: Run, ask: Ask) -> None:

@@ -232,10 +232,10 @@ class _Sources:
         if state is None or not os.path.isfile(f"{state}/ledger/ledger.db"):
             return []
         import sqlite3
-        from urllib.parse import quote
 
+        path = state.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
         try:
-            address = f"file:{quote(f'{state}/ledger/ledger.db')}?mode=ro"
+            address = f"file:{path}/ledger/ledger.db?mode=ro"
             connection = sqlite3.connect(address, timeout=_BUSY_S, uri=True)
             try:
                 return connection.execute(statement).fetchall()
