@@ -50,7 +50,7 @@ def test_tests_and_judges_start_there_too(run: Run, ask: Ask, below: Path) -> No
     (below / "check.sh").write_text("pwd; test -e made && echo ok 1 || echo not ok 1; echo 1..1\n")
     run("run", "--test", "sh check.sh", *sh("echo x > made"))
     assert (below / "made").exists()
-    (below / "judge.sh").write_text("test -e c.txt && echo 1\n")
+    (below / "judge.sh").write_text('test -e c.txt && if grep -q 2 "$2/sub/n"; then echo 1; else echo 0; fi\n')
     run("tournament", "2", "--judge", "sh judge.sh", *sh("echo $FORKWISE_ATTEMPT > n"))
     assert (below / "n").read_text() == "2\n"
 
