@@ -176,7 +176,7 @@ async def test_commands_about_the_chat(project: Path, model: str) -> None:
         for name in ("cost", "tokens", "model", "version", "help", "help merge", "branches"):
             await session.submit(f"/{name}")
             shown[name] = log.last(Shown).text
-        assert shown["cost"] == "conversation: cost unknown, 1 request"
+        assert shown["cost"] == "conversation: free, 1 request"
         assert " in, " in shown["tokens"]
         assert shown["model"] == model
         assert shown["version"] == forkwise.__version__

@@ -26,7 +26,7 @@ from tools.screenshots.store_versions import HASHED, PARENT, SORTED
 __all__ = ["CHAT_SCENES", "draw_chat"]
 
 #: The scenes, in the order in which they are played.
-CHAT_SCENES = ("chat", "chat-fork", "chat-branch", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
+CHAT_SCENES = ("chat-start", "chat", "chat-fork", "chat-branch", "chat-accept", "chat-merge", "chat-nway", "chat-tree")
 
 _MODEL = "script:demo.toml"
 
@@ -105,18 +105,27 @@ class _Scenes:
         self.themes = themes
         self.drawn: dict[str, str] = {}
 
+    def _have_written(self) -> bool:
+        panels = self.app.chat.stage.panels.values()
+        return len(panels) == 2 and all("wrote" in panel.transcript.text for panel in panels)
+
     async def play(self) -> dict[str, str]:
         """Play all scenes."""
         chat = self.app.chat
         await wait_for(self.pilot, lambda: chat.session is not None)
         chat.prompt.cursor_blink = False
         chat.status.model = _MODEL  # the real name contains a temporary directory
+        chat.show_status()
+        chat.stage.welcome.show(
+            {**chat.stage.welcome.facts, "workspace": "/home/me/store", "model": f"{_MODEL} (free)"}
+        )
+        await self._take("chat-start")
         await self._write("Lookups in the store are slow. What can be done?")
         await self._wait_for_answer("ranges become cheap")
         await self._take("chat")
 
         await self._write("/fork hash: Use a hash table. | sorted: Keep the keys sorted.")
-        await wait_for(self.pilot, lambda: all("wrote" in p.transcript.text for p in chat.stage.panels.values()))
+        await wait_for(self.pilot, self._have_written)
         await self._end("hash")
         await self._take("chat-fork")
         await self.pilot.press("tab")

@@ -156,12 +156,16 @@ class TurnEnded(ChatEvent):
 
 @dataclass(frozen=True, slots=True)
 class CostChanged(ChatEvent):
-    """The cost of the whole conversation so far; ``usd`` is None if no price is known."""
+    """The cost of the whole conversation so far; ``usd`` is None if no price is known.
+
+    Requests to local models cost nothing. ``unpriced`` is the number of requests whose price is not known.
+    """
 
     requests: int
     input_tokens: int
     output_tokens: int
     usd: float | None = None
+    unpriced: int = 0
 
 
 # Forks

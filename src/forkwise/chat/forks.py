@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from forkwise.chat.events import BranchChanged, ForkAdopted, ForkLeft, ForkOpened, ForkResolved, Notice, TurnBegan
+from forkwise.chat.services import is_chat_model
 from forkwise.chat.storage import FORK, OVER
 from forkwise.live.values import BranchSpec, MergeStrategy
 
@@ -116,7 +117,13 @@ class Forks:
         if coordinator is None:
             return []
         costs = coordinator.fork_cost().per_branch
-        return [_build_view(runtime, costs[name]) for name, runtime in coordinator.branches.items()]
+        views = [_build_view(runtime, costs[name]) for name, runtime in coordinator.branches.items()]
+        return [self._complete_price(view) for view in views]
+
+    def _complete_price(self, view: BranchView) -> BranchView:
+        """Return a branch with its cost, which is nothing if its model runs on this machine."""
+        is_free = self._services.is_free if view.model is None else is_chat_model(str(view.model))
+        return replace(view, usd=0.0) if view.usd is None and is_free else view
 
     # Opening
 

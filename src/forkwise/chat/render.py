@@ -26,6 +26,7 @@ __all__ = [
     "format_cost",
     "format_diffs",
     "format_merge",
+    "format_price",
     "format_refusal",
     "format_tokens",
     "format_tree",
@@ -43,7 +44,7 @@ def format_branches(views: Sequence[BranchView]) -> str:
 def _format_branch(view: BranchView) -> str:
     approval = ", waits for approval" if view.is_waiting else ""
     error = f": {view.error}" if view.error else ""
-    cost = f"{_format_dollars(view.usd)}, {view.tokens} tokens"
+    cost = f"{format_price(view.usd, view.requests)}, {view.tokens} tokens"
     return (
         f"{view.label}: {view.state}{error}{approval}, {cost}. {truncate_line(view.preview or '', _MAX_CHARS)}".rstrip()
     )
@@ -132,10 +133,12 @@ def format_checkpoints(checkpoints: Sequence[Checkpoint]) -> str:
 
 def format_cost(total: CostChanged, views: Sequence[BranchView]) -> str:
     """Format the cost of the conversation, and of the branches of the open fork."""
-    lines = [f"conversation: {_format_dollars(total.usd)}, {_format_requests(total.requests)}"]
+    price = format_price(total.usd, total.requests, total.unpriced)
+    lines = [f"conversation: {price}, {_format_requests(total.requests)}"]
     for view in views:
         budget = "" if view.budget_usd is None else f" of ${view.budget_usd:.2f}"
-        lines.append(f"{view.label}: {_format_dollars(view.usd)}{budget}, {_format_requests(view.requests)}")
+        price = format_price(view.usd, view.requests)
+        lines.append(f"{view.label}: {price}{budget}, {_format_requests(view.requests)}")
     return "\n".join(lines)
 
 
@@ -170,5 +173,13 @@ def _format_requests(count: int) -> str:
     return f"{count} request{'' if count == 1 else 's'}"
 
 
-def _format_dollars(usd: float | None) -> str:
-    return "cost unknown" if usd is None else f"${usd:.4f}"
+def format_price(usd: float | None, requests: int, unpriced: int = 0) -> str:
+    """Format what requests cost; ``unpriced`` of them have no known price.
+
+    >>> format_price(0.0, 3), format_price(None, 3), format_price(0.25, 3, 1), format_price(None, 0)
+    ('free', 'unknown price', '$0.2500 + unknown price', '$0.0000')
+    """
+    if usd is None:
+        return "unknown price" if requests else "$0.0000"
+    known = "free" if usd == 0 and requests else f"${usd:.4f}"
+    return f"{known} + unknown price" if unpriced else known

@@ -109,7 +109,7 @@ class ScriptModel(FunctionModel):
     def __init__(self, script: Script, directory: Path, name: str = "script") -> None:
         self.script = script
         self.directory = directory
-        super().__init__(self._answer, stream_function=self._stream, model_name=name)
+        super().__init__(self._answer, stream_function=self._stream, model_name=f"script:{name}")
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         step = await self._wait_for_step(messages, info)

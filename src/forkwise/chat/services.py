@@ -12,6 +12,7 @@ from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import UserError
@@ -19,7 +20,7 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models import Model
 from pydantic_ai.usage import UsageLimits
 
-from forkwise.chat.events import CostChanged, Feed, SettingsChanged
+from forkwise.chat.events import CostChanged, Feed, Notice, SettingsChanged
 from forkwise.chat.hooks import Approvals, ChatHooks
 from forkwise.chat.script import load_script
 from forkwise.chat.settings import MOST_BRANCHES, Settings, load_settings, save_settings
@@ -67,18 +68,24 @@ class Costs:
             before.input_tokens + usage.input_tokens,
             before.output_tokens + usage.output_tokens,
             before.usd if price is None else (before.usd or 0.0) + float(price),
+            before.unpriced + (price is None),
         )
 
 
+_SCRIPT = "script:"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 def _find_price(message: ModelResponse) -> Decimal | None:
+    """Return what a response cost: nothing if the model runs on this machine, None if its price is not known."""
+    host = urlsplit(message.provider_url or "").hostname
+    if host in _LOOPBACK or (message.model_name or "").startswith(_SCRIPT):
+        return Decimal(0)
     if message.model_name is None:
         return None
     with suppress(LookupError, AssertionError, ValueError):
         return message.cost().total_price
     return None
-
-
-_SCRIPT = "script:"
 
 
 class ChatModelError(BranchingError):
@@ -158,6 +165,7 @@ class ChatServices:
     fork_capability: LiveForkCapability = field(init=False)
     deps: DeepAgentDeps = field(init=False)
     agent: Agent[DeepAgentDeps, Any] = field(init=False)
+    _warned_of: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.approvals = Approvals(self.feed)
@@ -175,11 +183,33 @@ class ChatServices:
         """The model that answers."""
         return self.models.open(self.model_name)
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model that answers can call tools, and so read and change files."""
+        return bool(self.model.profile.get("supports_tools", True))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the model that answers costs nothing, because it runs on this machine."""
+        return is_chat_model(self.model_name)
+
     def use_model(self, name: str) -> None:
         """Answer with another model from now on. Raises ChatModelError if it is not available."""
         self.agent = self._build_agent(self.models.open(name))
         self.model_name = name
         self.feed.publish(SettingsChanged(f"model = {name}"))
+        self.warn_without_tools()
+
+    def warn_without_tools(self) -> None:
+        """Publish once for each model that it has no tools, if so."""
+        if not self.has_tools and self.model_name not in self._warned_of:
+            self._warned_of.add(self.model_name)
+            self.feed.publish(
+                Notice(
+                    f"{self.model_name} has no tools: it answers, but cannot read or change files or run commands. "
+                    "/model NAME selects another model"
+                )
+            )
 
     def change_settings(self, text: str, changes: Mapping[str, object]) -> None:
         """Change and save settings, and publish ``text``. Raises ValueError if a value is invalid."""

@@ -128,6 +128,7 @@ class Session:
         chat.save()
         workspace, model_name = str(self.services.workspace.path), self.services.model_name
         self.services.feed.publish(Ready(chat.id, workspace, model_name, chat.is_new, chat.here.depth))
+        self.services.warn_without_tools()
         for note in self.services.settings.notes:
             self.services.feed.publish(Notice(note))
         await _recover(self.services, self._forks, self._merges, self._navigation)

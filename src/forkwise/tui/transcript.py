@@ -119,6 +119,11 @@ class Transcript(VerticalScroll):
 
     # Entries
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no entry yet."""
+        return not self._entries
+
     def stream(self, kind: str, text: str) -> None:
         """Append a piece of text to the entry that is being streamed, or begin one of this kind.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 
 from forkwise.display.output import printable
 from forkwise.tui.chat.screen import ChatScreen
@@ -38,7 +39,8 @@ class ChatApp(App[None]):
 
     TITLE = "forkwise"
     ENABLE_COMMAND_PALETTE = False
-    CSS = "ToastRack { dock: top; align: right top; }"  # at the bottom it would cover the prompt
+    # The chat has a line for notices. On the other screens, at the bottom they would cover keys and input.
+    CSS = "ToastRack { dock: top; align: right top; } ChatScreen ToastHolder { display: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "interrupt", "stop", show=False, priority=True),
         Binding("ctrl+q", "leave", "quit", show=False, priority=True),
@@ -112,6 +114,19 @@ class ChatApp(App[None]):
             await self.close_session()
         else:
             await self._leave_task
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Show a notice: in the chat's own line, or over another screen."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+        self.chat.show_notice(message, severity, self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
 
     # Keys
 

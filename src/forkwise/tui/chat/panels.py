@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,12 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.events import Click
 from textual.message import Message
+from textual.timer import Timer
 from textual.widget import Widget
+from textual.widgets import Static
 
 from forkwise.chat.events import CostChanged
+from forkwise.chat.render import format_price
 from forkwise.display.output import printable
 from forkwise.tui.tool_call import shorten
 from forkwise.tui.transcript import Transcript
@@ -32,10 +35,12 @@ __all__ = [
     "SIGNS",
     "BranchCell",
     "BranchPanel",
+    "NoticeLine",
     "Overview",
     "Stage",
     "StatusLine",
     "TabStrip",
+    "Welcome",
     "branch_chip",
     "choose_grid",
     "format_count",
@@ -175,6 +180,7 @@ class StatusLine(TextLine):
     def __init__(self) -> None:
         super().__init__("starting …")
         self.model = ""
+        self.has_tools = True
         self.cost = CostChanged(0, 0, 0)
         self.checkpoints = 0
         self.activity = "starting …"
@@ -188,12 +194,81 @@ class StatusLine(TextLine):
         if self.states:
             parts.append(format_tally(self.states))
         if self.model:
-            if cost.usd is not None:
-                parts.append(Text(f"${cost.usd:.4f}"))
+            if cost.requests:
+                parts.append(Text(format_price(cost.usd, cost.requests, cost.unpriced)))
             parts.append(Text(f"{format_count(cost.input_tokens + cost.output_tokens)} tokens"))
             parts.append(Text(f"{self.checkpoints} checkpoint{'' if self.checkpoints == 1 else 's'}"))
+            parts += [] if self.has_tools else [Text("no tools")]
             parts.append(Text(printable(self.model)))
         self.show(Text(" · ").join(parts))
+
+
+class NoticeLine(Static):
+    """The last notices, above the prompt: they take room from the transcript instead of covering it."""
+
+    DEFAULT_CSS = """
+    NoticeLine { height: auto; max-height: 4; width: 100%; padding: 0 1; display: none; background: $boost;
+        color: $text; }
+    NoticeLine.warning { color: $text-warning; }
+    NoticeLine.error { color: $text-error; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.notice = ""
+        self._timer: Timer | None = None
+
+    def show(self, text: str, severity: str, timeout_s: float) -> None:
+        """Show a notice for a while, in place of the last one."""
+        if self._timer is not None:
+            self._timer.stop()
+        self.notice = text
+        self.set_classes([severity])
+        self.update(Text(text))
+        self.display = True
+        self._timer = self.set_timer(timeout_s, self.clear)
+
+    def clear(self) -> None:
+        """Hide the notice."""
+        self.notice = ""
+        self.display = False
+
+
+_KEYS = (
+    ("/fork", "try several ways side by side", "/merge", "keep one of the branches"),
+    ("/undo", "take back the last merge", "/load", "return to a checkpoint"),
+    ("/tree", "the conversation as a tree", "/model", "change the model"),
+    ("!make", "run a shell command", "/help", "all commands"),
+)
+
+
+class Welcome(Static):
+    """The first screen of a chat, before anything was said: where it runs, with which model, and what can be done."""
+
+    DEFAULT_CSS = "Welcome { height: 1fr; width: 100%; padding: 1 2; overflow: hidden; }"
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.facts: dict[str, str] = {}
+
+    def on_mount(self) -> None:
+        """Draw what is known before the session has started."""
+        self.show({})
+
+    def show(self, facts: Mapping[str, str]) -> None:
+        """Show facts by name, such as the workspace and the model, above the commands and keys."""
+        self.facts = dict(facts)
+        text = Text().append("forkwise chat\n", "bold")
+        text.append("Say what you want. A fork tries it in several branches; you keep one.\n\n", "dim")
+        for name, value in self.facts.items():
+            text.append(f"{name:10}", "dim").append(f"{printable(value)}\n")
+        text.append("\n" if self.facts else "")
+        for first, does, second, other in _KEYS:
+            text.append(f"{first:8}", "bold").append(f"{does:32}")
+            text.append(f"{second:8}", "bold").append(f"{other}\n")
+        keys = "\nenter sends · tab completes · esc stops · pgup/pgdn scroll · ctrl+q leaves"
+        text.append(keys, "dim")
+        self.update(text)
 
 
 _NARROWEST = 26
@@ -350,7 +425,7 @@ class BranchPanel(Vertical):
 
     @property
     def _note(self) -> str:
-        return f"turn {self.turn + 1}" if self.usd is None else f"turn {self.turn + 1} · ${self.usd:.4f}"
+        return f"turn {self.turn + 1}" if self.usd is None else f"turn {self.turn + 1} · {format_price(self.usd, 1)}"
 
     def flush(self) -> None:
         """Draw the title and the new entries of the transcript."""
@@ -382,6 +457,7 @@ class Stage(Vertical):
         super().__init__()
         self.strip = TabStrip()
         self.talk = Transcript(id="talk")
+        self.welcome = Welcome()
         self.overview = Overview()
         self.panels: dict[str, BranchPanel] = {}
         self.is_due = False
@@ -389,6 +465,7 @@ class Stage(Vertical):
     def compose(self) -> ComposeResult:
         """Yield the tabs, the conversation and the overview."""
         yield self.strip
+        yield self.welcome
         yield self.talk
         yield self.overview
 
@@ -431,7 +508,7 @@ class Stage(Vertical):
         self.strip.choose(name)
         for panel in self.panels.values():
             panel.display = panel.label == name
-        self.talk.display = name == OVERVIEW
+        self._show_talk()
         self.overview.display = name == OVERVIEW and self.is_forked
         self.schedule_flush()
 
@@ -455,6 +532,7 @@ class Stage(Vertical):
     def flush(self) -> None:
         """Draw the changes in the panel that is visible."""
         self.is_due = False
+        self._show_talk()
         self._show_tabs()
         if self.current is not None:
             self.current.flush()
@@ -464,6 +542,13 @@ class Stage(Vertical):
                 self.overview.show([panel.cell for panel in self.panels.values()])
         if self.current_transcript.is_behind:
             self.schedule_flush()
+
+    def _show_talk(self) -> None:
+        """Show the conversation, or the first screen as long as nothing was said."""
+        is_shown = self.strip.current == OVERVIEW
+        is_new = self.talk.is_empty and not self.is_forked
+        self.welcome.display = is_shown and is_new
+        self.talk.display = is_shown and not is_new
 
     def _show_tabs(self) -> None:
         self.strip.show([(panel.label, panel.shown_state) for panel in self.panels.values()])

@@ -81,6 +81,12 @@ class Prompt(TextArea):
             self.text = ""
             self.post_message(self.Sent(text))
 
+    def restore(self, text: str) -> None:
+        """Put back a text that was sent and refused, unless something else was typed since."""
+        if not self.text:
+            self.text = text
+            self.move_cursor(self.document.end)
+
     def action_newline(self) -> None:
         """Insert a line break."""
         self.insert("\n")

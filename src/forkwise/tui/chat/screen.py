@@ -51,7 +51,7 @@ from forkwise.chat.render import format_merge
 from forkwise.chat.slash_commands import COMMANDS, Line, UsageError, parse
 from forkwise.display.output import printable
 from forkwise.tui.chat.approval import ApprovalLine, ApprovalScreen, format_request
-from forkwise.tui.chat.panels import Overview, Stage, StatusLine, TabStrip
+from forkwise.tui.chat.panels import NoticeLine, Overview, Stage, StatusLine, TabStrip
 from forkwise.tui.chat.prompt import Prompt
 from forkwise.tui.chat.screen_commands import find_opener
 from forkwise.tui.decide import ask_about_executables
@@ -130,6 +130,7 @@ class ChatScreen(Screen[None]):
         self.stage = Stage()
         self.status = StatusLine()
         self.approval = ApprovalLine()
+        self.notices = NoticeLine()
         self.prompt = Prompt(self._completions, placeholder=_HINT)
         self.verdict: Judged | None = None
         self.pending: dict[str, ApprovalAsked] = {}
@@ -139,9 +140,10 @@ class ChatScreen(Screen[None]):
         self._early_lines: list[str] = []  # sent before the session had started
 
     def compose(self) -> ComposeResult:
-        """Yield the stage, the pending approval, the prompt and the status."""
+        """Yield the stage, the pending approval, the notices, the prompt and the status."""
         yield self.stage
         yield self.approval
+        yield self.notices
         yield self.prompt
         yield self.status
 
@@ -157,10 +159,33 @@ class ChatScreen(Screen[None]):
         self._reload_talk()
         self._fill_panels(self.stage.panels, is_new=False)
         self._count_checkpoints()
+        self._show_model()
         self.show_status()
         lines, self._early_lines = self._early_lines, []
         for text in lines:
             self._handle(text)
+
+    def _show_model(self) -> None:
+        """Show the model, and on the first screen also the workspace and its forks."""
+        session = self.session
+        if session is None:
+            return
+        services = session.services
+        self.status.model, self.status.has_tools = session.model_name, services.has_tools
+        notes = ["free"] if services.is_free else []
+        notes += [] if services.has_tools else ["no tools: it only answers"]
+        self.stage.welcome.show(
+            {
+                "workspace": str(session.workspace.path),
+                "model": session.model_name + (f" ({', '.join(notes)})" if notes else ""),
+                "fork": "none is open; /fork opens one" if session.fork is None else f"{session.fork} is open",
+            }
+        )
+
+    def show_notice(self, text: str, severity: str, timeout_s: float) -> None:
+        """Show a notice above the prompt."""
+        if self.notices.is_attached:
+            self.notices.show(text, severity, timeout_s)
 
     def show_error(self, text: str) -> None:
         """Show an error as a notification."""
@@ -231,7 +256,7 @@ class ChatScreen(Screen[None]):
                 self.run_reported(self._ask, ask_about_executables(found), retry)
             case SettingsChanged(text):
                 self.stage.talk.add("note", text)
-                self.status.model = self.status.model if self.session is None else self.session.model_name
+                self._show_model()
             case Shown(title, text):
                 is_diff = text.startswith(("diff ", "--- "))
                 self.app.push_screen(DiffScreen(title, text) if is_diff else PageScreen(title, text))
@@ -336,6 +361,7 @@ class ChatScreen(Screen[None]):
             line = parse(text)
         except UsageError as error:
             self.show_error(str(error))
+            self.prompt.restore(text)
             return
         if line is None:
             return
@@ -358,6 +384,7 @@ class ChatScreen(Screen[None]):
     def _prompt_branch(self, label: str, state: str, text: str) -> None:
         if state == "running":
             self.show_error(f"{label} is still running: wait for it, or steer it with >>{label} …")
+            self.prompt.restore(text)
         else:
             self.submit(f">>{label} {text}")
 
