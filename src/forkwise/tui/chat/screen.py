@@ -275,6 +275,7 @@ class ChatScreen(Screen[None]):
         added = [label for label in labels if label not in self.stage.panels]
         self.stage.open_fork(labels)
         self._fill_panels(added, is_new=True)
+        self._update_costs()
         early, self._early_events = self._early_events, []
         for event in early:
             self.show_event(event)
