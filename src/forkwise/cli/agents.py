@@ -8,13 +8,14 @@ can only take permissions away.
 from __future__ import annotations
 
 import os
-import shlex
+import re
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -28,6 +29,9 @@ PACKAGED = Path(__file__).with_name("agents.toml")
 """The tables that come with forkwise."""
 
 _PROMPT = "{prompt}"
+_PROMPT_FILE = "{prompt_file}"
+_MODEL = "{model}"
+_LONGEST_ARGUMENT = 96 << 10  # bytes; the kernel takes 128 KiB, and feedback on earlier attempts may be added
 _PATHS = ("writable", "credentials", "branched", "sessions", "databases")
 """Keys that list paths, each a permission. Not ``logins``: without a refreshed login the user is logged out."""
 
@@ -40,16 +44,30 @@ This was tried before, and failed. What was wrong with it:
 $(cat "$FORKWISE_FEEDBACK")"
 exec """
 
+_WITH_PROMPT_FILE = """\
+prompt=$FORKWISE_PROMPT
+if [ -s "$FORKWISE_FEEDBACK" ]; then
+    prompt=$FORKWISE_PROMPT-with-feedback
+    {
+        cat "$FORKWISE_PROMPT"
+        printf '\\n\\nThis was tried before, and failed. What was wrong with it:\\n\\n'
+        cat "$FORKWISE_FEEDBACK"
+    } > "$prompt"
+fi
+exec """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
     """The command and the permissions of an agent.
 
     ``source`` is the last file that defined it. ``notes`` are messages about parts of files that have no effect.
+    ``long_command`` runs it with a prompt that is too long for an argument: it reads a file, or its standard input.
     """
 
     name: str
     command: tuple[str, ...]
+    long_command: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     paths: AgentPaths = field(default_factory=AgentPaths)
@@ -60,18 +78,45 @@ class Agent:
     source: Path = PACKAGED
     notes: tuple[str, ...] = ()
 
-    def argv(self, prompt: str) -> tuple[str, ...]:
+    def argv(self, prompt: str, model: str | None = None, arguments: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the command that runs the agent with ``prompt``, and with the feedback on earlier attempts if any.
+
+        Raises UsageError if the agent cannot be told which ``model`` to use, or cannot take a prompt of this length.
 
         >>> Agent(name="helper", command=("helper", "--do={prompt}")).argv("fix it")[2].splitlines()[-1]
         'exec helper --do="$1"'
         """
-        words = (_PROMPT.join(map(_quote, word.split(_PROMPT))).replace(_PROMPT, '"$1"') for word in self.command)
-        return ("sh", "-c", _WITH_FEEDBACK + " ".join(words), self.name, prompt)
+        if model is not None and not any(_MODEL in word for word in self.command):
+            raise click.UsageError(
+                f"agent {self.name!r} does not say how it is given a model: add a word with {_MODEL} to its command in "
+                "agents.toml, or configure the agent itself"
+            )
+        size = len(prompt.encode())
+        if size <= _LONGEST_ARGUMENT:
+            line = _format_line((*self.command, *arguments), {_PROMPT: '"$1"', _MODEL: model})
+            return ("sh", "-c", _WITH_FEEDBACK + line, self.name, prompt)
+        if not self.long_command:
+            raise click.UsageError(
+                f"the prompt has {size} bytes, but agent {self.name!r} takes at most {_LONGEST_ARGUMENT} as an "
+                f"argument: give it a long_command in agents.toml, with {_PROMPT_FILE} or for its standard input"
+            )
+        line = _format_line((*self.long_command, *arguments), {_PROMPT_FILE: '"$prompt"', _MODEL: model})
+        is_file = any(_PROMPT_FILE in word for word in self.long_command)
+        return ("sh", "-c", _WITH_PROMPT_FILE + line + ("" if is_file else ' < "$prompt"'), self.name)
+
+
+def _format_line(words: Sequence[str], values: Mapping[str, str | None]) -> str:
+    """Format words for a shell; a word with a placeholder that has no value is left out."""
+    kept = [word for word in words if not any(value is None and name in word for name, value in values.items())]
+    parts = re.compile("|".join(f"({re.escape(name)})" for name in values))
+    texts = {name: quote(value) if name == _MODEL and value is not None else value for name, value in values.items()}
+    return " ".join(
+        "".join(texts.get(part) or _quote(part) for part in parts.split(word) if part) or "''" for word in kept
+    )
 
 
 def _quote(part: str) -> str:
-    return shlex.quote(part) if part else ""
+    return quote(part) if part else ""
 
 
 def find_agent(name: str, workspace: Path) -> Agent:
@@ -204,6 +249,10 @@ def _is_command(value: Any) -> bool:
     return _is_words(value) and bool(value) and any(_PROMPT in word for word in value[1:])
 
 
+def _is_long_command(value: Any) -> bool:
+    return _is_words(value) and bool(value) and not any(_PROMPT in word for word in value)
+
+
 def _is_login(value: Any) -> bool:
     return (
         isinstance(value, dict)
@@ -220,6 +269,7 @@ def _is_variables(value: Any) -> bool:
 
 _KEYS: dict[str, Callable[[Any], bool]] = {
     "command": _is_command,
+    "long_command": _is_long_command,
     "writable": _is_words,
     "credentials": _is_words,
     "branched": _is_words,

@@ -96,9 +96,14 @@ class StoppedBySignalError(click.Abort):
         return f"{names[self.number]}; {self.state}"
 
 
-_EXTRAS = {"agents": ("pydantic_ai",), "local": ("xllamacpp", "pydantic_ai", "openai"), "tui": ("textual",)}
-_PROJECTS = {"pydantic_ai": "pydantic-ai", "textual": "Textual", "xllamacpp": "xllamacpp"}
-_EXTRA_OF_MODULE = {"pydantic_ai": "agents", "textual": "tui", "xllamacpp": "local"}
+_EXTRAS = {
+    "agents": ("pydantic_ai",),
+    "local": ("xllamacpp", "pydantic_ai", "openai"),
+    "tui": ("textual",),
+    "yaml": ("yaml",),
+}
+_PROJECTS = {"pydantic_ai": "pydantic-ai", "textual": "Textual", "xllamacpp": "xllamacpp", "yaml": "PyYAML"}
+_EXTRA_OF_MODULE = {"pydantic_ai": "agents", "textual": "tui", "xllamacpp": "local", "yaml": "yaml"}
 _PROVIDER_INSTALL = re.compile(r'pip install "(pydantic-ai-slim\[[\w-]+\])"')
 
 

@@ -34,6 +34,7 @@ from forkwise.git.repository import find_repository
 from forkwise.git.result import build_message, read_own_messages
 from forkwise.ledger.ledger import Ledger
 from forkwise.linux.scratch_directory import scratch_directory
+from forkwise.sandbox.limits import choose_enforcement
 from forkwise.testing.report import TestReport
 from forkwise.text.redaction import redact
 
@@ -94,6 +95,7 @@ def run_and_report(
 
 def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> None:
     """Raise UsageError before anything runs, if the result of the run could not be used."""
+    choose_enforcement(recipe.build_confinement().limits)  # raises, before anything runs
     tests = recipe.build_tests()
     if tests is not None and tests.find(workspace.path) is None:
         raise click.UsageError("--test auto found no tests in this project; name the command with --test 'COMMAND'")

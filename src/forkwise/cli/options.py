@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forkwise.cli.app import Verb, find_subdirectory, require_extra, stream_option, workspace_option
+from forkwise.cli.quantity import Duration, Processors, Size
+from forkwise.cli.variation import STDIN, Variation, check_prompt, find_variations, read_prompt
 from forkwise.display.output import Output
 from forkwise.errors import ForkwiseWarning
+from forkwise.text.clean import truncate_line, truncate_middle
 
 if TYPE_CHECKING:
     from forkwise.cli.agents import Agent
-    from forkwise.explore.recipe import Allowance, Kind, Recipe
+    from forkwise.explore.recipe import Allowance, Kind, Recipe, Variant
     from forkwise.files.store.changes import OnConflict
     from forkwise.sandbox.confinement import Network
 
@@ -45,7 +48,11 @@ __all__ = [
 
 _TAKES_SEVERAL = ("speculate", "tree", "beam")
 _PROGRAM = re.compile(r"[\w./+@%][\w./+@%-]*")
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_PLACEHOLDER = re.compile(r"\{(?:prompt|model)\}")
+_TAKES_NUMBER = ("best-of", "tournament", "refine", "playoff")
+_LONGEST_WORD = 128 << 10  # bytes of one argument, of which the kernel takes one less
+_LONGEST_GOAL = 20_000
+_WIDEST_VALUE = 24
 
 
 class ExploreVerb(Verb):
@@ -69,9 +76,13 @@ class ExploreOptions:
     """The parsed options of an explore command."""
 
     words: tuple[str, ...] = ()
+    prompt_file: str | None = None
     command: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
+    model: str | None = None
+    vary: tuple[str, ...] = ()
+    variations: Path | None = None
     tests: str | None = None
     test_timeout: float | None = None
     repeat: int = 1
@@ -80,6 +91,8 @@ class ExploreOptions:
     held_out: Path | None = None
     no_baseline: bool = False
     timeout: float | None = None
+    memory: int | None = None
+    cpus: float | None = None
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
@@ -118,38 +131,46 @@ class ExploreOptions:
         self._check()
         if "judge" in own:
             self._check_judge(own["judge"][2].removesuffix(' "$@"'))
-        agents = self._find_agents()
-        prompt = " ".join(self.words)
-        goal = prompt or "; ".join(self.lines) or shlex.join(self.command)
-        commands = [*map(shell_command, self.lines), *self._find_command(), *(agent.argv(prompt) for agent in agents)]
-        if not commands:
+        found = find_variations(self.vary, self.variations)
+        subjects = self._find_subjects(found)
+        if not subjects:
             raise click.UsageError("nothing to try: give -- COMMAND, -c LINE, or --agent NAME 'PROMPT'")
-        if len(commands) > 1 and kind not in _TAKES_SEVERAL:
+        is_varied_agent = any(variation.agent for variation in found)
+        if len(subjects) > 1 and kind not in _TAKES_SEVERAL and not is_varied_agent:
             raise click.UsageError(
-                f"{kind} tries one command, but {len(commands)} were given; forkwise speculate tries several"
+                f"{kind} tries one command, but {len(subjects)} were given; forkwise speculate tries several"
             )
+        prompts, variants = self._build_variants(subjects, found)
+        commands = list(dict.fromkeys(variant.command for variant in variants))
+        agents = {subject.name: subject for subject in subjects if not isinstance(subject, tuple)}
+        _check_number(kind, own, len(variants), is_varied=bool(found))
         if kind in ("tree", "beam"):
-            own["expand"] = tuple(map(shell_command, own["expand"])) or tuple(commands)
+            own["expand"] = tuple(map(shell_command, own["expand"]))
+        goal = "; ".join(prompts) or "; ".join(self.lines) or shlex.join(self.command)
         return Recipe(
             kind=kind,
             commands=tuple(commands),
+            variants=tuple(variants) if found or agents or prompts or self.model else (),
+            prompts=tuple(prompts),
             tests=self.tests,
-            goal=goal,
-            test_timeout=self.test_timeout,
+            goal=truncate_middle(goal, _LONGEST_GOAL),
+            test_timeout=self.test_timeout or None,
             repeat=self.repeat,
             seal=self.seal,
             sealed=not self.unsealed,
             held_out=None if self.held_out is None else os.path.realpath(self.held_out),
             baseline=not self.no_baseline,
             timeout=self.timeout,
+            memory=self.memory,
+            cpus=self.cpus,
             max_parallel=self.max_parallel,
             confinement=self.confinement,
             network=self.network,
             landlock_instead=self.landlock_instead,
             writable=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.writable),
             shown=tuple(os.path.abspath(os.path.expanduser(path)) for path in self.shown),
-            environment=(*self._agent_variables(agents), *self._variables_with_values()),
-            **self._allowances(agents, commands),
+            environment=(*self._agent_variables(list(agents.values())), *self._variables_with_values()),
+            **self._allowances(agents, variants),
             commit=not self.no_commit and not self.is_exported,
             keep=self.keep or self.no_commit or self.is_exported,
             on_conflict=self.on_conflict,
@@ -157,7 +178,7 @@ class ExploreOptions:
             stop_when=self.stop_when,
             include_ignored=self.include_ignored,
             allow_empty=self.allow_empty,
-            has_prompt=bool(self.agents),
+            has_prompt=bool(agents),
             frozen=self.frozen,
             subdirectory=self.subdirectory,
             **own,
@@ -188,12 +209,64 @@ class ExploreOptions:
         if found.returncode != 0:
             raise click.UsageError(f"--judge: program {words[0]!r} not found, or not executable")
 
-    def _check(self) -> None:
-        if self.words and not self.agents:
+    def _find_subjects(self, found: Sequence[Variation]) -> list[tuple[str, ...] | Agent]:
+        """Return what is tried: commands and agents. Raises UsageError if an agent is unknown or has no prompt."""
+        varied = list(dict.fromkeys(variation.agent for variation in found if variation.agent is not None))
+        if varied and (self.agents or self.lines or self.command):
+            raise click.UsageError("the agents come from --agent or from a variation, not from both, nor with commands")
+        if varied and not all(variation.agent for variation in found):
+            raise click.UsageError("some of the variations name an agent and others do not: name one in each")
+        names = [*self.agents, *varied]
+        if not names and self.words and self.prompt_file is None:
             line = shlex.join([*self.words, *self.command])
             raise click.UsageError(f"put two dashes before the command, so that its options stay its own: -- {line}")
-        if self.agents and not any(word.strip() for word in self.words):
-            raise click.UsageError(f"agent {self.agents[0]!r} needs a prompt: --agent {self.agents[0]} 'what to do'")
+        has_prompt = any(word.strip() for word in self.words)
+        if names and not has_prompt and not (found and all(variation.prompt for variation in found)):
+            dash = " (one that begins with a dash: in a file, --prompt-file FILE)" if self.command else ""
+            raise click.UsageError(f"agent {names[0]!r} needs a prompt: --agent {names[0]} 'what to do'{dash}")
+        agents = self._find_agents(names)
+        return [*map(shell_command, self.lines), *self._find_command(), *agents]
+
+    def _build_variants(
+        self, subjects: Sequence[tuple[str, ...] | Agent], found: Sequence[Variation]
+    ) -> tuple[list[str], list[Variant]]:
+        """Return the prompts and the candidates: each subject in each variation, or the agent that it names."""
+        from forkwise.explore.recipe import Variant
+        from forkwise.fork.candidate import Candidate
+
+        common = " ".join(self.words)
+        prompts: dict[str, int] = {}
+        variants = []
+        for variation in found or [Variation()]:
+            prompt = variation.prompt or common
+            model = variation.model or self.model
+            number = prompts.setdefault(prompt, len(prompts)) if prompt else None
+            for subject in subjects:
+                if not isinstance(subject, tuple) and variation.agent not in (None, subject.name):
+                    continue
+                is_agent = not isinstance(subject, tuple)
+                if isinstance(subject, tuple):
+                    command = _fill(subject, prompt, model, variation.arguments)
+                    label = Candidate.of(subject).label
+                else:
+                    command = subject.argv(prompt, model, variation.arguments)
+                    label = subject.name
+                named = [(key, text) for key, text in variation.names if key != "agent"]
+                more = ", ".join(f"{key}={truncate_line(text, _WIDEST_VALUE)}" for key, text in named)
+                environment = dict(variation.environment) | ({} if model is None else {"FORKWISE_MODEL": model})
+                variants.append(
+                    Variant(
+                        command=command,
+                        label=f"{label} {more}" if more else label,
+                        agent=label if is_agent else None,
+                        prompt=number,
+                        environment=tuple(environment.items()),
+                        variation=variation.names,
+                    )
+                )
+        return list(prompts), variants
+
+    def _check(self) -> None:
         if self.tests is not None and not self.tests.strip():
             raise click.UsageError("--test needs a command, or auto")
         if "all-green" in self.stop_when and self.tests is None:
@@ -227,11 +300,11 @@ class ExploreOptions:
                 if not os.path.exists(os.path.expanduser(path)):
                     raise click.UsageError(f"{option} {path}: no such file or directory")
 
-    def _find_agents(self) -> list[Agent]:
+    def _find_agents(self, names: Sequence[str]) -> list[Agent]:
         from forkwise.cli.agents import find_agent
         from forkwise.config.config_file import AGENTS, find_workspace_config
 
-        agents = [find_agent(name, self.directory) for name in self.agents]
+        agents = [find_agent(name, self.directory) for name in names]
         for agent in agents:
             notes = list(agent.notes)
             if agent.source == find_workspace_config(self.directory, AGENTS) and not notes:
@@ -262,12 +335,11 @@ class ExploreOptions:
         pairs = [text.partition("=") for text in self.variables]
         return [(name, value) for name, separator, value in pairs if separator]
 
-    def _allowances(self, agents: Sequence[Agent], commands: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-        """Return the fields of the recipe for allowances: with several commands, each agent has its own."""
-        if len(agents) == len(commands) == 1:
-            return {"allowance": self._build_allowance(agents[0])}
-        prompt = " ".join(self.words)
-        own = {agent.argv(prompt): self._build_allowance(agent) for agent in agents}
+    def _allowances(self, agents: Mapping[str, Agent], variants: Sequence[Variant]) -> dict[str, Any]:
+        """Return the fields of the recipe for allowances: beside other commands, each agent has its own."""
+        if len(agents) == 1 and all(variant.agent for variant in variants):
+            return {"allowance": self._build_allowance(next(iter(agents.values())))}
+        own = {v.command: self._build_allowance(agents[v.agent]) for v in variants if v.agent is not None}
         return {"allowance": self._build_allowance(None), "own_allowances": tuple(own.items())}
 
     def _build_allowance(self, agent: Agent | None) -> Allowance:
@@ -283,6 +355,35 @@ class ExploreOptions:
             paths=agent.paths,
             passed=tuple(dict.fromkeys([*names, *agent.passes])),
         )
+
+
+def _fill(command: tuple[str, ...], prompt: str, model: str | None, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return a command with its prompt and its model in place of ``{prompt}`` and ``{model}``, and more arguments."""
+    if command[:2] == ("sh", "-c") and len(command) == 3:  # as -c: in a shell, they are variables and $1, $2, ...
+        return (*command, "sh", *arguments) if arguments else command
+    values = {"{prompt}": prompt, "{model}": model or ""}
+    words = [_PLACEHOLDER.sub(lambda found: values[found[0]] or found[0], word) for word in command]
+    longest = max((len(word.encode("utf-8", "surrogateescape")) for word in words), default=0)
+    if longest >= _LONGEST_WORD:
+        raise click.UsageError(
+            f"the prompt is too long for an argument ({longest} bytes, at most {_LONGEST_WORD - 1}): let the command "
+            "read the file $FORKWISE_PROMPT instead"
+        )
+    return (*words, *arguments)
+
+
+def _check_number(kind: Kind, own: dict[str, Any], variants: int, *, is_varied: bool) -> None:
+    """Set the number of attempts if none was given. Raises UsageError without any; warn if it is too small."""
+    if kind == "run" and variants > 1:
+        raise click.UsageError(f"run makes one attempt, but {variants} variations were given: use best-of or speculate")
+    if kind in _TAKES_NUMBER and own.get("n") is None:
+        if not is_varied:
+            raise click.UsageError(f"Missing argument 'N': the number of attempts, as in forkwise {kind} 4")
+        own["n"] = variants
+    made = sum(own["fan_out"]) if "fan_out" in own else own.get("n", variants)
+    if is_varied and made < variants:
+        message = f"only the first {made} of {variants} variations are tried"
+        warnings.warn(message, ForkwiseWarning, stacklevel=2)
 
 
 def shell_command(line: str) -> tuple[str, ...]:
@@ -448,10 +549,34 @@ _OPTIONS = (
         help="Coding agent that gets PROMPT, and network access: claude, codex, gemini, aider, opencode, goose.",
     ),
     click.option(
+        "--prompt-file",
+        metavar="FILE",
+        help="File with the prompt; - is standard input. Commands find the prompt in the file $FORKWISE_PROMPT.",
+    ),
+    click.option("--model", metavar="NAME", help="Model for the agent; commands get it as $FORKWISE_MODEL."),
+    click.option(
+        "--vary",
+        multiple=True,
+        metavar="KEY=VALUE,...",
+        help="Values that attempts take in turn, of model, agent, prompt, args or env.NAME; @FILE has one per line. "
+        "Several keys are combined, each value with each.",
+    ),
+    click.option(
+        "--variations",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="TOML or YAML file whose [[attempt]] tables say what attempts do differently.",
+    ),
+    click.option(
         "--test", "tests", metavar="CMD|auto", help="Test command that an attempt must pass; auto detects it."
     ),
     click.option(
-        "--test-timeout", type=_SECONDS, metavar="SECONDS", show_default="no limit", help="Time limit per test run."
+        "--test-timeout",
+        type=Duration(allows_zero=True),
+        metavar="DURATION",
+        default=600.0,
+        show_default="10m",
+        help="Time limit per test run, such as 90s or 30m; 0 for none.",
     ),
     click.option(
         "--repeat",
@@ -478,10 +603,24 @@ _OPTIONS = (
     click.option("--no-baseline", is_flag=True, help="Skip the test run on the unchanged workspace."),
     click.option(
         "--timeout",
-        type=_SECONDS,
-        metavar="SECONDS",
+        type=Duration(),
+        metavar="DURATION",
         show_default="no limit",
-        help="Time limit per attempt, excluding tests.",
+        help="Time limit per attempt, excluding tests: seconds, or such as 10m.",
+    ),
+    click.option(
+        "--memory",
+        type=Size(),
+        metavar="SIZE",
+        show_default="no limit",
+        help="Memory limit per attempt, and per test run, such as 2G.",
+    ),
+    click.option(
+        "--cpus",
+        type=Processors(),
+        metavar="N",
+        show_default="no limit",
+        help="Processors whose time an attempt, or a test run, may use, such as 1.5.",
     ),
     click.option(
         "-j",
@@ -575,6 +714,19 @@ _OPTIONS = (
 )
 
 
+def _find_prompt(common: dict[str, Any]) -> None:
+    """Read the prompt from a file or from standard input, and put it in place of the words of the command line."""
+    words, file = common["words"], common["prompt_file"]
+    if words == (STDIN,) and file is None:
+        file = common["prompt_file"] = STDIN
+    elif words and file is not None:
+        raise click.UsageError("the prompt comes from the command line or from --prompt-file, not from both")
+    if file is not None:
+        common["words"] = (read_prompt(file),)
+    else:
+        check_prompt(" ".join(words))
+
+
 def explore_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the shared options to a command, and pass them to ``function`` as one ExploreOptions."""
 
@@ -582,6 +734,10 @@ def explore_options(function: Callable[..., int]) -> Callable[..., int]:
     def call(**arguments: Any) -> int:
         names = [field.name for field in fields(ExploreOptions) if field.name in arguments]
         common = {name: arguments.pop(name) for name in names}
+        if isinstance(arguments.get("n"), str):  # it was left out: the first word is one of the prompt
+            common["words"] = (arguments["n"], *common["words"])
+            arguments["n"] = None
+        _find_prompt(common)
         return function(ExploreOptions(**common, subdirectory=find_subdirectory()), **arguments)
 
     words = click.argument("words", metavar="[PROMPT | -- COMMAND...]", nargs=-1)

@@ -34,6 +34,9 @@ __all__ = [
     "Row",
     "attempt_record",
     "event_record",
+    "find_agents",
+    "find_prompts",
+    "format_subject",
     "rows_of",
     "spec_record",
     "tests_text",
@@ -45,6 +48,7 @@ __all__ = [
 _FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
+_LONGEST_SUBJECT = 500
 _COMMIT_GRACE = 10.0  # seconds to wait for a decided fork to be committed
 
 PACE = 0.1
@@ -380,11 +384,49 @@ def spec_record(fork: ForkRecord) -> dict[str, Any]:
     return record
 
 
+def find_agents(fork: ForkRecord) -> list[str]:
+    """Return the coding agents that the attempts of a fork run, each once."""
+    names = (variant.get("agent") for variant in _variants_of(fork))
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def find_prompts(fork: ForkRecord, attempt: AttemptRecord | None = None) -> list[str]:
+    """Return the prompts of a fork, or the one of an attempt, without known secrets."""
+    prompts = fork.spec.get("prompts")
+    texts = [text for text in prompts if isinstance(text, str)] if isinstance(prompts, list | tuple) else []
+    if attempt is not None:
+        variants = _variants_of(fork)
+        is_known = attempt.variant is not None and 0 <= attempt.variant < len(variants)
+        number = variants[attempt.variant or 0].get("prompt") if is_known else None
+        texts = texts[number : number + 1] if isinstance(number, int) and number >= 0 else []
+    redactor = _redactor_for(fork.spec)
+    return [redactor.redact(text) for text in texts]
+
+
+def format_subject(fork: ForkRecord, label: str | None) -> str:
+    """Return what a fork is about, for a list: the agents and the first prompt, or else the label of an attempt."""
+    prompts = fork.spec.get("prompts")
+    agents = ", ".join(find_agents(fork))
+    if not agents or not isinstance(prompts, list | tuple) or not prompts or not isinstance(prompts[0], str):
+        return label or ""
+    more = f" (and {len(prompts) - 1} more prompts)" if len(prompts) > 1 else ""
+    return f"{agents}: {prompts[0][:_LONGEST_SUBJECT]}{more}"
+
+
+def _variants_of(fork: ForkRecord) -> list[dict[str, Any]]:
+    variants = fork.spec.get("variants")
+    return [v for v in variants if isinstance(v, dict)] if isinstance(variants, list | tuple) else []
+
+
 def _redactor_for(spec: object) -> Redactor:
-    given = spec.get("environment") if isinstance(spec, dict) else None
-    pairs = given if isinstance(given, list | tuple) else ()
-    variables = {str(pair[0]): str(pair[1]) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2}
-    return process_redactor(variables)
+    given: list[Any] = []
+    if isinstance(spec, dict):
+        variants = spec.get("variants")
+        for table in (spec, *(variants if isinstance(variants, list | tuple) else ())):
+            found = table.get("environment") if isinstance(table, dict) else None
+            given += found if isinstance(found, list | tuple) else ()
+    pairs = [pair for pair in given if isinstance(pair, list | tuple) and len(pair) == 2]
+    return process_redactor(*({str(name): str(value)} for name, value in pairs))
 
 
 _TEST_FIELDS = ("passed", "failed", "errors", "skipped", "doubt", "is_tampered", "comparison", "touched")
@@ -398,6 +440,8 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "id": attempt.id,
         "index": attempt.index,
         "label": process_redactor().redact(attempt.label),
+        "agent": attempt.agent,
+        "variation": process_redactor().redact_data(attempt.variation or {}),
         "state": attempt.state,
         "won": row.has_won,
         "reason": attempt.reason,

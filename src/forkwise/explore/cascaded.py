@@ -30,7 +30,7 @@ class Cascaded(Pattern):
 
     def __init__(
         self,
-        task: Task | Command,
+        task: Task | Command | Candidate,
         *,
         fan_out: Sequence[int] = (1, 2, 4),
         summaries: Summaries | None = None,

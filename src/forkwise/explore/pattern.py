@@ -45,6 +45,7 @@ __all__ = [
     "build_candidates",
     "build_copies",
     "expand_attempt",
+    "is_single",
     "preserve_cwd",
 ]
 
@@ -399,7 +400,7 @@ async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, d
 WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
 #: One candidate to run several times, or several candidates.
-Subjects = Task | Command | Sequence[Task | Command]
+Subjects = Task | Command | Candidate | Sequence[Task | Command | Candidate]
 
 
 class Options(TypedDict, total=False):
@@ -566,12 +567,19 @@ def build_copies(subjects: Subjects, n: int) -> list[Candidate]:
     >>> [c.label for c in build_copies(["./solve.sh"], 2)]
     ['./solve.sh', './solve.sh']
     """
-    if not callable(subjects) and not all(isinstance(one, str) for one in subjects):
-        return build_candidates(subjects)
+    if not is_single(subjects):
+        return build_candidates(subjects)  # type: ignore[arg-type]
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     single: Any = subjects
     return [Candidate.of(single, index) for index in range(n)]
+
+
+def is_single(subjects: Subjects) -> bool:
+    """Return whether this is one subject, to be run several times: a function, a command or a candidate."""
+    if callable(subjects) or isinstance(subjects, Candidate):
+        return True
+    return bool(subjects) and all(isinstance(one, str) for one in subjects)
 
 
 def build_candidates(subjects: Sequence[Any]) -> list[Candidate]:

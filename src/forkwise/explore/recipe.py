@@ -25,12 +25,15 @@ from forkwise.explore.speculate import Speculate
 from forkwise.explore.tournament import Tournament
 from forkwise.explore.tree_of_thoughts import OnDeadEnd, TreeOfThoughts
 from forkwise.fork.agent_paths import AgentPaths
+from forkwise.fork.candidate import Candidate
 from forkwise.fork.evaluation import Evaluator, OwnScore, SmallerDiff, scratch
 from forkwise.fork.evaluators.cross_tests import CrossTests
 from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.runner import Job, RunEnd, Runner, SandboxRunner
 from forkwise.sandbox.confinement import Confinement, Network
+from forkwise.sandbox.limits import Limits
 from forkwise.sandbox.run import arun_in_branch
+from forkwise.text.redaction import add_secrets
 
 if TYPE_CHECKING:
     from forkwise.explore.judges.contest import PairJudge
@@ -44,6 +47,7 @@ __all__ = [
     "CommandJudge",
     "Kind",
     "Recipe",
+    "Variant",
 ]
 
 
@@ -143,6 +147,33 @@ class Allowance:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One of the candidates of a recipe, in which something differs from the others.
+
+    ``prompt`` is the number of its prompt among those of the recipe. ``variation`` names what differs, for people.
+    """
+
+    command: tuple[str, ...]
+    label: str
+    agent: str | None = None
+    prompt: int | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    variation: tuple[tuple[str, str], ...] = ()
+
+    def build_candidate(self, number: int, prompts: Sequence[str]) -> Candidate:
+        """Build the candidate; ``number`` is that of the variant, ``prompts`` are those of the recipe."""
+        return Candidate(
+            self.label,
+            argv=self.command,
+            environment=dict(self.environment),
+            prompt=None if self.prompt is None else prompts[self.prompt],
+            agent=self.agent,
+            variation=dict(self.variation),
+            variant=number,
+        )
+
+
 class _RunnerByCommand(Runner):
     """Runs each job with the runner of its command, or with a default one."""
 
@@ -163,16 +194,21 @@ class Recipe:
     ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
     ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs,
     and ``goal`` is the task as it sees it. ``summary_model`` is the model that summarises attempts for later ones.
-    ``refine`` makes ``n`` attempts in each of ``rounds``. ``stop_when`` are rules such as ``no-gain:3``.
+    ``refine`` makes ``n`` attempts in each of ``rounds``. ``memory`` and ``cpus`` limit each attempt and each test run.
+    ``stop_when`` are rules such as ``no-gain:3``.
     ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern.
     Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
     the workspace, for resuming. With ``cross_tests``, attempts are also scored by the tests that others added.
     ``allowance`` is that of all commands, except those that have their own in ``own_allowances``. Candidates, tests and
-    the judge start in ``subdirectory`` of the workspace.
+    the judge start in ``subdirectory`` of the workspace. With
+    ``variants``, these are the candidates instead of ``commands``: kinds with one candidate take them in turn.
+    ``prompts`` are what they refer to.
     """
 
     kind: Kind
     commands: tuple[tuple[str, ...], ...]
+    variants: tuple[Variant, ...] = ()
+    prompts: tuple[str, ...] = ()
     n: int = 1
     tests: str | None = None
     test_timeout: float | None = None
@@ -195,6 +231,8 @@ class Recipe:
     budget: int | None = None
     first_wins: bool = True
     timeout: float | None = None
+    memory: int | None = None
+    cpus: float | None = None
     max_parallel: int | None = None
     confinement: str = "standard"
     network: Network | None = None
@@ -230,6 +268,7 @@ class Recipe:
         fields["own_allowances"] = tuple(
             (command, Allowance.from_json(allowance)) for command, allowance in fields.get("own_allowances", ())
         )
+        fields["variants"] = tuple(Variant(**variant) for variant in fields.get("variants", ()))
         return cls(**fields)
 
     def build_confinement(self) -> Confinement:
@@ -242,6 +281,7 @@ class Recipe:
             writable=(*preset.writable, *self.writable),
             shown=(*preset.shown, *self.shown),
             given={**preset.given, **dict(self.environment)},
+            limits=Limits(memory=self.memory, cpus=self.cpus),
         )
 
     def build_tests(self) -> Tests | None:
@@ -307,11 +347,12 @@ class Recipe:
         return SandboxRunner(confinement, allowance.paths, subdirectory=self.subdirectory)
 
     def _build_pattern(self, workspace: Workspace, evaluate: list[Evaluator] | None, options: Options) -> Pattern:
-        first = self.commands[0]
+        candidates = self.build_candidates()
+        first = candidates[0] if len(candidates) == 1 else Candidate(candidates[0].label, variants=candidates)
         match self.kind:
             case "run" | "speculate":
                 return Speculate(
-                    self.commands,
+                    candidates,
                     first_wins=self.first_wins,
                     judge=self._build_judge(workspace),
                     evaluate=evaluate,
@@ -355,7 +396,7 @@ class Recipe:
                 )
             case "tree":
                 return TreeOfThoughts(
-                    self.commands,
+                    candidates,
                     expand=self._expand,
                     max_depth=self.max_depth,
                     on_dead_end=self.on_dead_end,
@@ -364,7 +405,7 @@ class Recipe:
                 )
             case "beam":
                 return BeamSearch(
-                    self.commands,
+                    candidates,
                     expand=self._expand,
                     beam_width=self.beam_width,
                     max_depth=self.max_depth,
@@ -393,8 +434,16 @@ class Recipe:
     def _build_summaries(self) -> Summaries | None:
         return None if self.summary_model is None else Summaries(self.summary_model)
 
-    def _expand(self, _path: Path, _depth: int) -> list[tuple[str, ...]]:
-        return list(self.expand)
+    def build_candidates(self) -> tuple[Candidate, ...]:
+        """Build the candidates: one for each variant, or for each command."""
+        if not self.variants:
+            return tuple(map(Candidate.of, self.commands))
+        for variant in self.variants:
+            add_secrets(dict(variant.environment))
+        return tuple(variant.build_candidate(i, self.prompts) for i, variant in enumerate(self.variants))
+
+    def _expand(self, _path: Path, _depth: int) -> list[Candidate]:
+        return list(map(Candidate.of, self.expand)) or list(self.build_candidates())
 
 
 def _freeze(value: Any) -> Any:

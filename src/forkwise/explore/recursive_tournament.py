@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from forkwise.errors import ForkwiseWarning
 from forkwise.explore.evidence.summary import Summaries, format_summaries
 from forkwise.explore.judges.contest import JudgeLike, build_judge, count_test_scores
-from forkwise.explore.pattern import Options, Pattern, Search, Subjects
+from forkwise.explore.pattern import Options, Pattern, Search, Subjects, is_single
 from forkwise.fork.candidate import Candidate, describe_error
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class RecursiveTournament(Pattern):
         super().__init__(evaluate=evaluate, **options)
         if n < 1 or group < 2:
             raise ValueError(f"n must be at least 1 and group at least 2, not {n} and {group}")
-        is_single = callable(task) or (bool(task) and all(isinstance(word, str) for word in task))
-        self._subjects: list[Any] = [task] * n if is_single else list(task)  # type: ignore[arg-type]
+        self._subjects: list[Any] = [task] * n if is_single(task) else list(task)  # type: ignore[arg-type]
         if not self._subjects:
             raise ValueError("there are no candidates: give at least one")
         for subject in self._subjects:

@@ -31,7 +31,7 @@ class Refine(Pattern):
 
     def __init__(
         self,
-        task: Task | Command,
+        task: Task | Command | Candidate,
         n: int = 3,
         *,
         rounds: int = 2,

@@ -31,7 +31,7 @@ class Reflexion(Pattern):
 
     def __init__(
         self,
-        task: Task | Command,
+        task: Task | Command | Candidate,
         max_retries: int = 3,
         *,
         critique: Callable[[Path], Any] | None = None,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from numbers import Real
@@ -151,6 +151,10 @@ class Candidate:
 
     ``label`` is its name for people. ``prior`` is its score if neither the candidate nor an evaluator gives one. With
     ``has_feedback`` its function may return ``(success, feedback)``, a text instead of a score.
+
+    A command gets ``environment`` and its ``prompt``, as a file, in addition to what its runner gives it. ``agent`` is
+    the coding agent that it runs, ``variation`` what it does differently from its siblings, and ``variant`` its number
+    in the recipe. A candidate with ``variants`` is a choice: attempt 0 runs the first of them, and so on in turn.
     """
 
     label: str
@@ -158,6 +162,16 @@ class Candidate:
     argv: tuple[str, ...] | None = None
     prior: float = 1.0
     has_feedback: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prompt: str | None = None
+    agent: str | None = None
+    variation: Mapping[str, str] = field(default_factory=dict)
+    variant: int | None = None
+    variants: tuple[Candidate, ...] = ()
+
+    def select(self, index: int) -> Candidate:
+        """Return the candidate that attempt ``index`` runs: this one, or its turn of the variants."""
+        return self.variants[index % len(self.variants)] if self.variants else self
 
     @classmethod
     def of(cls, task: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:

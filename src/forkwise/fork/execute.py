@@ -181,7 +181,11 @@ def _add_environment(job: Job, attempt: Attempt) -> Job:
     text = attempt.feedback or ""
     end = "\n" if text and not text.endswith("\n") else ""
     Path(feedback).write_text(f"{text}{end}", errors="backslashreplace")
-    environment = {
+    environment = dict(attempt.candidate.environment)
+    if attempt.candidate.prompt is not None:
+        environment["FORKWISE_PROMPT"] = f"{exchange_directory}/prompt"
+        Path(environment["FORKWISE_PROMPT"]).write_text(attempt.candidate.prompt, newline="")
+    environment |= {
         "FORKWISE_ATTEMPT": str(attempt.number),
         "FORKWISE_FORK": attempt.fork.id,
         "FORKWISE_FEEDBACK": feedback,

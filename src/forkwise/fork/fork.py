@@ -366,6 +366,7 @@ class Fork:
         ``key`` identifies the attempt within the fork when it is resumed; by default it is ``index``. An attempt
         that is run again then has a new id, and keeps its number and its branch's name.
         """
+        candidate = candidate.select(index)
         key = str(index) if key is None else key
         record = self._known.get(key)
         left = None if record is None else self._find_reusable_branch(record)
@@ -380,6 +381,9 @@ class Fork:
                 branch=self._choose_branch(key, index),
                 command=candidate.argv,
                 round=0 if record is None else record.round + 1,
+                agent=candidate.agent,
+                variation=candidate.variation,
+                variant=candidate.variant,
             )
         attempt = Attempt(self, record, candidate, feedback, number=self._numbers.setdefault(key, record.number))
         if left is not None or (record.is_over and record.unwanted is not None):

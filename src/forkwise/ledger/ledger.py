@@ -336,6 +336,9 @@ class Ledger(ABC):
         branch: str | None = None,
         command: Sequence[str] | None = None,
         round: int = 0,  # noqa: A002 - a public name
+        agent: str | None = None,
+        variation: Mapping[str, str] | None = None,
+        variant: int | None = None,
     ) -> AttemptRecord:
         """Record a pending attempt of a running fork.
 
@@ -365,6 +368,9 @@ class Ledger(ABC):
                 branch=f"{record.id}-{number}" if branch is None else branch,
                 command=None if command is None else list(command),
                 state="pending",
+                **({} if agent is None else {"agent": agent}),
+                **({} if not variation else {"variation": dict(variation)}),
+                **({} if variant is None else {"variant": variant}),
             )
             return self.attempt(name)
 

@@ -81,7 +81,8 @@ class AttemptRecord:
     ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``no_change`` says that it changed
     no file, apart from ignored ones; ``needs_ignored`` are ignored paths without which its tests fail. ``tail`` is the
     end of its output as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which
-    the process that runs it then follows.
+    the process that runs it then follows. ``agent`` is the coding agent that it runs, ``variation`` what it does
+    differently from its siblings, ``variant`` the number of its entry in the ``variants`` of the fork's ``spec``.
     """
 
     id: str
@@ -115,6 +116,9 @@ class AttemptRecord:
     output_bytes: int = 0
     tail: str | None = None
     unwanted: str | None = None
+    agent: str | None = None
+    variation: dict[str, str] | None = None
+    variant: int | None = None
 
     @property
     def number(self) -> int:

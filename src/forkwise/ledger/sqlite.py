@@ -380,10 +380,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("id", "fork", "key", "label", "branch", "workspace", "origin", "kind", "winner", "parent"), (str,)
     ),
-    **dict.fromkeys(("stored", "reason", "ending", "last_line", "tail", "unwanted"), (str,)),
+    **dict.fromkeys(("stored", "reason", "ending", "last_line", "tail", "unwanted", "agent"), (str,)),
     **dict.fromkeys(("round", "index", "generation", "commit", "undone", "exit_code", "files", "output_bytes"), (int,)),
+    "variant": (int,),
     **dict.fromkeys(("started", "ended", "wall", "cpu", "memory", "score"), _NUMBER),
-    **dict.fromkeys(("spec", "resolution", "verdict", "baseline", "tests", "cost", "error"), (dict,)),
+    **dict.fromkeys(("spec", "resolution", "verdict", "baseline", "tests", "cost", "error", "variation"), (dict,)),
     **dict.fromkeys(("command", "scores"), (list,)),
 }
 """The types of a record's fields, apart from None."""

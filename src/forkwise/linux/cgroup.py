@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Cgroup", "Controller", "own_groups", "sweep", "version_of", "why_not"]
 
-Controller = Literal["memory", "pids", "cpuacct"]
+Controller = Literal["memory", "pids", "cpuacct", "cpu"]
 
-_CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpuacct")
+_CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpuacct", "cpu")
+_CPU_PERIOD_US = 100_000  # the kernel's default; a quota is at least 1000
 _VERSIONS = ("cgroup v1", "cgroup v2")
 _UNIFIED = ""  # the name of version 2 in /proc/self/cgroup
 _SUPERVISOR = "forkwise-supervisor"
@@ -48,12 +49,17 @@ class Cgroup:
 
     @classmethod
     def make(
-        cls, enforcement: Mapping[str, str | None], *, memory: int | None = None, processes: int | None = None
+        cls,
+        enforcement: Mapping[str, str | None],
+        *,
+        memory: int | None = None,
+        processes: int | None = None,
+        cpus: float | None = None,
     ) -> Cgroup:
         """Create the groups that an enforcement needs and set their limits, before any process is in them.
 
-        ``enforcement`` maps "memory", "processes" and "cpu" to "cgroup v1" or "cgroup v2"; anything else is enforced
-        elsewhere. ``memory`` is in bytes.
+        ``enforcement`` maps "memory", "processes", "cpu" and "cpus" to "cgroup v1" or "cgroup v2"; anything else is
+        enforced elsewhere. ``memory`` is in bytes, ``cpus`` the number of processors whose time it may use.
         """
         group, name = cls({}), _name()
         try:
@@ -63,6 +69,8 @@ class Cgroup:
                 group._limit_memory(memory)
             if processes is not None and enforcement.get("processes") in _VERSIONS:
                 _write(f"{group._directory('pids')}/pids.max", str(processes))
+            if cpus is not None and enforcement.get("cpus") in _VERSIONS:
+                group._limit_cpus(cpus)
         except OSError as error:
             group.remove()
             raise NamespaceError(
@@ -146,8 +154,17 @@ class Cgroup:
         self.remove()
 
     def _make(self, key: str, directory: str) -> None:
-        os.mkdir(directory)
+        if directory not in self._directories.values():  # version 1 often has cpu and cpuacct in one place
+            os.mkdir(directory)
         self._directories[key] = directory
+
+    def _limit_cpus(self, cpus: float) -> None:
+        directory, quota = self._directory("cpu"), max(round(cpus * _CPU_PERIOD_US), 1000)
+        if "cpu" in self._directories:
+            _write(f"{directory}/cpu.cfs_period_us", str(_CPU_PERIOD_US))
+            _write(f"{directory}/cpu.cfs_quota_us", str(quota))
+        else:
+            _write(f"{directory}/cpu.max", f"{quota} {_CPU_PERIOD_US}")
 
     def _limit_memory(self, limit: int) -> None:
         directory = self._directory("memory")
@@ -252,24 +269,26 @@ def _bases(enforcement: Mapping[str, str | None]) -> dict[str, str]:
     """Return, by controller, the directories in which to create the groups that an enforcement needs."""
     bases: dict[str, str] = {}
     if "cgroup v2" in enforcement.values():
-        bases[_UNIFIED] = _prepare_tree()
+        controllers = {"memory", "pids"} | ({"cpu"} if enforcement.get("cpus") == "cgroup v2" else set())
+        bases[_UNIFIED] = _prepare_tree(controllers)
     if "cgroup v1" in enforcement.values():
         groups = own_groups()
-        wanted = {"memory": enforcement.get("memory"), "cpuacct": enforcement.get("cpu")}
+        wanted = {"memory": "memory", "cpuacct": "cpu", "cpu": "cpus"}
+        wanted = {controller: enforcement.get(limit) or "" for controller, limit in wanted.items()}
         bases |= {controller: groups[controller] for controller, means in wanted.items() if means == "cgroup v1"}
         if _can_write(groups.get("pids")):  # even without a limit: pids.max=0 stops forks, so that a kill can finish
             bases["pids"] = groups["pids"]
     return bases
 
 
-def _prepare_tree() -> str:
-    """Enable the controllers of this process's version 2 group for the groups below it, and return its path.
+def _prepare_tree(controllers: set[str]) -> str:
+    """Enable ``controllers`` of this process's version 2 group for the groups below it, and return its path.
 
     The kernel allows that only in a group without processes of its own, so this process and its relatives move into a
     group below. ``_is_ours`` has made sure that there are no other processes.
     """
     tree = own_groups()[_UNIFIED]
-    wanted = {"memory", "pids"} & _controllers(tree)
+    wanted = controllers & _controllers(tree)
     missing = wanted - set(" ".join(_lines(f"{tree}/cgroup.subtree_control")).split())
     if not missing:
         return tree

@@ -29,6 +29,7 @@ Means = Literal["cgroup v2", "cgroup v1", "rlimit", "supervisor"]
 Enforcement = dict[str, Means | None]
 
 _NPROC_PER_NAMESPACE_SINCE = (5, 14)
+_MIN_CPUS = 0.01
 _INTERVAL_S = 0.05  # between two checks of the limits that are watched
 _MAX_PATH = 2000  # characters; the kernel accepts 4095 bytes
 
@@ -38,9 +39,10 @@ class Limits:
     """The most that a sandbox may use; None is no limit.
 
     ``wall`` and ``cpu`` are seconds, ``cpu`` of all its processes together. ``memory``, ``file_size`` (of any one file)
-    and ``disk`` (of the branch's layer) are bytes, ``processes`` counts threads too. A control group applies ``memory``
-    and ``cpu`` to all processes together, an rlimit to each. A limit that cannot be enforced here is an error, or is
-    left out with ``best_effort``.
+    and ``disk`` (of the branch's layer) are bytes, ``processes`` counts threads too. ``cpus`` is the number of
+    processors whose time all processes together may use, such as 1.5; only a control group enforces it. A control group
+    applies ``memory`` and ``cpu`` to all processes together, an rlimit to each. A limit that cannot be enforced here is
+    an error, or is left out with ``best_effort``.
 
     >>> Limits(cpu=1.5, processes=64).asked()
     ['cpu', 'processes']
@@ -52,6 +54,7 @@ class Limits:
     processes: int | None = None
     file_size: int | None = None
     disk: int | None = None
+    cpus: float | None = None
     best_effort: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class Limits:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"the limit {name} must be a number above zero, or None, not {value!r}")
+        if self.cpus is not None and self.cpus < _MIN_CPUS:
+            raise ValueError(f"the limit cpus must be at least {_MIN_CPUS}, not {self.cpus!r}")
 
     def asked(self) -> list[str]:
         """Return the names of the limits that are set."""
@@ -80,7 +85,12 @@ def choose_enforcement(limits: Limits, *, user_namespace: bool = True) -> Enforc
 
 
 def _choose_cgroup(name: str) -> Means | None:
-    needed: dict[str, cgroup.Controller] = {"memory": "memory", "processes": "pids", "cpu": "cpuacct"}
+    needed: dict[str, cgroup.Controller] = {
+        "memory": "memory",
+        "processes": "pids",
+        "cpu": "cpuacct",
+        "cpus": "cpu",
+    }
     version = cgroup.version_of(needed[name])
     if version is None:
         return None
@@ -89,12 +99,14 @@ def _choose_cgroup(name: str) -> Means | None:
 
 def _choose_rlimit(name: str, limits: Limits, user_namespace: bool) -> Means | None:
     reason = _find_nproc_problem(user_namespace) if name == "processes" else ""
+    reason = "an rlimit cannot do it" if name == "cpus" else reason
     if not reason:
         return "rlimit"
     if limits.best_effort:
         return None
+    why = cgroup.why_not("cpu" if name == "cpus" else "pids")
     raise NamespaceError(
-        f"the limit {name}={limits.processes} cannot be enforced: {cgroup.why_not('pids')}, and {reason}; "
+        f"the limit {name}={getattr(limits, name):g} cannot be enforced: {why}, and {reason}; "
         "run under systemd-run --user --scope -p Delegate=yes, or set best_effort=True"
     )
 
@@ -122,7 +134,7 @@ class Supervision:
         self.limits = limits
         self.layers = layers
         self.enforcement: Enforcement = choose_enforcement(limits) if limits.asked() else {}
-        self.group = Cgroup.make(self.enforcement, memory=limits.memory, processes=limits.processes)
+        self.group = Cgroup.make(self.enforcement, memory=limits.memory, processes=limits.processes, cpus=limits.cpus)
         self.exceeded: str | None = None
         self.ran_out_of_memory = False
         self.peak_memory: int | None = None

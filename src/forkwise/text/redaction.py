@@ -193,9 +193,9 @@ def add_secrets(environment: Mapping[str, str]) -> None:
     _given.update(find_secrets(environment))
 
 
-def process_redactor(variables: Mapping[str, str] | None = None) -> Redactor:
+def process_redactor(*variables: Mapping[str, str]) -> Redactor:
     """Return the redactor for the secrets that attempts of this process may know, and those among ``variables``."""
-    return _build_redactor(find_secrets(os.environ) | _given | find_secrets(variables or {}))
+    return _build_redactor(find_secrets(os.environ).union(_given, *map(find_secrets, variables)))
 
 
 def redact(text: str) -> str:

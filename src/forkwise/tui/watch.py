@@ -20,10 +20,10 @@ from textual.widgets.data_table import RowKey
 from textual.widgets.option_list import Option
 
 from forkwise.concurrency import run_in_thread
-from forkwise.display.board import Row, time_text
+from forkwise.display.board import Row, find_prompts, format_subject, time_text
 from forkwise.display.output import printable
 from forkwise.ledger.records import Summary
-from forkwise.text.clean import truncate
+from forkwise.text.clean import truncate, truncate_line
 from forkwise.tui.decide import DecisionScreen
 from forkwise.tui.diff_view import DiffScreen
 from forkwise.tui.fork_model import ForkModel, ForkSnapshot
@@ -167,7 +167,7 @@ def _format_summary(summary: Summary) -> Text:
     fork = summary.fork
     states = [state for state, count in summary.attempts.items() for _ in range(count)]
     started = datetime.fromtimestamp(fork.started).strftime("%m-%d %H:%M")
-    label = printable(" ".join((summary.label or "").split()))
+    label = printable(" ".join(format_subject(fork, summary.label).split()))
     parts = [Text(fork.id, style="bold"), chip(fork.state), Text(fork.kind), tally(states), Text(started), Text(label)]
     line = Text("  ", no_wrap=True, overflow="ellipsis").join(part for part in parts if part.plain)
     line.no_wrap, line.overflow = True, "ellipsis"
@@ -177,6 +177,7 @@ def _format_summary(summary: Summary) -> Text:
 POLL_S = 0.25
 """Seconds between two readings of the ledger."""
 
+_WIDEST_PROMPT = 200
 _LOG_POLL_S = 0.1  # seconds between two readings of a log
 
 
@@ -269,6 +270,8 @@ class WatchScreen(DecisionScreen):
             return
         line = Text(f"{attempt.id}  {printable(' '.join(attempt.label.split()))}")
         line.append(f"  {printable(attempt.reason)}" if attempt.reason else "", style="bold")
+        for prompt in find_prompts(self.snapshot.fork, attempt) if self.snapshot is not None else ():
+            line.append(f"  {printable(truncate_line(prompt, _WIDEST_PROMPT))}", style="dim")
         self._subtitle.show(line)
         if attempt.id != self._followed:
             self._followed = attempt.id

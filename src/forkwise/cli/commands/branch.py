@@ -16,6 +16,7 @@ from forkwise.cli.options import (
     landlock_option,
     network_option,
 )
+from forkwise.cli.quantity import Processors, Size
 from forkwise.display.columns import Fit
 from forkwise.display.output import (
     MARKS,
@@ -323,7 +324,8 @@ def shell(name: str, command: tuple[str, ...], directory: Path, output: Output) 
     show_default="no limit",
     help="Time limit; then the command and its children are killed.",
 )
-@click.option("--memory", type=int, metavar="BYTES", show_default="no limit", help="Memory limit.")
+@click.option("--memory", type=Size(), metavar="SIZE", show_default="no limit", help="Memory limit, such as 2G.")
+@click.option("--cpus", type=Processors(), metavar="N", show_default="no limit", help="Processors, such as 1.5.")
 @click.option("--processes", type=int, metavar="N", show_default="no limit", help="Limit on the number of processes.")
 @workspace_option
 @json_option
@@ -337,6 +339,7 @@ def run(
     shown: tuple[str, ...],
     timeout: float | None,
     memory: int | None,
+    cpus: float | None,
     processes: int | None,
     directory: Path,
     output: Output,
@@ -351,7 +354,7 @@ def run(
     from forkwise.sandbox.confinement import Confinement
     from forkwise.sandbox.limits import Limits
 
-    limits = Limits(memory=memory, processes=processes)
+    limits = Limits(memory=memory, processes=processes, cpus=cpus)
     confined = replace(
         Confinement.preset(confinement),
         writable=writable,

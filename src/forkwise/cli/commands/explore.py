@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +36,20 @@ _CROSS_TESTS = click.option(
     is_flag=True,
     help="Among attempts that pass --test, prefer those that pass the tests that other attempts added.",
 )
-_N = click.argument("n", metavar="N", type=click.IntRange(min=1))
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """The number of attempts, which can be left out: a word that is no number is the beginning of the prompt."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Convert a number; return another word as it is."""
+        is_number = re.fullmatch(r"[+-]?[0-9.]+", str(value))
+        return click.IntRange(min=1).convert(value, param, ctx) if is_number else str(value)
+
+
+_N = click.argument("n", metavar="[N]", type=_Number(), required=False)
 
 
 def _explore(recipe: Recipe, options: ExploreOptions) -> int:
@@ -90,7 +104,7 @@ def speculate(options: ExploreOptions, waits: bool, judge: str | None) -> int:
 @judge_option()
 @_CROSS_TESTS
 @explore_options
-def best_of(options: ExploreOptions, n: int, judge: str | None, cross_tests: bool) -> int:
+def best_of(options: ExploreOptions, n: int | None, judge: str | None, cross_tests: bool) -> int:
     """Try a command N times side by side, and commit the best success.
 
     The best attempt passes the tests and has the highest score, which it writes to the file $FORKWISE_SCORE. With equal
@@ -140,7 +154,7 @@ def reflexion(options: ExploreOptions, retries: int, summary_model: str | None) 
 @_N
 @judge_option(required=True)
 @explore_options
-def tournament(options: ExploreOptions, n: int, judge: str) -> int:
+def tournament(options: ExploreOptions, n: int | None, judge: str) -> int:
     """Try a command N times side by side; a judge compares pairs.
 
     The judge compares two successful attempts at a time, until one is left to be committed. If it is a command that
@@ -258,7 +272,7 @@ def cascade(options: ExploreOptions, fan_out: tuple[int, ...], summary_model: st
 )
 @summary_option
 @explore_options
-def refine(options: ExploreOptions, n: int, rounds: int, summary_model: str | None) -> int:
+def refine(options: ExploreOptions, n: int | None, rounds: int, summary_model: str | None) -> int:
     """Try a command N times per round; each round builds on the best.
 
     The attempts of a further round start from the files of the best attempt so far, in branches of its branch. The file
@@ -296,7 +310,12 @@ def refine(options: ExploreOptions, n: int, rounds: int, summary_model: str | No
 @summary_option
 @explore_options
 def playoff(
-    options: ExploreOptions, n: int, group: int, judge: str | None, budget: int | None, summary_model: str | None
+    options: ExploreOptions,
+    n: int | None,
+    group: int,
+    judge: str | None,
+    budget: int | None,
+    summary_model: str | None,
 ) -> int:
     """Try a command N times; judge groups, refine the winners, repeat.
 
@@ -305,7 +324,7 @@ def playoff(
     grouped again, until one is left to be committed. Without --judge, the better score wins, as in best-of. A judge is
     asked about each pair in both orders; if it contradicts itself, the better score wins.
     """
-    if budget is not None and budget < n:
+    if budget is not None and n is not None and budget < n:
         raise click.UsageError(f"--budget {budget} is less than the {n} attempts of the first round")
     own = {"n": n, "group": group, "budget": budget, "summary_model": summary_model}
     return _explore(options.recipe("playoff", **own, **find_judge(judge)), options)

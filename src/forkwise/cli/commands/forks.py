@@ -75,8 +75,17 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     with ledger:
         found = ledger.summaries(None if everything else limit, outermost=not everything)
     if output.as_json:
+        from forkwise.display.board import find_agents, find_prompts
+
         forks = [
-            {**fork_record(s.fork), "label": redact(s.label or "") or None, "attempts": s.attempts, "best": s.best}
+            {
+                **fork_record(s.fork),
+                "label": redact(s.label or "") or None,
+                "agents": find_agents(s.fork),
+                "prompt": next(iter(find_prompts(s.fork)), None),
+                "attempts": s.attempts,
+                "best": s.best,
+            }
             for s in found
         ]
         output.document({"workspace": str(workspace.path), "forks": forks})
@@ -91,11 +100,13 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
 
 
 def _fork_row(summary: Summary) -> tuple[str, ...]:
+    from forkwise.display.board import format_subject
+
     fork = summary.fork
     names = {"running": "interrupted"} if fork.state == "interrupted" else {}
     counts = ", ".join(f"{count} {names.get(state, state)}" for state, count in summary.attempts.items())
     best = "" if summary.best is None else f"{summary.best:g}"
-    label = truncate_line(redact(summary.label or ""), _WIDEST_LABEL)
+    label = truncate_line(redact(format_subject(fork, summary.label)), _WIDEST_LABEL)
     return fork.id, fork.kind, fork.state, counts, best, _time_text(fork.started), _commit_text(fork), label
 
 
@@ -145,7 +156,7 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
-    from forkwise.display.board import Board, attempt_record, spec_record
+    from forkwise.display.board import Board, attempt_record, find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
 
@@ -162,6 +173,8 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
             "process": fork.owner.label if fork.state == "running" else "",
             "nested in": fork.parent or "",
             "branch": "" if fork.origin == "/main" else fork.origin,
+            "agent": ", ".join(find_agents(fork)),
+            "prompt": "\n---\n".join(prompts) if (prompts := find_prompts(fork)) else "",
             "tests": str(fork.spec.get("tests") or ""),
             "judged": _verdict_text(fork.verdict or {}),
             "no verdict": "; ".join(map(str, (fork.verdict or {}).get("failures", ()))),
@@ -202,7 +215,7 @@ def _resolution_text(fork: ForkRecord) -> str:
 def _show_attempt(
     ledger: Ledger, workspace: Workspace, attempt: AttemptRecord, output: Output, *, whole: bool, stderr: bool
 ) -> None:
-    from forkwise.display.board import Row, attempt_record
+    from forkwise.display.board import Row, attempt_record, find_prompts
     from forkwise.fork.stored_fork import StoredFork
     from forkwise.ledger.stored_changes import load_changes
 
@@ -216,6 +229,7 @@ def _show_attempt(
         record = {
             **attempt_record(Row(attempt, 0, attempt.id == fork.winner)),
             "fork": fork.id,
+            "prompt": next(iter(find_prompts(fork, attempt)), None),
             "command": None if attempt.command is None else [redact(word) for word in attempt.command],
             "branch": None if branch is None else branch.branch_path,
             "changes": None if delta is None else [change_record(change) for change in delta],
@@ -249,6 +263,8 @@ def _show_attempt(
 
 
 def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | None) -> dict[str, str]:
+    from forkwise.display.board import find_prompts
+
     usage = [
         "" if attempt.cpu is None else f"{attempt.cpu:.1f} s of CPU",
         "" if attempt.memory is None else f"{size_text(attempt.memory)} of memory",
@@ -256,6 +272,9 @@ def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | No
     scores = attempt.scores or ([] if attempt.score is None else [attempt.score])
     return {
         "label": redact(attempt.label),
+        "agent": attempt.agent or "",
+        "varied": redact(", ".join(f"{key}={text}" for key, text in (attempt.variation or {}).items())),
+        "prompt": "".join(find_prompts(fork, attempt)),
         "fork": f"{fork.id} ({fork.kind}, {fork.state}{', won by this attempt' if fork.winner == attempt.id else ''})",
         "branch": f"{attempt.branch} (dropped)" if branch is None else branch.branch_path,
         "started": ""
@@ -355,8 +374,8 @@ def open_workspace(directory: Path) -> tuple[Workspace, Ledger]:
 def _print_facts(output: Output, facts: dict[str, str]) -> None:
     """Print names and values, one pair per line, without the empty ones."""
     for name, value in facts.items():
-        if value:
-            output.line(f"{f'{name}:':12}{value}")
+        for number, line in enumerate(value.splitlines()):
+            output.line(f"{f'{name}:' if number == 0 else '':12}{line}")
 
 
 def _commit_text(fork: ForkRecord) -> str:

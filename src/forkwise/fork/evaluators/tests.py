@@ -57,6 +57,7 @@ _MAX_ADDED = 50
 _SHOWN = 5
 _SHOWN_OUTPUT = 1500
 _SHELL_KILLED = 128 + signal.SIGKILL  # the exit code of a shell whose command was killed
+_LATE = "the tests did not finish within"
 
 
 class Tests(Evaluator):
@@ -127,10 +128,12 @@ class Tests(Evaluator):
         with span("baseline"):
             baseline = Baseline(tuple([await self._run(base, _Task(base)) for _ in range(self.repeat)]))
             baseline = await self._try_canaries(base, baseline)
-        if baseline.problem is not None:
+        doubts = [run.report.doubt or "" for run in baseline.runs]
+        problem = next((doubt for doubt in doubts if doubt.startswith(_LATE)), baseline.problem)
+        if problem is not None:
             output = baseline.report.output
             raise BaselineError(
-                f"attempts cannot be judged by these tests: on the unchanged workspace, {baseline.problem}. Correct "
+                f"attempts cannot be judged by these tests: on the unchanged workspace, {problem}. Correct "
                 "the test command, or skip this check (--no-baseline, baseline=False)"
                 + (f". The output ends with:\n{output[-_SHOWN_OUTPUT:]}" if output else "")
             )
@@ -299,6 +302,12 @@ class Tests(Evaluator):
         """Detect the command on the base, where an attempt cannot have changed it, or else on the branch."""
         return self.find(_directory(base), junit, injection) or self.find(branch.path, junit, injection)
 
+    def _describe_lateness(self, timeout_s: float) -> str:
+        """Say that tests did not finish in time, and how to allow them more."""
+        return (
+            f"{_LATE} {timeout_s:g} s; allow them more time with --test-timeout 30m (0 for no limit), or timeout= of Tests"
+        )
+
     async def _run_command(
         self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection, start: str = ""
     ) -> TestRun:
@@ -332,7 +341,9 @@ class Tests(Evaluator):
         report = read_report(
             printed.content, junit, done.returncode, command.framework, duration=done.wall, evidence=evidence
         )
-        if doubt := _explain_end(done, command, report.output, self.confinement.limits.memory):
+        if done.ending == "timeout" and self.timeout is not None:
+            report = replace(report, doubt=self._describe_lateness(self.timeout))
+        elif doubt := _explain_end(done, command, report.output, self.confinement.limits.memory):
             report = replace(report, doubt=doubt)
         return TestRun(report, evidence, has_file=junit is not None)
 

@@ -1,0 +1,86 @@
+"""Limits of the explore commands: memory, processors, and the time of tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from forkwise.linux import cgroup
+from tests.need import need
+
+Run = Callable[..., Result]
+
+
+def test_memory(run: Run, project: Path) -> None:
+    line = "import sys; x = bytearray(600 << 20); open('big', 'w')"
+    run("run", "-q", "--memory", "200M", "--", "python3", "-c", line, code=7)
+    assert not (project / "big").exists()
+    run("run", "-q", "--", "python3", "-c", "open('big', 'w')")
+
+
+def test_memory_of_tests(run: Run) -> None:
+    test = "python3 -c 'bytearray(600 << 20)'"
+    run("run", "-q", "--memory", "200M", "--no-baseline", "--test", test, "--", "touch", "new", code=7)
+
+
+def test_processors(run: Run, project: Path) -> None:
+    """The kernel's quota is what was given, as the sandbox's control group shows it."""
+    need(cgroup.version_of("cpu") is not None, f"processors cannot be limited: {cgroup.why_not('cpu')}")
+    line = (
+        "import os, time\n"
+        "used, ended = time.process_time(), time.monotonic() + 1\n"
+        "for _ in range(3):\n    os.fork()\n"
+        "while time.monotonic() < ended: pass\n"
+        "open(f'cpu-{os.getpid()}', 'w').write(str(time.process_time() - used))\n"
+        "try:\n    while True: os.wait()\nexcept ChildProcessError: pass\n"
+    )
+    run("run", "-q", "--cpus", "0.2", "--", "python3", "-c", line)
+    used = sum(float(path.read_text()) for path in project.glob("cpu-*"))
+    assert used < 0.6  # of one second; eight busy processes use a second or more of one processor
+
+
+def test_processors_cannot_be_limited(run: Run, monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    monkeypatch.setattr(cgroup, "version_of", lambda _: None)
+    said = run("best-of", "2", "--cpus", "1.5", "--", "touch", "new", code=6).stderr
+    assert "the limit cpus=1.5 cannot be enforced" in said
+    assert "systemd-run" in said
+    assert json.loads(run("ls", "--json").stdout)["forks"] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--memory", "lots", "'lots' is not a size such as 512M or 2G"),
+        ("--memory", "0", "not a possible size"),
+        ("--memory", "-1G", "is not a size"),
+        ("--cpus", "0", "0.0 is not in the range"),
+        ("--cpus", "nan", "nan"),
+        ("--timeout", "soon", "'soon' is not a duration such as 90s, 10m or 1.5h"),
+        ("--timeout", "0", "is not above zero"),
+        ("--test-timeout", "-1", "is not a duration"),
+        ("--timeout", "inf", "is not a duration"),
+        ("--timeout", "9999999999h", "longer than ten years"),
+    ],
+)
+def test_values(run: Run, option: str, value: str, message: str) -> None:
+    assert message in run("run", option, value, "--", "true", code=2).stderr
+
+
+def test_tests_that_hang(run: Run) -> None:
+    """A hanging test ends the attempt, a hanging baseline the command; both say how to allow more time."""
+    words = ("--test-timeout", "0.5s", "--test", "test -e new || exit 0; sleep 60", "--", "touch", "new")
+    assert "--test-timeout 30m" in run("run", "--no-baseline", *words, code=7).stdout
+    said = run("run", "--test-timeout", "0.5s", "--test", "sleep 60", "--", "touch", "new", code=1).stderr
+    assert "did not finish within 0.5 s; allow them more time with --test-timeout 30m" in said
+
+
+def test_tests_have_a_limit_by_default(run: Run) -> None:
+    command = ("--test", "true", "--", "sh", "-c", "date +%N > new")
+    for words, limit in (((), 600.0), (("--test-timeout", "0"), None), (("--test-timeout", "2m"), 120.0)):
+        found = run("run", "-q", "--json", "--no-baseline", *words, *command)
+        fork = json.loads(found.stdout.splitlines()[-1])["outcome"]["fork"]
+        assert json.loads(run("show", fork, "--json").stdout)["fork"]["spec"]["test_timeout"] == limit
