@@ -179,7 +179,7 @@ def test_recursive_tournament_teaches_by_the_winners(outcome: Callable[..., Any]
     assert (project / "n").read_text() == "5\n"
     assert (project / "f").read_text().startswith("The best attempt of your group: succeeded\n")
     assert len(result["attempts"]) == 5
-    assert "--budget 2 is less" in run("playoff", "3", "--budget", "2", *sh("true"), code=2).stderr
+    assert "--max-attempts 2 is less" in run("playoff", "3", "--max-attempts", "2", *sh("true"), code=2).stderr
 
 
 def test_cross_tests_from_the_command_line(outcome: Callable[..., Any], project: Path) -> None:

@@ -84,3 +84,33 @@ def test_tests_have_a_limit_by_default(run: Run) -> None:
         found = run("run", "-q", "--json", "--no-baseline", *words, *command)
         fork = json.loads(found.stdout.splitlines()[-1])["outcome"]["fork"]
         assert json.loads(run("show", fork, "--json").stdout)["fork"]["spec"]["test_timeout"] == limit
+
+
+def test_budget(run: Run, project: Path) -> None:
+    """When the time is used up, attempts that run are ended; one that had ended is judged and wins."""
+    line = 'test "$PAUSE" = 0 || sleep "$PAUSE"; date > new'
+    words = ("--budget", "8s", "--vary", "env.PAUSE=0,60,60", "-j", "2", "--json", "-c", line)
+    found = json.loads(run("best-of", *words).stdout.splitlines()[-1])["outcome"]
+    assert [attempt["state"] for attempt in found["attempts"]] == ["succeeded", "cancelled", "cancelled"]
+    reason = "the budget of 8 s of running time was used up"
+    assert [attempt["reason"] for attempt in found["attempts"]] == [None, reason, reason]
+    assert found["warnings"] == [f"{reason}: 2 of 3 attempts were stopped or not started"]
+    assert (project / "new").exists()
+
+
+def test_budget_of_attempts_in_turn(run: Run) -> None:
+    """No attempt is made after the time is used up, and nothing is committed if none succeeded."""
+    said = run("reflexion", "--retries", "5", "--budget", "0.3s", "--", "sleep", "60", code=7)
+    assert "1 of 1 attempts were stopped" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("10", "'10' has no unit: 10s are seconds, 10m minutes, 10h hours"),
+        ("x", "is not a duration"),
+        ("0m", "above zero"),
+    ],
+)
+def test_budget_values(run: Run, value: str, message: str) -> None:
+    assert message in run("best-of", "2", "--budget", value, "--", "true", code=2).stderr

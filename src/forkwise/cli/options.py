@@ -91,6 +91,7 @@ class ExploreOptions:
     held_out: Path | None = None
     no_baseline: bool = False
     timeout: float | None = None
+    time_budget: float | None = None
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
@@ -161,6 +162,7 @@ class ExploreOptions:
             held_out=None if self.held_out is None else os.path.realpath(self.held_out),
             baseline=not self.no_baseline,
             timeout=self.timeout,
+            time_budget=self.time_budget,
             memory=self.memory,
             cpus=self.cpus,
             max_parallel=self.max_parallel,
@@ -607,6 +609,14 @@ _OPTIONS = (
         metavar="DURATION",
         show_default="no limit",
         help="Time limit per attempt, excluding tests: seconds, or such as 10m.",
+    ),
+    click.option(
+        "--budget",
+        "time_budget",
+        type=Duration(needs_unit=True),
+        metavar="DURATION",
+        show_default="no limit",
+        help="Running time of all attempts together, such as 30m. Then those that run are ended; others are judged.",
     ),
     click.option(
         "--memory",

@@ -212,6 +212,7 @@ class Search:
                     for one in dict.fromkeys(a.fork for a in waiting):
                         await one.cancel([a for a in waiting if a.fork is one], f"the search stopped: {self.stopped}")
                     return
+        self._note_budget()
 
     async def run(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         """Wait for all ``attempts``, or until a rule stops the search, and return them."""
@@ -244,6 +245,14 @@ class Search:
             reason = rule.find_reason(self._ended, running)
             if reason is not None and self.stopped is None:
                 self.stopped = self.detail["stopped"] = reason
+
+    def _note_budget(self) -> None:
+        """Stop the search if its running time is used up. Attempts that had ended were judged before."""
+        reason = self.fork.time_budget.reason
+        if reason is not None and self.stopped is None:
+            self.stopped = self.detail["stopped"] = reason
+            ended = sum(attempt.reason == reason for attempt in self.attempts)
+            self.warn(f"{reason}: {ended} of {len(self.attempts)} attempts were stopped or not started")
 
     def warn(self, message: str) -> None:
         """Warn of something that a person should know before relying on the outcome, which has it as well."""
@@ -418,6 +427,7 @@ class Options(TypedDict, total=False):
     allow_empty: bool
     has_prompt: bool
     stop_when: StopWhen | None
+    time_budget: float | None
     holds_on_interrupt: bool
     spec: dict[str, Any] | None
     kind: str | None
@@ -432,7 +442,9 @@ class Pattern(ABC):
     results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``; ``retest=False`` to commit a winner
     without testing it again if the workspace was changed since the fork. With ``commit=False`` and ``keep`` the fork
     stays open until the user picks a winner. ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"``
-    (US dollars), or several in a list: then no further attempts are made. ``ignore`` leaves changed paths out of
+    (US dollars), or several in a list: then no further attempts are made. ``time_budget`` is the running time in
+    seconds of all candidates together, without their tests: when it is used up, those that run are ended.
+    ``ignore`` leaves changed paths out of
     scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default nothing is left out. An attempt that
     changed nothing else ranks below the others; if ``has_prompt`` says that something was to be done, it fails.
     ``allow_empty`` turns that off. ``spec`` is stored for resuming the fork
@@ -457,6 +469,7 @@ class Pattern(ABC):
         allow_empty: bool = False,
         has_prompt: bool = False,
         stop_when: StopWhen | None = None,
+        time_budget: float | None = None,
         holds_on_interrupt: bool = False,
         spec: dict[str, Any] | None = None,
         kind: str | None = None,
@@ -465,6 +478,8 @@ class Pattern(ABC):
             raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be at least 1, not {max_parallel}")
+        if time_budget is not None and not time_budget > 0:
+            raise ValueError(f"time_budget must be above 0 seconds, not {time_budget}")
         check_ignore(ignore)
         judge = None if evaluate is None else evaluator(evaluate)
         self.settings = ForkSettings(
@@ -479,6 +494,7 @@ class Pattern(ABC):
             ignore=ignore,
             allow_empty=allow_empty,
             has_prompt=has_prompt,
+            time_budget=time_budget,
         )
         self._stop_rules = build_stop_rules(stop_when)
         self._commits = commit

@@ -231,6 +231,7 @@ class Recipe:
     budget: int | None = None
     first_wins: bool = True
     timeout: float | None = None
+    time_budget: float | None = None
     memory: int | None = None
     cpus: float | None = None
     max_parallel: int | None = None
@@ -326,6 +327,7 @@ class Recipe:
             "on_conflict": self.on_conflict,
             "retest": self.retest,
             "stop_when": self.stop_when,
+            "time_budget": self.time_budget,
             "holds_on_interrupt": True,
             "ignore": None if self.include_ignored else "git",
             "allow_empty": self.allow_empty,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluation
     from forkwise.git.ignore_rules import Ignore
 
-__all__ = ["NO_CHANGE", "execute"]
+__all__ = ["NO_CHANGE", "TimeBudget", "execute"]
 
 NO_CHANGE = "no change"
 
@@ -38,6 +38,63 @@ _MAX_COUNTED = 5000
 _MAX_SCORE = 200
 _SHOWN = 3
 _MAX_LISTED = 100
+
+
+class TimeBudget:
+    """The running time that the candidates of a fork may use together; those of forks inside its attempts count too.
+
+    Once it is used up, ``reason`` says so: candidates that still run are cancelled, and no others are to be started.
+    Tests do not count. ``seconds=None`` is no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.reason: str | None = None
+        self._seconds = seconds
+        self._left = 0.0 if seconds is None else seconds
+        self._running: set[asyncio.Task[Any]] = set()
+        self._settled_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def use(self, seconds: float) -> None:
+        """Count time that was used before, by the process that ran the fork."""
+        self._left -= seconds
+        if self._seconds is not None and self._left <= 0:
+            self._end()
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Count the time of the block, and cancel the current task when nothing is left."""
+        task = asyncio.current_task()
+        if self._seconds is None or task is None:
+            yield
+            return
+        self._settle()
+        self._running.add(task)
+        self._schedule()
+        try:
+            yield
+        finally:
+            self._settle()
+            self._running.discard(task)
+            self._schedule()
+
+    def _settle(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._left -= (now - self._settled_at) * len(self._running)
+        self._settled_at = now
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running and self.reason is None:
+            wait_s = max(self._left, 0.0) / len(self._running)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
+
+    def _end(self) -> None:
+        self.reason = f"the budget of {self._seconds:g} s of running time was used up"
+        for task in list(self._running):
+            task.cancel(self.reason)
 
 
 async def execute(attempt: Attempt, name: str) -> None:
@@ -130,7 +187,7 @@ async def _run(attempt: Attempt, output: AttemptLog) -> Judgement:
     if candidate.argv is not None:
         job = await run_in_thread(_add_environment, job, attempt)
     try:
-        with _report_progress(attempt, output):
+        with _report_progress(attempt, output), attempt.fork.time_budget.spend():
             end = await settings.runner.run(job)
     finally:
         with suppress(FileNotFoundError):

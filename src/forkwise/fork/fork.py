@@ -32,7 +32,7 @@ from forkwise.fork.agent_paths import conclude_agent_paths
 from forkwise.fork.attempt import Attempt, current_attempt, mark_failed, span
 from forkwise.fork.candidate import Candidate, abandon_reason
 from forkwise.fork.control import is_decided, poll_requests
-from forkwise.fork.execute import execute
+from forkwise.fork.execute import TimeBudget, execute
 from forkwise.fork.resolve import Landed, commit_winner, decide_conflicts, land, shelve_losers
 from forkwise.fork.retest import Retest, prepare_commit
 from forkwise.fork.runner import InProcessRunner, Runner
@@ -176,6 +176,7 @@ class ForkSettings:
 
     ``ignore`` is what attempts' branches leave out (see ``Branch.set_ignore``). An attempt that changed nothing ranks
     below those that did, and fails if ``has_prompt`` says that something was to be done, unless ``allow_empty`` is set.
+    ``time_budget`` is the running time in seconds of all attempts together.
     """
 
     runner: Runner = field(default_factory=InProcessRunner)
@@ -192,6 +193,7 @@ class ForkSettings:
     ignore: Ignore | None = None
     allow_empty: bool = False
     has_prompt: bool = False
+    time_budget: float | None = None
 
 
 class Fork:
@@ -233,6 +235,7 @@ class Fork:
         self._slots: asyncio.Semaphore = (
             inside.fork._slots if inside else asyncio.Semaphore(_check_parallel(self.settings.max_parallel))
         )
+        self.time_budget: TimeBudget = inside.fork.time_budget if inside else TimeBudget(self.settings.time_budget)
         self._polling: asyncio.Task[None] | None = None
         self._is_over = False
         self.is_detached = False
@@ -287,6 +290,7 @@ class Fork:
         known = self._ledger.attempts(self.id)
         self._known = {a.key: a for a in known}
         self._numbers = {a.key: a.number for a in reversed(known)}
+        self.time_budget.use(sum(a.wall or 0.0 for a in known))
         self._polling = self._start_polling()
         return self
 
@@ -405,6 +409,10 @@ class Fork:
             async with self._slots:
                 if attempt.state != "pending":
                     return  # restored from the ledger
+                if self.time_budget.reason is not None:
+                    attempt.reason = self.time_budget.reason
+                    attempt.record_end()
+                    return
                 attempt.make_current()
                 with span("attempt", id=attempt.id, label=attempt.candidate.label) as made:
                     await self._execute(attempt, record.branch)

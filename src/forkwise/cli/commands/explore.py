@@ -301,7 +301,8 @@ def refine(options: ExploreOptions, n: int | None, rounds: int, summary_model: s
 )
 @judge_option(show_default="the scores")
 @click.option(
-    "--budget",
+    "--max-attempts",
+    "budget",
     type=click.IntRange(min=1),
     metavar="N",
     show_default="no limit",
@@ -325,7 +326,7 @@ def playoff(
     asked about each pair in both orders; if it contradicts itself, the better score wins.
     """
     if budget is not None and n is not None and budget < n:
-        raise click.UsageError(f"--budget {budget} is less than the {n} attempts of the first round")
+        raise click.UsageError(f"--max-attempts {budget} is less than the {n} attempts of the first round")
     own = {"n": n, "group": group, "budget": budget, "summary_model": summary_model}
     return _explore(options.recipe("playoff", **own, **find_judge(judge)), options)
 
