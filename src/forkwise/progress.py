@@ -1,4 +1,4 @@
-"""Progress: long work says what it does and how far it is, to whoever listens in this process.
+"""Progress: long work says what it does and how far it is, to a listener in this process, if there is one.
 
 ``report`` begins a piece of work. If nobody listens it costs one comparison, and one addition for each item.
 """

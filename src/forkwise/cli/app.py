@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import click
 
 from forkwise.display.output import FOUND_WORKSPACE, Output, conflict_record, printable
+from forkwise.display.progress_line import ProgressLine
 from forkwise.errors import (
     BranchingError,
     BranchNotFoundError,
@@ -389,7 +390,7 @@ class Commands(click.Group):
         """Run the command line and exit with its code."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            with _one_line_warnings():
+            with _one_line_warnings(), ProgressLine(is_quiet=_is_quiet(words)):
                 code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
                 sys.stdout.flush()
         except BrokenPipeError:
@@ -438,6 +439,16 @@ def _wants_json(words: Sequence[str]) -> bool:
     """Return whether ``--json`` was given, without parsing: it may be the parsing that failed."""
     own = words[: words.index("--")] if "--" in words else words
     return "--json" in own
+
+
+#: Commands that draw on the whole terminal, or give it to another program.
+_OWN_TERMINAL = {"watch", "walk", "chat", "shell"}
+
+
+def _is_quiet(words: Sequence[str]) -> bool:
+    """Return whether a command line shows no progress: ``-q``, ``--json``, or a command that uses the terminal."""
+    own = list(words[: words.index("--")] if "--" in words else words)
+    return _wants_json(own) or bool({"-q", "--quiet"} & set(own)) or bool(_OWN_TERMINAL & set(own[:4]))
 
 
 def print_note(kind: str, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from forkwise.display.columns import Fit, cut_cell, fit_columns
 from forkwise.display.output import Output, grid, printable
+from forkwise.display.progress_line import WorkList
 from forkwise.ledger.logs import follow_log
+from forkwise.progress import listen
 from forkwise.testing.report import Comparison
 from forkwise.text.clean import TerminalCleaner, truncate_line
 from forkwise.text.redaction import Redactor, process_redactor
@@ -120,6 +123,8 @@ class Board:
         self._seen = 0
         self._forks = {self._fork}
         self._live: Live | None = None
+        self._work = WorkList()
+        self._stack = ExitStack()
 
     def __enter__(self) -> Board:
         if self._output.is_live and not self._quiet and self._log_directory is None:
@@ -127,9 +132,11 @@ class Board:
 
             self._live = Live(console=self._output.console, auto_refresh=False, transient=True)
             self._live.start()
+            self._stack.enter_context(listen(self._work))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stack.close()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -201,6 +208,8 @@ class Board:
         parts: list[Any] = [title, grid(columns, shown, _FIT, console.width)]
         if len(rows) > len(shown):
             parts.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
+        if work := self._work.describe():
+            parts.append(Text(work, style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
     def _new_events(self) -> Iterator[Event]:

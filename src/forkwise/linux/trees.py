@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from forkwise.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from forkwise.progress import Work, report
 
 __all__ = [
     "FICLONE",
@@ -331,7 +332,10 @@ def copy_tree(src_dir: int, dst_dir: int, *, reflink_only: bool = False) -> Copi
     Hard links within the tree stay hard links. A mount point or a nested subvolume becomes an empty directory. With
     ``reflink_only`` a file whose blocks cannot be shared raises OSError.
     """
-    return _TreeCopy(src_dir, dst_dir, reflink_only=reflink_only, sync=False).run()
+    with report("Copying files to a branch") as work:
+        copy = _TreeCopy(src_dir, dst_dir, reflink_only=reflink_only, sync=False)
+        copy.work = work
+        return copy.run()
 
 
 def _enter(root: int, path: str, device: int) -> int | None:
@@ -380,11 +384,15 @@ class _TreeCopy:
         self.metadata: list[tuple[str, os.stat_result, dict[str, bytes]]] = []
         self.links: dict[tuple[int, int], tuple[str, str]] = {}
         self.skipped: list[str] = []
+        self.work = Work("")
 
     def run(self) -> CopiedTree:
         pending = [("", os.fstat(self.src))]
         while pending:
-            pending.extend(self._copy_directory(*pending.pop()))
+            path, found = pending.pop()
+            pending.extend(self._copy_directory(path, found))
+            if path in self.directories:
+                self.work.done += len(self.directories[path][1])
         # Last, because creating a name in a directory changes its times; and children before their parents, because
         # the parent's mode may forbid this user to enter it.
         for path, found, xattrs in reversed(self.metadata):

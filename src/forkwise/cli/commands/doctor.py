@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forkwise import progress
 from forkwise.cli.app import Exit, Verb, json_option, workspace_option
 from forkwise.display.output import Output, report_record
 
@@ -55,7 +56,8 @@ def _repair(directory: Path, dry_run: bool, output: Output) -> None:
 
     from forkwise.ledger.repair import repair_state
 
-    found = repair_state(directory, dry_run=dry_run)
+    with progress.report("Checking what is stored"):
+        found = repair_state(directory, dry_run=dry_run)
     if output.as_json:
         output.document({"damaged": [asdict(damage) for damage in found], "dry_run": dry_run})
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forkwise import progress
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.cli.commands.forks import fork_record, remedy
 from forkwise.display.columns import Fit
@@ -137,7 +138,8 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
         return
     from forkwise.fork.control import clean_up
 
-    report = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
+    with progress.report("Removing what is no longer needed"):
+        report = clean_up(directory, force=force, keep=keep, keep_forks=keep_forks, dry_run=dry_run)
     if output.as_json:
         unfinished = [fork_record(fork) for fork in report.unfinished]
         forks = {"aborted": list(report.aborted), "forgotten": list(report.forgotten), "unfinished": unfinished}
@@ -159,7 +161,8 @@ def gc(force: bool, keep: int, keep_forks: int, dry_run: bool, orphans: bool, di
 def _remove_orphans(force: bool, dry_run: bool, output: Output) -> None:
     from forkwise.files.gc import collect_orphans
 
-    found = collect_orphans(force=force, dry_run=dry_run)
+    with progress.report("Looking for the state of workspaces that are gone"):
+        found = collect_orphans(force=force, dry_run=dry_run)
     freed = sum(orphan.size for orphan in found if not orphan.reason)
     if output.as_json:
         orphans = [{**asdict(orphan), "removed": not orphan.reason} for orphan in found]
@@ -188,7 +191,8 @@ def du(everything: bool, directory: Path, output: Output) -> None:
     from forkwise.ledger.disk_use import KINDS, list_disk_use, measure_disk_use
 
     workspace = Workspace(directory)
-    found = list_disk_use(workspace) if everything else [measure_disk_use(workspace)]
+    with progress.report("Measuring what is kept"):
+        found = list_disk_use(workspace) if everything else [measure_disk_use(workspace)]
     if output.as_json:
         output.document({"workspaces": [{**asdict(use), "total": use.total} for use in found]})
         return

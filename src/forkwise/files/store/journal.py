@@ -34,6 +34,7 @@ from forkwise.linux.lease import Leases
 from forkwise.linux.sync import sync_files
 from forkwise.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, syncfs
 from forkwise.linux.trees import NOT_THERE, join, open_directory, open_root
+from forkwise.progress import report
 
 __all__ = [
     "Held",
@@ -283,18 +284,22 @@ def apply_steps(runs: Iterable[Run], metas: Iterable[Meta], slots: Slots) -> Non
 
     Raises OSError at the first failure, and ConflictError if another process created, removed or replaced the entry.
     """
-    for run in runs:
-        path = run.directory
-        try:
-            with _RunDirectories(run, slots) as here:
-                for step in run.steps:
-                    path = join(run.directory, step.name)
-                    here.do(step)
-        except OSError as error:
-            if error.errno not in _OVERTAKEN:
-                raise
-            conflict = Conflict(path, "changed", "created, removed or replaced by another process during the commit")
-            raise ConflictError(str(conflict), conflicts=[conflict]) from error
+    runs = list(runs)
+    with report("Changing the files of the workspace", sum(len(run.steps) for run in runs)) as work:
+        for run in runs:
+            path = run.directory
+            try:
+                with _RunDirectories(run, slots) as here:
+                    for step in run.steps:
+                        path = join(run.directory, step.name)
+                        here.do(step)
+            except OSError as error:
+                if error.errno not in _OVERTAKEN:
+                    raise
+                detail = "created, removed or replaced by another process during the commit"
+                conflict = Conflict(path, "changed", detail)
+                raise ConflictError(str(conflict), conflicts=[conflict]) from error
+            work.done += len(run.steps)
     _set_metas(metas, slots, slots.target, "after")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from shlex import join, quote
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from forkwise import progress
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import BaselineError, NamespaceError, ProcessBranchError
 from forkwise.files.branch import Branch
@@ -125,7 +126,7 @@ class Tests(Evaluator):
 
     async def measure(self, base: Parent) -> Baseline:
         """Run the tests on the files of a workspace or branch. Raises BaselineError if they cannot run."""
-        with span("baseline"):
+        with span("baseline"), progress.report("Testing the unchanged workspace"):
             baseline = Baseline(tuple([await self._run(base, _Task(base)) for _ in range(self.repeat)]))
             baseline = await self._try_canaries(base, baseline)
         doubts = [run.report.doubt or "" for run in baseline.runs]
@@ -157,7 +158,7 @@ class Tests(Evaluator):
         fork = attempt.fork
         while fork.is_inner and fork.inside is not None:
             fork = fork.inside.fork
-        with span("test", attempt=attempt.id) as test_span:
+        with span("test", attempt=attempt.id) as test_span, progress.report(f"Testing {attempt.id}"):
             report = await self._judge(attempt.own_branch, fork.parent, fork.baselines.get(self))
             test_span.set_attribute("forkwise.tests", report.summary)
         return self._evaluation(report)
