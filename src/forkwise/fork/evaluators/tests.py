@@ -305,9 +305,8 @@ class Tests(Evaluator):
 
     def _describe_lateness(self, timeout_s: float) -> str:
         """Say that tests did not finish in time, and how to allow them more."""
-        return (
-            f"{_LATE} {timeout_s:g} s; allow them more time with --test-timeout 30m (0 for no limit), or timeout= of Tests"
-        )
+        remedy = "allow them more time with --test-timeout 30m (0 for no limit), or timeout= of Tests"
+        return f"{_LATE} {timeout_s:g} s; {remedy}"
 
     async def _run_command(
         self, branch: Branch, command: TestCommand, exchange_directory: str, injection: Injection, start: str = ""
