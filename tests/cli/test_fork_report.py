@@ -83,6 +83,18 @@ def test_a_fork_that_waits(run: Run, tmp_path: Path) -> None:
     run("abort", json.loads((target / "report.json").read_text())["fork"]["id"])
 
 
+def test_a_result_that_is_only_a_git_branch(run: Run, project: Path, tmp_path: Path) -> None:
+    for words in (("init", "-q"), ("config", "user.name", "t"), ("config", "user.email", "t@example.com")):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    subprocess.run("git add -A && git commit -qm base", shell=True, cwd=project, check=True)
+    target = tmp_path / "out"
+    run("best-of", "2", "--as-branch=best", "--report", str(target), "--", "touch", "x")
+    record = json.loads((target / "report.json").read_text())
+    assert record["best"] == f"{record['fork']['id']}.1"
+    assert f"{record['best']} was the best" in (target / "index.html").read_text()
+    assert JUnitXml.fromfile(str(target / "junit.xml")).failures == 0
+
+
 def test_in_a_job_of_github(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = tmp_path / "summary"
     summary.write_text("before\n")

@@ -154,7 +154,8 @@ def test_the_winner_becomes_a_branch(tmp_path: Path) -> None:
     assert not marker.exists()
     assert sorted(os.listdir(job.output("report"))) == ["index.html", "junit.xml", "report.json", "summary.md"]
     [summary] = [path.read_text() for path in tmp_path.glob("summary-*") if path.stat().st_size]
-    assert "🏆 won" in summary
+    assert "was the best" in summary
+    assert (job.checkout / "a.txt").read_text() == "one\n"  # the checkout itself is not changed
 
 
 @pytest.mark.parametrize(

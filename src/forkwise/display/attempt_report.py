@@ -157,9 +157,9 @@ class ForkReport:
 
     @property
     def chosen(self) -> AttemptReport | None:
-        """The winner; of a fork that waits for a pick, the best."""
+        """The winner; of a fork that waits for a pick, or was ended without a commit, the best."""
         name = self.fork.winner
-        if name is None and self.fork.state == "open":
+        if name is None and self.fork.state in ("open", "aborted"):
             name = (self.fork.verdict or {}).get("winner")
         return next((attempt for attempt in self.attempts if attempt.record.id == name), None)
 
@@ -178,7 +178,7 @@ class ForkReport:
             combined = ", ".join(map(str, (fork.resolution or {}).get("attempts", ())))
             return f"Combined: {combined}" if combined else "Decided without a winner"
         if fork.state == "aborted":
-            return "No winner"
+            return "No winner" if chosen is None else f"{chosen.record.id} was the best"
         return "Interrupted" if fork.state == "interrupted" else "Running"
 
     @property
@@ -187,14 +187,14 @@ class ForkReport:
         fork = self.fork
         resolution, verdict = fork.resolution or {}, fork.verdict or {}
         parts = []
-        if fork.winner is not None or fork.state == "open":
+        if self.chosen is not None:
             how = [str(text) for text in (verdict.get("how"), resolution.get("how")) if text]
             parts += list(dict.fromkeys(how))[:1]
         parts += [str(resolution[name]) for name in ("reason", "abandoned") if resolution.get(name)]
         if fork.commit is not None:
             undone = "" if fork.undone is None else f", undone by {fork.undone}"
             parts.append(f"committed as {fork.commit}{undone}")
-        elif fork.winner is not None or fork.state == "open":
+        elif self.chosen is not None:
             parts.append("nothing was committed")
         return process_redactor().redact("; ".join(parts))
 

@@ -123,7 +123,13 @@ def append_summary(summary: str, path: str) -> bool:
 def build_summary(report: ForkReport) -> str:
     """Format a fork as Markdown for GitHub: the decision, the attempts, the tests and the winner's diff."""
     fork = report.fork
-    sign = "✅" if fork.winner is not None and fork.undone is None else "❌" if fork.state == "aborted" else "⚠️"
+    sign = (
+        "✅"
+        if fork.winner is not None and fork.undone is None
+        else "❌"
+        if fork.state == "aborted" and report.chosen is None
+        else "⚠️"
+    )
     facts = [f"{len(report.attempts)} attempts" if len(report.attempts) != 1 else "1 attempt"]
     facts.append(duration_text(report.seconds))
     facts += [] if report.usd is None else [f"${report.usd:.2f}"]

@@ -149,7 +149,13 @@ def _render_sections(report: ForkReport) -> Iterator[Markup]:
 
 def _render_verdict(report: ForkReport) -> Markup:
     fork, chosen = report.fork, report.chosen
-    tone = "good" if fork.winner is not None and fork.undone is None else "bad" if fork.state == "aborted" else "warn"
+    tone = (
+        "good"
+        if fork.winner is not None and fork.undone is None
+        else "bad"
+        if fork.state == "aborted" and chosen is None
+        else "warn"
+    )
     tests = None if chosen is None or chosen.tests is None else chosen.tests
     tiles: dict[str, str] = {
         "attempts": str(len(report.attempts)),
