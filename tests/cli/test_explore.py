@@ -525,9 +525,9 @@ def test_a_signal_keeps_what_had_succeeded(run: Run, project: Path, tmp_path: Pa
     assert [branch.name for branch in Workspace(project).branches()] == [f"{fork.id}-2"]
     assert not (project / "n").exists()
     assert processes_about(str(tmp_path)) == []
-    assert "+0" in run("diff", f"{fork.id}.1").stdout, "what a stopped attempt had done is known"
+    assert "+1" in run("diff", f"{fork.id}.1").stdout, "what a stopped attempt had done is known"
     run("pick", fork.id)
-    assert (project / "n").read_text() == "1\n"
+    assert (project / "n").read_text() == "2\n"
 
 
 def test_another_process_decides(project: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_tests_that_ran_out_of_memory(project: Path) -> None:
 @pytest.mark.parametrize("line", ["kill -9 $$", "sh -c 'kill -9 $$'; exit $?"])
 def test_tests_that_were_killed(run: Run, line: str) -> None:
     said = run("run", "--no-baseline", "--test", line, *sh("echo x > made"), code=7).stdout
-    assert "killed by SIGKILL: usually because the machine ran out of memory" in said
+    assert "killed by SIGKILL, usually because the machine ran out of memory" in said
 
 
 def test_undo_of_a_commit_that_does_not_exist(run: Run, ask: Ask, project: Path) -> None:

@@ -354,7 +354,8 @@ def _explain_end(done: Finished, command: TestCommand, printed: str, memory: int
         limit = "" if memory is None else f", more than their limit of {memory >> 20} MiB"
         return f"the tests were killed because they ran out of memory{limit}"
     if done.returncode in (-signal.SIGKILL, _SHELL_KILLED) and done.limit is None:
-        return "the tests, or a part of them, were killed by SIGKILL: usually because the machine ran out of memory"
+        killed = "one of their processes was killed by SIGKILL, usually because the machine ran out of memory"
+        return f"the tests exited with {_SHELL_KILLED}: {killed}"
     if done.ending != "exit":
         return f"the tests did not finish: {done.limit or ''} {done.ending}".strip()
     return explain_private_temporary(command.text, printed) if done.returncode else ""
