@@ -224,3 +224,29 @@ def test_the_outcome_names_the_commit(run: Run, git: Git) -> None:
     assert report["git"] == {"id": git("rev-parse", "HEAD").strip(), "branch": "main"}
     git("checkout", "--quiet", "--detach")
     assert outcome("--commit-to-git", *sh("echo due > a.txt"))["git"]["branch"] is None
+
+
+@pytest.mark.parametrize("option", ["--commit-to-git", "--commit-to-git=result"])
+def test_undo_takes_back_the_git_commit_too(run: Run, git: Git, project: Path, option: str) -> None:
+    before = git("rev-parse", "HEAD")
+    own = "git -c user.name=A -c user.email=a@example.org commit -qam own"
+    run("run", option, *sh(f"echo uno > a.txt; {own} || exit; echo due > two.txt"))
+    assert git("log", "-1", "--format=%s", "result" if "=" in option else "main~1") != "first\n"
+    said = run("undo").stdout
+    assert "git: branch main is back at" in said
+    assert "git: branch result removed" in said or "=" not in option
+    assert git("rev-parse", "HEAD") == before
+    assert git("for-each-ref", "--format=%(refname)") == "refs/heads/main\n"
+    assert git("status", "--porcelain") == ""
+    git("fsck", "--strict")
+
+
+def test_undo_names_a_git_commit_that_it_leaves(run: Run, git: Git, project: Path) -> None:
+    run("run", "--commit-to-git", *sh("echo uno > a.txt"))
+    (project / "more.txt").write_text("more\n")
+    git("add", "more.txt")
+    git("commit", "-qm", "more")
+    head = git("rev-parse", "HEAD")
+    assert "git: branch main stays as it is: it was moved since" in run("undo").stdout
+    assert git("rev-parse", "HEAD") == head
+    assert git("status", "--porcelain") == " M a.txt\n"

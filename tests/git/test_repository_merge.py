@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -389,3 +391,40 @@ def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool) -> None:
 def _picture(checkout: Checkout) -> str:
     words = ("for-each-ref", "ls-files -s", "reflog", "status --porcelain")
     return "\n".join(checkout.run(*line.split()).stdout for line in words)
+
+
+@pytest.mark.parametrize("uses_git", [False, True])
+def test_the_cost_depends_on_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_git: bool) -> None:
+    """Neither git nor forkwise walks the tree, and git is not even started for a branch that did not use it."""
+    counts = []
+    for size in (20, 1000):
+        checkout = Checkout.create(tmp_path / str(size))
+        for number in range(size):
+            (checkout.path / f"f{number}.txt").write_text("x\n")
+        checkout.git("add", ".")
+        checkout.git("commit", "-qm", "many")
+        branch = checkout.workspace.branch("try")
+        if uses_git:
+            checkout.commit(branch, "one.txt", "1\n")
+        else:
+            (branch.path / "one.txt").write_text("1\n")
+        calls: list[str] = []
+        with monkeypatch.context() as patch:
+            for name in ("stat", "lstat", "scandir", "listdir", "open"):
+                patch.setattr(os, name, _counted(name, getattr(os, name), calls))
+            patch.setattr(subprocess, "run", _counted("git", subprocess.run, calls))
+            branch.delta()
+            branch.diff()
+            branch.commit()
+        counts.append({name: calls.count(name) for name in set(calls)})
+    assert ("git" in counts[0]) == uses_git
+    # Few directories of objects more or less, because these are spread over 256 of them.
+    assert all(abs(counts[1][name] - count) <= 30 for name, count in counts[0].items()), counts
+
+
+def _counted(name: str, function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return function(*args, **kwargs)
+
+    return call

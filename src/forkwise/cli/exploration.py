@@ -28,6 +28,7 @@ from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, 
 from forkwise.explore.pattern import Observer, SpeculationOutcome
 from forkwise.explore.recipe import Recipe
 from forkwise.files.branch import Branch
+from forkwise.files.undo import note_repository
 from forkwise.files.workspace import Workspace
 from forkwise.fork.fork import open_ledger
 from forkwise.git.repository import find_repository
@@ -80,6 +81,8 @@ def run_and_report(
         try:
             _write_patch(outcome, options, progress)
             git = _commit_to_git(outcome, options, progress, repository)
+            if repository is not None and git is not None and outcome.commit is not None:
+                repository.record(workspace, outcome.commit.id)
             exported = _export(outcome, options, progress, workspace)
             report.write()
         except (click.ClickException, GitError, OSError) as error:
@@ -476,6 +479,8 @@ class GitRepository:
     def __init__(self, directory: Path, branch: str | None = None) -> None:
         self._directory = directory
         self._branch = branch
+        self._moved: list[str | None] = []
+        self._staged: list[list[Any]] = []
         repository = find_repository(directory)
         if repository is None:
             raise click.ClickException(f"{directory} is not in a git repository; create one with git init")
@@ -509,11 +514,20 @@ class GitRepository:
         self._repository.prepare_logs()
         if self._branch is not None:
             self._do("update-ref", f"refs/heads/{self._branch}", commit_id, "0" * len(commit_id))
+            self._moved = [reference, None, commit_id]
             return GitCommit(commit_id, self._branch)
         subject = message.partition("\n")[0]
         self._do("update-ref", "-m", f"commit: {subject}", "HEAD", commit_id, head or "0" * len(commit_id))
+        self._moved = [reference or "HEAD", head, commit_id]
         self._stage(commit_id)
         return GitCommit(commit_id, self._query("symbolic-ref", "--quiet", "--short", "HEAD"))
+
+    def record(self, workspace: Workspace, number: int) -> None:
+        """Add the git commit to the record of a commit to the workspace, so that its undo takes back both."""
+        top = os.fspath(workspace.path)
+        directory = os.path.relpath(self._repository.git_directory, top)
+        if self._moved and directory.split("/")[0] != "..":  # a repository around the workspace is not its own
+            note_repository(workspace, number, directory, self._moved, self._staged)
 
     def _stage(self, commit_id: str) -> None:
         """Put the paths of a commit into the index, so that git does not show them as changed."""
@@ -521,6 +535,12 @@ class GitRepository:
         rows = [
             f"{new} {blob} 0\t{path}\0" if new != "000000" else f"0 {blob} 0\t{path}\0"
             for (_, new, _, blob, _), path in zip((row.split() for row in changed[::2]), changed[1::2], strict=True)
+        ]
+        facts = [(row.split(), path) for row, path in zip(changed[::2], changed[1::2], strict=True)]
+        self._staged = [
+            [path, *(None if set(mode) <= {"0", ":"} else [mode.lstrip(":"), blob] for mode, blob in sides)]
+            for (old_mode, new_mode, old, new, _), path in facts
+            for sides in [((old_mode, old), (new_mode, new))]
         ]
         self._do("update-index", "-z", "--index-info", input="".join(rows), directory=self._repository.work_tree)
         self._query("update-index", "-q", "--refresh", directory=self._repository.work_tree)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forkwise.errors import CommitError, CommitNotFoundError, ConflictError, ForkwiseWarning, StateError
 from forkwise.files.store.changes import Commit, CommitKind, Conflict
@@ -22,7 +22,7 @@ from forkwise.files.store.document import check_integer, damage_reported, load_p
 from forkwise.files.store.interference import OldEntry
 from forkwise.files.store.journal import JournalStep, Meta, Run, directory_facts, invert
 from forkwise.files.store.overlayfs import Lower
-from forkwise.files.store.record import Record, RolledBack
+from forkwise.files.store.record import Record, RecordFile, RolledBack
 from forkwise.files.store.scan import user_attributes
 from forkwise.files.store.state import StateDir, locked
 from forkwise.files.store.transaction import FIRST_CONTENT_SLOT, Transaction, as_commit_error, check_root, recover
@@ -41,6 +41,7 @@ __all__ = [
     "finish_rewind",
     "history",
     "is_rewind_interrupted",
+    "note_repository",
     "records_of",
     "rewind_to",
     "undo",
@@ -81,6 +82,37 @@ def undo(workspace: Workspace, number: int | None) -> Commit:
                 )
             metas = [m for meta in metas for m in target.as_now(meta)]
         return _run_undo(workspace, record, runs, metas, target.removed).commit()
+
+
+def note_repository(
+    workspace: Workspace, number: int, directory: str, moved: list[str | None], staged: Sequence[list[Any]]
+) -> None:
+    """Add to a commit's record that a reference of a repository was moved for it, and entries of the index changed.
+
+    ``moved`` is the reference with its values before and after, ``staged`` paths with their entries before and after.
+    Does nothing if the commit is no longer the last one.
+    """
+    state_dir = workspace.state_dir
+    with locked(state_dir.state):
+        record = Record.load(state_dir.history(number)) if state_dir.head == number else None
+        if record is None:
+            return
+        found = next((one for one in record.repository if one["directory"] == directory), None)
+        if found is None:
+            label = record.branch.rpartition("/")[2]
+            found = {"directory": directory, "label": label, "references": [], "index": [], "stashes": []}
+            record.repository.append(found)
+        found["references"].append(moved)
+        rows = {row[0]: row for row in found["index"]}
+        for path, old, new in staged:
+            rows[path] = [path, rows[path][1] if path in rows else old, new]
+        found["index"] = list(rows.values())
+        finished = Record.finished(state_dir.history(number))
+        with RecordFile(state_dir.history(number)) as file:
+            file.write(record)
+            os.fsync(file.fd)
+            os.utime(file.fd, ns=(finished, finished))  # the time at which the commit ended
+            file.publish()
 
 
 def _without_contents(runs: list[Run]) -> list[Run]:

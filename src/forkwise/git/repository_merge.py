@@ -800,6 +800,7 @@ def _revert_one(place: _Place, record: Mapping[str, Any], verb: str, scratch: st
     head = side.head
     rows, is_head_left = [], False
     logs: dict[str, list[LogLine]] = {}
+    moved: dict[str, str | None] = {}
     checked_out = side.resolve(head) if head and head.startswith("refs/") else head
     after = checked_out
     for name, old, new in reversed(record["references"]):
@@ -807,7 +808,8 @@ def _revert_one(place: _Place, record: Mapping[str, Any], verb: str, scratch: st
             rows.append([name, new, old])
             place.write(name.removeprefix("file:"), None if old is None else old.encode())
             continue
-        now = side.head if name == "HEAD" else side.resolve(name)
+        now = moved[name] if name in moved else side.head if name == "HEAD" else side.resolve(name)
+        moved[name] = old if now == new else now
         if now != new:
             place.tell(f"{_describe(name)} stays as it is: it was moved since")
             is_head_left = is_head_left or name in ("HEAD", head)
