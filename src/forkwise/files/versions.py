@@ -252,7 +252,9 @@ def drop_repositories(branch: Branch, scan: Scan) -> Scan:
         return scan
     entries = [e for e in scan.entries if e.path in paths]
     shown = set(find_executables(branch, replace(scan, entries=entries, touched=[])))
-    shown |= {e.path for e in entries if "/info/" in e.path and "/objects/" not in e.path and not _is_directory(e)}
+    new = tuple(f"{e.path}/" for e in entries if e.name == ".git" and e.old is None)  # with git's own list of patterns
+    patterns = [e for e in entries if "/info/" in e.path and "/objects/" not in e.path and not _is_directory(e)]
+    shown |= {e.path for e in patterns if not e.path.startswith(new)}
     found = scan.without(paths - shown)
     found.repository = entries
     return found
