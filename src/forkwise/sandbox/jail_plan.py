@@ -175,8 +175,9 @@ def _mounts(
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
     covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
     if confinement.read_only:  # whose temporary directories are empty
+        taken = [*confinement.writable_paths(), *confinement.branched_paths().values()]
         seen = [p for p in confinement.shown_paths(environment) if _is_inside(p, *_TEMPORARY) and p not in _TEMPORARY]
-        covered += [Mount("bind", p, p) for p in seen if p not in confinement.writable_paths()]
+        covered += [Mount("bind", p, p) for p in seen if not _is_inside(p, *taken)]
     branched = _mount_branched(workspace_path, branch, confinement)
     outside = [m for m in branched if not _is_inside(m.target, workspace_path)]
     mounts += [m for m in writable if m not in covered] + outside + cover + covered
