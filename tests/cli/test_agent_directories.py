@@ -640,6 +640,6 @@ def test_without_privileges(place: Path, run_unprivileged: Callable[..., tuple[i
     code, out, err = run_unprivileged("best-of", "2", "--agent", "claude", "fix it")
     assert code == 0, (out, err)
     assert [p.name for p in sessions.iterdir()] == ["2.jsonl"]
-    assert (place / "project/seen.txt").read_text() == "1.jsonl\n"
+    assert (place / "project/seen.txt").read_text() == "2.jsonl\n"
     assert json.loads(login.read_text())["claudeAiOauth"]["refreshToken"] == "r-new"
     assert (place / ".claude/settings.json").read_text() == (place / ".claude.json").read_text() == "{}"
