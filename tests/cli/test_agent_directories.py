@@ -526,7 +526,7 @@ def test_a_winner_that_cannot_be_committed_keeps_its_sessions_until_it_is(
     run("pick", f"{fork}.1", code=Exit.CONFLICT)
     assert list(sessions.iterdir()) == []
     run("pick", f"{fork}.1", "--on-conflict", "ours")
-    assert [path.name for path in sessions.iterdir()] == ["2.jsonl"]
+    assert [path.name for path in sessions.iterdir()] == ["1.jsonl"]
     assert list_views(state) == []
 
 
