@@ -264,7 +264,7 @@ class BudgetTracker:
         if self.parent is not None:
             self.parent.settle(estimate)
 
-    def check(self, estimate: RequestEstimate = RequestEstimate()) -> None:  # noqa: B008 - immutable
+    def check(self, estimate: RequestEstimate = RequestEstimate()) -> None:
         """Raise BudgetExceededError if less is left than the request's lower estimate."""
         if self.is_spent:
             raise self._exceeded_error("it is spent")
