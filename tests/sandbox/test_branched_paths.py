@@ -51,6 +51,18 @@ def test_a_view_belongs_to_its_branch(workspace: Workspace, outside: Path, confi
         two.abort()
 
 
+@pytest.mark.parametrize("inside", [".", "outside", "outside/sub"])
+def test_a_readable_path_does_not_open_the_host(
+    workspace: Workspace, outside: Path, tmp_path: Path, inside: str
+) -> None:
+    wanted = Confinement.standard(branched=(str(outside),), readable=(str(tmp_path / inside),))
+    with workspace.branch("one", None) as branch:
+        branch.run(["sh", "-c", CHANGE.format(outside)], confinement=wanted)
+        assert (outside / "a").read_text() == "one\n"
+        assert [p.name for p in (outside / "sub").iterdir()] == ["b"]
+        branch.abort()
+
+
 def test_a_command_outside_a_branch_has_no_view(workspace: Workspace, outside: Path) -> None:
     from forkwise.sandbox.run import run_in_branch
 

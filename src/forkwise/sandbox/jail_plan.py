@@ -173,14 +173,17 @@ def _mounts(
     # A hidden directory around the workspace is covered before the branch is mounted in it.
     cover += [Mount("tmpfs", p, options=_COVER) for p in hidden if _is_inside(workspace_path, p)]
     covered = [m for m in writable if any(_is_inside(m.target, c.target) for c in cover)]
-    covered += [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable)]
+    # What commands may change, or see a view of, stays so inside a directory that they may read.
+    changed = [*confinement.writable_paths(), *confinement.branched_paths().values()]
+    readable = [Mount("bind", p, p) for p in map(os.path.realpath, confinement.readable) if p not in changed]
+    around = [m for m in readable if any(_is_inside(p, m.target) for p in changed)]
+    covered += [m for m in readable if m not in around]
     if confinement.read_only:  # whose temporary directories are empty
-        taken = [*confinement.writable_paths(), *confinement.branched_paths().values()]
         seen = [p for p in confinement.shown_paths(environment) if _is_inside(p, *_TEMPORARY) and p not in _TEMPORARY]
-        covered += [Mount("bind", p, p) for p in seen if not _is_inside(p, *taken)]
+        covered += [Mount("bind", p, p) for p in seen if not _is_inside(p, *changed)]
     branched = _mount_branched(workspace_path, branch, confinement)
     outside = [m for m in branched if not _is_inside(m.target, workspace_path)]
-    mounts += [m for m in writable if m not in covered] + outside + cover + covered
+    mounts += around + [m for m in writable if m not in covered] + outside + cover + covered
     if view_path is not None:
         mounts.append(Mount("bind", workspace_path, view_path, writable=True))
     elif isinstance(branch, Branch):

@@ -80,7 +80,8 @@ class _MountMaker:
         for wanted in self.mounts:
             getattr(self, f"_{wanted.kind}")(wanted)
         if self.read_only:
-            for wanted in self.mounts:
+            # By target, because that names the mount on top: the last one.
+            for wanted in {m.target: m for m in self.mounts}.values():
                 if wanted.kind in ("bind", "overlay") and wanted.writable:
                     _set_attributes(wanted.target, drop=_RDONLY)
                 elif wanted.kind == "tmpfs" and not wanted.writable:
