@@ -41,6 +41,7 @@ def main(
     if unknown := [name for name in chosen if name not in ROWS]:
         raise click.UsageError(f"unknown row: {', '.join(unknown)}; the rows are {', '.join(ROWS)}")
     signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or commands would compile forkwise at every start
     progress = Console(stderr=True)
     if peer:
         with progress.status(f"installing {peer}"):

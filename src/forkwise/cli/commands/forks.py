@@ -23,7 +23,7 @@ from forkwise.display.output import (
 )
 from forkwise.errors import ForkNotFoundError, ForkwiseWarning
 from forkwise.text.clean import truncate_line
-from forkwise.text.redaction import redact
+from forkwise.text.redaction import Redactor, process_redactor, redact
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch
@@ -93,20 +93,21 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
         output.line("No forks yet. Start one with: forkwise run, best-of, speculate …")
     else:
         columns = ("fork", "kind", "state", "attempts", "best", "started", "commit", "label")
-        output.table(columns, map(_fork_row, found), _FORKS_FIT)
+        redactor = process_redactor()
+        output.table(columns, [_fork_row(summary, redactor) for summary in found], _FORKS_FIT)
         for summary in found:
             if advice := remedy(summary.fork, directory):
                 output.line(f"{summary.fork.id} {advice}", "yellow")
 
 
-def _fork_row(summary: Summary) -> tuple[str, ...]:
+def _fork_row(summary: Summary, redactor: Redactor) -> tuple[str, ...]:
     from forkwise.display.board import format_subject
 
     fork = summary.fork
     names = {"running": "interrupted"} if fork.state == "interrupted" else {}
     counts = ", ".join(f"{count} {names.get(state, state)}" for state, count in summary.attempts.items())
     best = "" if summary.best is None else f"{summary.best:g}"
-    label = truncate_line(redact(format_subject(fork, summary.label)), _WIDEST_LABEL)
+    label = truncate_line(redactor.redact(format_subject(fork, summary.label)), _WIDEST_LABEL)
     return fork.id, fork.kind, fork.state, counts, best, _time_text(fork.started), _commit_text(fork), label
 
 
