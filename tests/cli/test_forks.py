@@ -323,6 +323,19 @@ def test_combine(run: Run, ask: Ask, hold: Callable[..., str], project: Path) ->
     assert ask("branch", "ls")["branches"] == []
 
 
+def test_combine_says_that_it_takes_no_commits(run: Run, ask: Ask, hold: Callable[..., str], project: Path) -> None:
+    git = "git -c user.name=A -c user.email=a@example.org"
+    subprocess.run(f"git init -qb main && {git} commit -q --allow-empty -m zero", shell=True, cwd=project, check=True)
+    fork = hold(f"echo 1 > one.txt; git add one.txt; {git} commit -qm one", "echo 2 > two.txt")
+    said = run("combine", f"{fork}.1", f"{fork}.2", "--no-test").stdout
+    left = "1 commit on main, index changed"
+    assert f"git: the commits of {fork}.1 are not taken, because a combination takes files: {left}" in said
+    run("undo")
+    fork = hold(f"echo 1 > one.txt; git add one.txt; {git} commit -qm one", "echo 2 > two.txt")
+    report = ask("combine", f"{fork}.1", f"{fork}.2", "--no-test")["combination"]
+    assert [change["text"] for change in report["left_repositories"][f"{fork}.1"]] == [left]
+
+
 def test_combine_says_what_it_needs(run: Run, hold: Callable[..., str]) -> None:
     fork = hold(ONE, FAILS)
     assert "at least two attempts" in run("combine", f"{fork}.1", code=1).stderr

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError, BranchStaleError, ConflictError, ForkwiseWarning
@@ -21,16 +21,19 @@ from forkwise.files.store.changes import Conflict
 from forkwise.files.store.commit_plan import find_conflicts, unresolved
 from forkwise.files.store.overlayfs import mark_origins
 from forkwise.files.store.state import Lock, locked
-from forkwise.files.versions import Versions
+from forkwise.files.versions import Versions, read_repositories
 from forkwise.linux.trees import NOT_THERE, copy_entry, join, open_directory, open_root, remove_tree
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
-    from forkwise.files.store.scan import Scan
+    from forkwise.files.store.scan import Entry, Scan
+    from forkwise.git.repository_change import RepositoryChange
 
 __all__ = [
     "Combination",
     "combine",
+    "copy_repositories",
+    "mark_replaced",
     "scan_sibling",
     "siblings",
 ]
@@ -318,13 +321,15 @@ class Combination:
     """The result of ``combine``: a branch that holds the changes of several.
 
     ``merged`` are the paths merged from more than one branch; ``taken`` maps every other changed path to the branch it
-    was taken from; ``conflicts`` are the changes that exclude each other.
+    was taken from; ``conflicts`` are the changes that exclude each other. ``left_repositories`` has, by branch, the
+    work in git repositories that is not part of the combination.
     """
 
     branch: Branch
     merged: tuple[str, ...]
     taken: Mapping[str, str]
     conflicts: tuple[Clash, ...]
+    left_repositories: Mapping[str, tuple[RepositoryChange, ...]] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -372,6 +377,10 @@ def combine(
             scans = [(b, scan_sibling(b)) for b in by_name.values()]
             _mark_incomplete(branch, [scan for _, scan in scans])
             combiner = _run_combiner(view, scans, preferred)
+            repositories = {b.name: found for b, scan in scans if (found := read_repositories(b, scan))}
+            if (source := _find_repository_source(scans, combiner, repositories)) is not None:
+                combiner.replaced += copy_repositories(view, *source)
+                del repositories[source[0].name]
             _mark_complete(branch, combiner, lock)
     except BaseException as error:
         branch.abort()
@@ -385,8 +394,40 @@ def combine(
             stacklevel=2,
         )
     return Combination(
-        branch, tuple(sorted(combiner.merged)), dict(sorted(combiner.taken.items())), tuple(combiner.clashes)
+        branch,
+        tuple(sorted(combiner.merged)),
+        dict(sorted(combiner.taken.items())),
+        tuple(combiner.clashes),
+        repositories,
     )
+
+
+def _find_repository_source(
+    scans: Sequence[tuple[Branch, Scan]], combiner: _Combiner, repositories: Mapping[str, object]
+) -> tuple[Branch, Scan] | None:
+    """Return the one branch with work in git repositories of which exactly the changed files were taken."""
+    if combiner.merged or combiner.clashes:
+        return None
+    names, paths = set(combiner.taken.values()), set(combiner.taken)
+    found = [
+        (branch, scan)
+        for branch, scan in scans
+        if branch.name in repositories and names <= {branch.name} and {entry.path for entry in scan.entries} <= paths
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def copy_repositories(view: str, source: Branch, scan: Scan) -> list[str]:
+    """Copy what a branch did in git repositories to the view of another; return the files that it replaced there."""
+    shown = {entry.path for entry in scan.entries}
+    entries: list[Entry] = [entry for entry in scan.repository if entry.path not in shown]
+    with ExitStack() as held:
+        there, here = open_root(view), open_root(source.target)
+        held.callback(os.close, there)
+        held.callback(os.close, here)
+        combiner = _Combiner(there, [Side(source.name, here, replace(scan, entries=entries, touched=[]))], {})
+        combiner.run()
+        return combiner.replaced
 
 
 def _normalize_prefer(prefer: Mapping[str, str], branches: Mapping[str, Branch]) -> dict[str, str]:
@@ -415,19 +456,25 @@ def _run_combiner(view: str, scans: Sequence[tuple[Branch, Scan]], prefer: Mappi
 
 def _mark_incomplete(branch: Branch, scans: Sequence[Scan]) -> None:
     """Record every path about to be written as unmerged, so that a commit refuses them if this process is killed."""
-    paths = {e.path for scan in scans for e in scan.entries} | {t.path or "." for scan in scans for t in scan.touched}
+    paths = {e.path for scan in scans for e in (*scan.entries, *scan.repository)}
+    paths |= {t.path or "." for scan in scans for t in scan.touched}
     info = BranchInfo.load(branch.home)
     info.unmerged = [Conflict(path, "unmerged", "the combination was interrupted") for path in sorted(paths)]
     info.rebased = sys.maxsize
     info.save(branch.home)
 
 
-def _mark_complete(branch: Branch, combiner: _Combiner, lock: Lock) -> None:
-    """Record the real conflicts, and mark which files replace one of the parent's, as a copy-up would."""
-    if combiner.replaced and not branch.view_kind.whole:
+def mark_replaced(branch: Branch, paths: Sequence[str]) -> None:
+    """Mark files of a branch that replace one of the parent's, as a copy-up would; this hides the branch's view."""
+    if paths and not branch.view_kind.whole:
         # Without the overlayfs origin mark, a commit would not notice a deletion of the file in the parent.
         branch.view_kind.hide(branch.home)
-        mark_origins(branch.target, combiner.replaced, branch.view_kind.mark_prefixes)
+        mark_origins(branch.target, paths, branch.view_kind.mark_prefixes)
+
+
+def _mark_complete(branch: Branch, combiner: _Combiner, lock: Lock) -> None:
+    """Record the real conflicts, and mark which files replace one of the parent's, as a copy-up would."""
+    mark_replaced(branch, combiner.replaced)
     info = BranchInfo.load(branch.home)
     info.unmerged = [Conflict(p, "unmerged", c.detail) for c in combiner.clashes for p in combiner.paths_of(c)]
     info.rebased = lock.now()

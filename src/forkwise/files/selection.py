@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forkwise.errors import BranchError
-from forkwise.files.combine import scan_sibling, siblings
+from forkwise.files.combine import copy_repositories, mark_replaced, scan_sibling, siblings
 from forkwise.files.file_tree import FileTree
 from forkwise.files.store.state import locked
-from forkwise.files.versions import Versions, file_diffs
+from forkwise.files.versions import Versions, file_diffs, read_repositories
 from forkwise.linux.trees import open_directory, open_root
 from forkwise.text.diff import FileDiff, FileVersion, is_text
 from forkwise.text.merge3 import Alignment, Hunk, align
 
 if TYPE_CHECKING:
     from forkwise.files.branch import Branch, Parent
+    from forkwise.git.repository_change import RepositoryChange
 
-__all__ = ["AlignedPath", "Choice", "align_branches", "select"]
+__all__ = ["AlignedPath", "Choice", "Selection", "align_branches", "build_selection", "select"]
 
 #: The choice for a path: the name of the branch whose version to take, or hunks of any of the branches.
 Choice = str | frozenset[Hunk]
@@ -39,6 +40,14 @@ class AlignedPath:
     base: FileVersion | None
     versions: Mapping[str, FileVersion | None]
     alignment: Alignment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A new branch with chosen changes; ``left_repositories`` is as in ``Combination``."""
+
+    branch: Branch
+    left_repositories: Mapping[str, tuple[RepositoryChange, ...]]
 
 
 def align_branches(parent: Parent, branches: Mapping[str, Branch]) -> list[AlignedPath]:
@@ -84,6 +93,16 @@ def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
     BranchError if a chosen change no longer exists or chosen hunks overlap, and what ``align_branches`` raises. If it
     raises, no new branch is left.
     """
+    return build_selection(parent, branches, name, choice).branch
+
+
+def build_selection(
+    parent: Parent, branches: Mapping[str, Branch], name: str, choice: Mapping[str, Choice]
+) -> Selection:
+    """Create a branch as ``select`` does, and return it with the work in git repositories that is not part of it.
+
+    That of a branch is part of it if exactly this branch's changes of files were chosen.
+    """
     siblings(parent, list(branches.values()))
     branch = parent.branch(name, on_success=None, on_error=None)
     try:
@@ -97,12 +116,40 @@ def select(parent: Parent, branches: Mapping[str, Branch], name: str, choice: Ma
         for path, chosen in sorted(choice.items()):
             _write(tree, branches, path, paths.get(path), chosen)
         _drop_directories(tree, branches.values(), {path for path, chosen in choice.items() if isinstance(chosen, str)})
+        left = _select_repositories(branch, branches, paths, choice)
     except BaseException as error:
         branch.abort()
         if isinstance(error, OSError | ValueError):
             raise BranchError(f"{branch.branch_path} could not be created: {error}", branch=name) from error
         raise
-    return branch
+    return Selection(branch, left)
+
+
+def _select_repositories(
+    made: Branch, branches: Mapping[str, Branch], paths: Mapping[str, AlignedPath], choice: Mapping[str, Choice]
+) -> dict[str, tuple[RepositoryChange, ...]]:
+    """Copy the work in git repositories of the one branch whose changes were all chosen; return that of the others."""
+    with locked(made.parent.state_dir.state):
+        scans = {name: scan_sibling(branch) for name, branch in branches.items()}
+        left = {name: found for name, scan in scans.items() if (found := read_repositories(branches[name], scan))}
+        whole = [
+            name for name in left if all(_is_version(path, choice.get(path.path), name) for path in paths.values())
+        ]
+        if len(whole) == 1:
+            view, source = os.fspath(made.path), branches[whole[0]]
+            mark_replaced(made, copy_repositories(view, source, scans[whole[0]]))
+            del left[whole[0]]
+    return left
+
+
+def _is_version(aligned: AlignedPath, chosen: Choice | None, name: str) -> bool:
+    """Return whether the choice for a path results in a branch's version of it."""
+    wanted = aligned.versions.get(name, aligned.base)
+    if isinstance(chosen, str):
+        return aligned.versions.get(chosen) == wanted
+    if not chosen or aligned.alignment is None:
+        return wanted == aligned.base
+    return wanted is not None and aligned.alignment.apply(chosen) == wanted.content
 
 
 def _align_path(path: str, found: Mapping[str, FileDiff]) -> AlignedPath:

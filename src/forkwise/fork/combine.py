@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forkwise.concurrency import finish, finish_then_cancel, run_in_thread
 from forkwise.errors import ForkResolvedError, LedgerError, RetestError
 from forkwise.files.combine import Combination, combine
-from forkwise.files.selection import AlignedPath, Choice, align_branches, select
+from forkwise.files.selection import AlignedPath, Choice, Selection, align_branches, build_selection
 from forkwise.files.workspace import Workspace
 from forkwise.fork.resolve import Landed, check_executables, conclude
 from forkwise.fork.stored_fork import StoredFork, branch_gone_error
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forkwise.files.path_merge import Clash
     from forkwise.files.store.changes import Commit, ConflictPolicy, OnConflict
     from forkwise.fork.evaluators.tests import Tests
+    from forkwise.git.repository_change import RepositoryChange
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord
 
@@ -47,8 +48,9 @@ class Combined:
     """The result of combining attempts.
 
     ``merged`` are the paths merged from several attempts; ``taken`` maps each other path to its attempt. ``conflicts``
-    are those left undecided. ``tests`` is the report of the tests, None if they did not run. ``commit`` is None if the
-    combination was not committed; ``landed`` has the details of the commit.
+    are those left undecided. ``left_repositories`` has, by attempt, the work in git repositories that is not taken: it
+    is taken only from an attempt that gave all files. ``tests`` is the report of the tests, None if they did not run.
+    ``commit`` is None if the combination was not committed; ``landed`` has the details of the commit.
     """
 
     fork: str
@@ -59,6 +61,7 @@ class Combined:
     tests: TestReport | None
     commit: Commit | None
     landed: Landed | None = None
+    left_repositories: Mapping[str, tuple[RepositoryChange, ...]] = field(default_factory=dict)
 
 
 async def combine_attempts(
@@ -139,6 +142,7 @@ async def combine_attempts(
         report,
         None if landed is None else landed.commit,
         landed,
+        {names[name]: found for name, found in made.left_repositories.items()},
     )
 
 
@@ -226,8 +230,8 @@ class Prepared:
     """A choice of changes from attempts of a fork, in a new branch.
 
     ``diff`` is the difference to the parent, ``tests`` the report of the tests (None without tests), which
-    ``evaluator`` runs again if the workspace changes before the commit. ``commit_choice`` commits it; to discard it,
-    abort ``branch``.
+    ``evaluator`` runs again if the workspace changes before the commit. ``left_repositories`` is that of ``Combined``.
+    ``commit_choice`` commits it; to discard it, abort ``branch``.
     """
 
     fork: str
@@ -236,6 +240,7 @@ class Prepared:
     diff: str
     tests: TestReport | None
     evaluator: Tests | None = None
+    left_repositories: Mapping[str, tuple[RepositoryChange, ...]] = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
@@ -272,11 +277,13 @@ async def prepare_choice(
         creation = run_in_thread(_build_choice, stored, attempts, choice)
         try:
             made = await finish_then_cancel(creation)
-            report = None if tests is None else await tests.test(made)
-            return Prepared(stored.id, attempts, made, await run_in_thread(made.diff), report, tests)
+            branch = made.branch
+            report = None if tests is None else await tests.test(branch)
+            diff = await run_in_thread(branch.diff)
+            return Prepared(stored.id, attempts, branch, diff, report, tests, made.left_repositories)
         except BaseException:
             if creation.exception() is None:
-                await finish(run_in_thread(creation.result().abort))
+                await finish(run_in_thread(creation.result().branch.abort))
             raise
 
 
@@ -359,8 +366,8 @@ def _chosen_attempts(choice: Mapping[str, Choice]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _build_choice(fork: StoredFork, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Branch:
+def _build_choice(fork: StoredFork, attempts: Sequence[str], choice: Mapping[str, Choice]) -> Selection:
     name = f"{fork.id}-choice"
     if (left := fork.branch(name)) is not None and not left.owner_alive:
         left.abort()
-    return select(fork.origin, _find_branches(fork, attempts), name, choice)
+    return build_selection(fork.origin, _find_branches(fork, attempts), name, choice)

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "RepositoryMerge",
     "RepositorySide",
     "find_repository_paths",
+    "format_left_repositories",
     "is_data",
     "list_repositories",
     "parse_log",
@@ -452,6 +453,16 @@ def read_index_entries(content: bytes) -> list[bytes] | None:
         at += (end - at) // 8 * 8 + 8
     # A split index has a part elsewhere, which the extension "link" names.
     return None if content[at : at + 4] == b"link" else entries
+
+
+def format_left_repositories(changes: Mapping[str, Sequence[RepositoryChange]]) -> list[str]:
+    """Return one sentence for each attempt whose work in git repositories is not part of a combination."""
+    return [
+        f"the commits of {name} are not taken, because a combination takes files: {'; '.join(map(str, found))}"
+        if any(reference.commits for change in found for reference in change.references)
+        else f"the git work of {name} is not taken, because a combination takes files: {'; '.join(map(str, found))}"
+        for name, found in changes.items()
+    ]
 
 
 def is_absent(identifier: str | None) -> bool:

@@ -143,6 +143,7 @@ def _merge_summary(coordinator: ForkCoordinator, result: MergeResult) -> str:
         f"files={len(result.applied_paths) + len(result.deleted_paths)}",
         f"conflicts={', '.join(result.conflicts)}" if result.conflicts else "",
         f"errors={'; '.join(error.message for error in result.errors)}" if result.errors else "",
+        f"git={'; '.join(result.left_repositories)}" if result.left_repositories else "",
         f"history={len(result.history_after_merge)} messages",
     ]
     return f"Merged fork {result.fork_id}: {', '.join(filter(None, fields))}"

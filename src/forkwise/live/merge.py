@@ -19,6 +19,7 @@ from forkwise.files.workspace import Workspace
 from forkwise.fork.combine import combine_attempts
 from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.stored_fork import warn_if_unrecorded
+from forkwise.git.repository_change import format_left_repositories
 from forkwise.ledger.sqlite import open_ledger
 from forkwise.live.backends.branch_overlay import FilesOverlay, conflict_contents, content_of, replay
 from forkwise.live.branch_runtime import BranchRuntime, Thread, concatenate, own_turns
@@ -113,6 +114,7 @@ def _build_result(
         kept_branch=report.kept_branch,
         combined_branches=[runtime.id for runtime in chosen] if len(chosen) > 1 else [],
         commit_id=None if commit is None else str(commit),
+        left_repositories=report.left_repositories,
     )
 
 
@@ -191,6 +193,7 @@ async def _combine_files(
         deleted_paths=sorted(landed.commit.deleted),
         conflict_contents=await run_in_thread(conflict_contents, landed),
         kept_branch=landed.kept.branch_path if landed.kept else None,
+        left_repositories=format_left_repositories(done.left_repositories),
     )
 
 

@@ -224,7 +224,7 @@ class FlushReport:
     ``applied_changes`` counts operations; one path may have several. ``conflicts`` are paths that another writer
     changed in the parent meanwhile. ``conflict_contents`` holds the branch's version of each conflict that was not
     applied (None: the branch deleted it), so that nothing is lost; on disk ``kept_branch`` names the branch that has
-    those versions.
+    those versions. ``left_repositories`` says which work in git repositories a combination does not have.
     """
 
     applied_paths: list[str]
@@ -234,6 +234,7 @@ class FlushReport:
     deleted_paths: list[str] = field(default_factory=list)
     conflict_contents: dict[str, bytes | None] = field(default_factory=dict)
     kept_branch: str | None = None
+    left_repositories: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -259,3 +260,4 @@ class MergeResult:
     kept_branch: str | None = None
     combined_branches: list[str] = field(default_factory=list)
     commit_id: str | None = None
+    left_repositories: list[str] = field(default_factory=list)

@@ -19,6 +19,7 @@ from forkwise.display.output import printable, totals
 from forkwise.errors import BranchingError, BranchStaleError, ConflictError, ExecutableConfigError
 from forkwise.files.store.changes import Commit, OnConflict
 from forkwise.fork.combine import Prepared
+from forkwise.git.repository_change import format_left_repositories
 from forkwise.ledger.records import AttemptRecord
 from forkwise.tui.diff_view import DiffView
 from forkwise.tui.fork_model import ForkModel, ForkSnapshot
@@ -75,7 +76,8 @@ class PreviewScreen(Screen[Prepared | None]):
         line.set_class(prepared.is_good and tests is not None, "good")
         line.set_class(not prepared.is_good, "bad")
         failures = "" if tests is None or prepared.is_good else f"{tests.feedback().rstrip()}\n\n"
-        self.query_one(DiffView).text = failures + (prepared.diff or "the choice changes no file")
+        left = "".join(f"{printable(one)}\n" for one in format_left_repositories(prepared.left_repositories))
+        self.query_one(DiffView).text = failures + left + (prepared.diff or "the choice changes no file")
 
     async def action_commit(self) -> None:
         """Return the choice; ask first if its tests fail."""
@@ -160,6 +162,8 @@ class DecisionScreen(Screen[None]):
                 continue
             if done.commit is not None:
                 self._notify_committed(done.commit)
+                for sentence in format_left_repositories(done.left_repositories):
+                    self.notify(printable(sentence), severity="warning", timeout=10, markup=False)
                 return
             if done.conflicts:
                 conflict = QuestionScreen(f"Their changes conflict:\n{_list(done.conflicts)}", {"n": "choose, n-way"})

@@ -9,7 +9,7 @@ import click
 
 from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
 from forkwise.cli.options import ExploreOptions, allow_option, conflict_option, ignored_option, retest_option
-from forkwise.display.output import Output, command_line, commit_record, totals
+from forkwise.display.output import Output, command_line, commit_record, repository_records, totals
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
@@ -134,7 +134,7 @@ def combine(
 
     Changes to different files or different lines are merged. If attempts conflict, nothing is committed and the exit
     code is 3: choose a side with --prefer. If the tests fail, the exit code is 7. In both cases the fork stays
-    undecided.
+    undecided. What attempts did with git, such as commits, is not taken, unless all files come from one attempt.
     """
     import asyncio
 
@@ -184,10 +184,13 @@ def _combination_record(result: Combined) -> dict[str, object]:
         ],
         "tests": None if result.tests is None else result.tests.as_json(),
         "commit": None if result.commit is None else commit_record(result.commit),
+        "left_repositories": {name: repository_records(found) for name, found in result.left_repositories.items()},
     }
 
 
 def _print_combination(result: Combined, directory: Path, output: Output) -> None:
+    from forkwise.git.repository_change import format_left_repositories
+
     for path in result.merged:
         output.line(f"  {path}: merged")
     for path, name in result.taken.items():
@@ -198,6 +201,8 @@ def _print_combination(result: Combined, directory: Path, output: Output) -> Non
         output.line(f"tests: {result.tests.doubt or result.tests.summary}", "green" if result.tests.is_pass else "red")
     if result.commit is not None:
         _print_commit(result.commit, f"Committed {' and '.join(result.attempts)} together", directory, output)
+        for sentence in format_left_repositories(result.left_repositories):
+            output.line(f"  git: {sentence}", "yellow")
     elif result.conflicts:
         output.line("The attempts conflict; nothing was committed.", "bold red")
         words = ("combine", *result.attempts, "--prefer", f"{result.conflicts[0].path}={result.attempts[-1]}")
