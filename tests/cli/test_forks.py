@@ -426,6 +426,8 @@ def test_log_and_undo_know_the_fork(run: Run, ask: Ask) -> None:
 
 def test_listing_loads_nothing_that_explores(project: Path) -> None:
     """A list of forks must stay fast, so it loads few modules."""
+    with open_ledger(Workspace(project)) as ledger:
+        ledger.begin_fork("run", workspace=str(project), spec={})
     code = f"""
 import json, sys
 from forkwise.cli import forkwise_command
@@ -436,9 +438,18 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout.splitlines()[-1])
-    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.fork")
-    assert "forkwise.ledger.sqlite" in loaded
+    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.testing.formats")
+    assert "forkwise.display.board" in loaded
     assert not [name for name in loaded if name in ("asyncio", "opentelemetry", "rich") or name.startswith(floors)]
+
+
+def test_a_long_list_ends_with_a_page_of_advice(run: Run, project: Path) -> None:
+    with open_ledger(Workspace(project)) as ledger:
+        for _ in range(25):
+            ledger.begin_fork("run", workspace=str(project), spec={}, owner=ProcessId.nobody())
+    lines = run("ls", "--all").stdout.splitlines()
+    assert len([line for line in lines if "was interrupted" in line]) == 20
+    assert lines[-1].startswith("Older forks may need a decision")
 
 
 def test_a_fork_of_another_process_is_aborted(run: Run, ask: Ask, project: Path, tmp_path: Path) -> None:

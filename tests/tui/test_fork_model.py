@@ -16,7 +16,7 @@ from forkwise.ledger.sqlite import open_ledger
 from forkwise.tui.decide import PreviewScreen
 from forkwise.tui.diff_view import NwayScreen
 from forkwise.tui.fork_model import ForkModel
-from forkwise.tui.watch import WatchApp
+from forkwise.tui.watch import ForksScreen, WatchApp
 from forkwise.tui.widgets import QuestionScreen
 from tests.tui.pilot import Scene, play, until
 
@@ -78,6 +78,60 @@ def test_the_default_fork(project: Path, run: Run) -> None:
     assert snapshot is not None
     assert snapshot.fork.id == running.id, "a running fork takes precedence over a newer one that is over"
     assert of_program.tests() is None
+
+
+def _begin_fork(project: Path, prompt: str) -> str:
+    """Begin a fork of one attempt by an agent in the ledger, as another process would, and return its id."""
+    spec = {"prompts": [prompt], "variants": [{"agent": "claude", "prompt": 0}]}
+    with open_ledger(Workspace(project)) as ledger:
+        fork = ledger.begin_fork("best-of", workspace=str(project), spec=spec)
+        ledger.add_attempt(fork.id, "0", index=0, label="claude -p", branch=f"{fork.id}-1", agent="claude", variant=0)
+    return fork.id
+
+
+def test_watch_follows_a_new_fork_and_shows_its_prompt(model: ForkModel, project: Path, run: Run) -> None:
+    async def script(scene: Scene) -> None:
+        await begun(scene)
+        first = model.fork
+        assert first is not None
+        await scene.press("space")  # marked: the user is about to decide this fork
+        second = _begin_fork(project, "sort the \x1b[31mrows\nby date")
+        await until(lambda: model.is_held)
+        snapshot = scene.watch.snapshot
+        await until(lambda: scene.watch.snapshot is not snapshot)
+        assert model.fork == first, "a fork that the user is about to decide is not replaced"
+        await scene.press("up", "space")
+        await scene.shows(f"best-of {second}")
+        assert scene.watch.table.marked == []
+        await scene.shows(f"{second}.1  claude -p  sort the")
+        assert "by date" in scene.text, "the prompt is on one line"
+        assert "\x1b" not in scene.text
+        third = _begin_fork(project, "another")
+        snapshot = scene.watch.snapshot
+        await until(lambda: scene.watch.snapshot is not snapshot)
+        assert model.fork == second, "a running fork is not replaced"
+        with open_ledger(Workspace(project)) as ledger:
+            ledger.abort_fork(second, "over")
+        await scene.shows(f"best-of {third}")
+
+    play(WatchApp(model), script, size=(110, 24))
+
+
+def test_watch_stays_with_a_fork_that_was_chosen(model: ForkModel, project: Path) -> None:
+    async def script(scene: Scene) -> None:
+        await begun(scene)
+        first = model.fork
+        await scene.press("f")
+        await scene.comes_to(ForksScreen)
+        await scene.press("enter")
+        await until(lambda: model.is_chosen)
+        _begin_fork(project, "unwanted")
+        for _ in range(2):
+            snapshot = scene.watch.snapshot
+            await until(lambda snapshot=snapshot: scene.watch.snapshot is not snapshot)
+        assert model.fork == first
+
+    play(WatchApp(model), script)
 
 
 def test_pick_and_undo(model: ForkModel, project: Path) -> None:

@@ -10,7 +10,6 @@ import itertools
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,6 +148,8 @@ def _read_file(file: Path) -> list[Variation]:
     if file.suffix in (".yaml", ".yml"):
         document = _load_yaml(source, text)
     elif file.suffix == ".toml":
+        import tomllib
+
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

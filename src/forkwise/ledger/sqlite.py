@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from forkwise.errors import ForkwiseWarning, LedgerError
@@ -100,7 +101,8 @@ _SUMMARIES = f"""
     SELECT newest.id, newest.data,
         {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)},
         max(CASE attempts.state WHEN 'succeeded' THEN attempts.score END),
-        (SELECT data FROM attempts WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
+        (SELECT iif(json_valid(data), json_extract(data, '$.label'), NULL) FROM attempts
+            WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
     FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
     LEFT JOIN attempts ON attempts.fork = newest.id
     GROUP BY newest.seq ORDER BY newest.seq DESC
@@ -161,14 +163,11 @@ class SqliteLedger(Ledger):
 
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         found = []
-        for name, data, *counts, best, first in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit))):
+        for name, data, *counts, best, label in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit))):
             with _damage_left_out(f"fork {name}"):
                 fork = _load_fork(data)
                 attempts = {state: count for state, count in zip(_STATES, counts, strict=True) if count}
-                label = None
-                with suppress(_DamagedRowError):
-                    label = _load_object(first).get("label") if first else None
-                found.append(Summary(fork, attempts, best, label))
+                found.append(Summary(fork, attempts, best, label if isinstance(label, str) else None))
         return found
 
     def rebuild(self) -> None:
@@ -367,11 +366,17 @@ def _build(load: Callable[[dict[str, Any]], _Row], document: dict[str, Any]) -> 
         record = load(document)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _DamagedRowError(str(error)[:200]) from None
-    for name, kinds in _KINDS.items():
-        value = getattr(record, name, None)
+    for name, kinds in _find_kinds(getattr(record, "__slots__", ())):
+        value = getattr(record, name)
         if value is not None and (type(value) not in kinds or (type(value) is float and not math.isfinite(value))):
             raise _DamagedRowError(f"its {name} is not possible")
     return record
+
+
+@lru_cache(maxsize=8)
+def _find_kinds(fields: tuple[str, ...]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """Return those ``fields`` of a record whose type is checked, with the types that each may have."""
+    return tuple((name, kinds) for name, kinds in _KINDS.items() if name in fields)
 
 
 _Row = TypeVar("_Row")

@@ -57,14 +57,13 @@ _BOUNDARY = r"(?<![A-Za-z0-9])"
 _TOKEN_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-."
 _BEGINNINGS = [*(beginning.encode() for beginning, _ in _SHAPES), _BEGIN.encode()]
 
+# Compiled, and then cached by re, when the beginning of a secret is found: most commands find none.
 _TEXT_SHAPES = [
-    *((beginning, re.compile(_BOUNDARY + shape)) for beginning, shape in _SHAPES),
-    (_BEGIN, re.compile(rf"{_HEADER}(?:{_BODY}{_FOOTER}|{_LINES})")),
+    *((beginning, _BOUNDARY + shape) for beginning, shape in _SHAPES),
+    (_BEGIN, rf"{_HEADER}(?:{_BODY}{_FOOTER}|{_LINES})"),
 ]
-_BYTE_SHAPES = [(beginning.encode(), re.compile(shape.pattern.encode())) for beginning, shape in _TEXT_SHAPES]
-_OPEN_KEY = re.compile(
-    rf"-----BEGIN(?: [A-Z0-9 ]{{0,40}}-{{0,5}})?\Z|{_HEADER}{_BODY}(?:-[-A-Z0-9 ]{{0,60}})?\Z".encode()
-)
+_BYTE_SHAPES = [(beginning.encode(), shape.encode()) for beginning, shape in _TEXT_SHAPES]
+_OPEN_KEY = rf"-----BEGIN(?: [A-Z0-9 ]{{0,40}}-{{0,5}})?\Z|{_HEADER}{_BODY}(?:-[-A-Z0-9 ]{{0,60}})?\Z".encode()
 
 
 def find_secrets(environment: Mapping[str, str]) -> frozenset[str]:
@@ -100,7 +99,7 @@ class Redactor:
                 text = text.replace(secret, MARK)
         for beginning, shape in _TEXT_SHAPES:
             if beginning in text:
-                text = shape.sub(MARK, text)
+                text = re.sub(shape, MARK, text)
         return text
 
     def redact_values(self, content: bytes) -> bytes:
@@ -115,7 +114,7 @@ class Redactor:
         content = self.redact_values(content)
         for beginning, shape in _BYTE_SHAPES:
             if beginning in content:
-                content = shape.sub(MARK.encode(), content)
+                content = re.sub(shape, MARK.encode(), content)
         return content
 
     def redact_data(self, data: Any) -> Any:
@@ -139,7 +138,7 @@ class Redactor:
         run = len(content.rstrip(_TOKEN_BYTES))
         start = min(start, *(_find_token(content, run, beginning) for beginning in _BEGINNINGS))
         key = content.rfind(_BEGINNINGS[-1])
-        if key >= 0 and _OPEN_KEY.match(content, key):
+        if key >= 0 and re.compile(_OPEN_KEY).match(content, key):
             start = min(start, key)
         return max(start, len(content) - _MAX_HELD)
 

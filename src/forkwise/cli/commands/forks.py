@@ -45,6 +45,7 @@ __all__ = [
 
 
 _LISTED = 20
+_MOST_ADVICE = 20
 _TAIL_LINES = 20
 _WIDEST_LABEL = 40
 _FORKS_FIT = Fit(
@@ -95,8 +96,13 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
         columns = ("fork", "kind", "state", "attempts", "best", "started", "commit", "label")
         redactor = process_redactor()
         output.table(columns, [_fork_row(summary, redactor) for summary in found], _FORKS_FIT)
+        advised = 0
         for summary in found:
+            if advised == _MOST_ADVICE:
+                output.line("Older forks may need a decision, too: forkwise show FORK says which.", "yellow")
+                break
             if advice := remedy(summary.fork, directory):
+                advised += 1
                 output.line(f"{summary.fork.id} {advice}", "yellow")
 
 
