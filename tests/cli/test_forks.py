@@ -329,6 +329,10 @@ def test_combine_says_that_it_takes_no_commits(run: Run, ask: Ask, hold: Callabl
     fork = hold(f"echo 1 > one.txt; git add one.txt; {git} commit -qm one", "echo 2 > two.txt")
     said = run("combine", f"{fork}.1", f"{fork}.2", "--no-test").stdout
     left = "1 commit on main, index changed"
+    table = run("show", fork).stdout
+    assert "1 commit" in table
+    [attempt, other] = ask("show", fork)["fork"]["attempts"]
+    assert (attempt["files"], attempt["git"], other["git"]) == (1, "1 commit", None)
     assert f"git: the commits of {fork}.1 are not taken, because a combination takes files: {left}" in said
     run("undo")
     fork = hold(f"echo 1 > one.txt; git add one.txt; {git} commit -qm one", "echo 2 > two.txt")

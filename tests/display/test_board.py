@@ -72,7 +72,7 @@ def test_lines(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
         ledger.record_cost(third, {"usd": 0.125})
         ledger.record_score(third, 0.6)
         ledger.end_attempt(third, "failed", reason="tests: 3 passed", files=2)
-        ledger.end_attempt(first, "succeeded", files=1)
+        ledger.end_attempt(first, "succeeded", files=1, git="2 commits")
         ledger.end_attempt(second, "cancelled", reason="another won")
         ledger.resolve(fork, how="best score", winner=first)
         ledger.record_commit(fork, 3)
@@ -82,7 +82,7 @@ def test_lines(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
         f"{first} was forked as {inner}",
         f"{third} started: more",
         f"{third} failed: tests: 3 passed, 2 files, 3/5 tests, score 0.6, $0.12",
-        f"{first} succeeded: 1 file",
+        f"{first} succeeded: 1 file, 2 commits",
         f"{second} cancelled: another won",
         f"{first} won: best score",
         f"{fork} was committed as 3",

@@ -107,6 +107,8 @@ def test_only_changed_cells_are_drawn_again(fork: RecordingFork, monkeypatch: py
         assert drawn == [("k3f9ab.21", "files")]
         fork.rows[0] = Row(replace(first, files=1234567), 0, has_won=False)
         await scene.shows("1234567  24/24")  # the columns to its right have moved
+        fork.rows[0] = Row(replace(first, files=1234567, git="2 commits"), 0, has_won=False)
+        await scene.shows("1234567  2 commits  24/24")
 
     watching(fork, script)
 

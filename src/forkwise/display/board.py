@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-_FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "files", "cost", "time", "label"))
+_FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "git", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
 _LONGEST_SUBJECT = 500
@@ -97,6 +97,7 @@ class Row:
             "state": "won" if self.has_won else attempt.state,
             "time": "" if attempt.started is None else time_text((attempt.ended or now) - attempt.started),
             "files": "none" if _is_idle(attempt) else "" if attempt.files is None else str(attempt.files),
+            "git": attempt.git or "",
             "tests": tests_text(attempt),
             "score": "" if attempt.score is None else f"{attempt.score:g}",
             "cost": _cost_text(attempt),
@@ -174,7 +175,7 @@ class Board:
     def summary(self) -> None:
         """Print the table of all attempts."""
         self._output.line()
-        columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "score", "cost", ""))
+        columns, rows = self._table(("attempt", "label", "state", "time", "files", "git", "tests", "score", "cost", ""))
         self._output.table(columns, rows, _FIT)
 
     def rows(self) -> list[Row]:
@@ -192,7 +193,7 @@ class Board:
         from rich.console import Group
         from rich.text import Text
 
-        columns, rows = self._table(("attempt", "label", "state", "time", "files", "tests", "cost", ""))
+        columns, rows = self._table(("attempt", "label", "state", "time", "files", "git", "tests", "cost", ""))
         console = self._output.console
         assert console is not None
         rows, heights = _shorten_running(columns, rows, console.width)
@@ -305,6 +306,7 @@ def _end_line(attempt: AttemptRecord) -> str:
     facts = [
         attempt.reason or "",
         _files_text(attempt),
+        attempt.git or "",
         f"{tests} tests" if (tests := tests_text(attempt)) else "",
         *_test_notes(attempt),
         "" if attempt.score in (None, 1.0) else f"score {attempt.score:g}",
@@ -460,6 +462,7 @@ def attempt_record(row: Row) -> dict[str, Any]:
         "score": attempt.score,
         "scores": attempt.scores,
         "files": attempt.files,
+        "git": attempt.git,
         "no_change": bool(attempt.no_change),
         "needs_ignored": attempt.needs_ignored or [],
         "tests": tests and {name: tests.get(name) for name in _TEST_FIELDS},

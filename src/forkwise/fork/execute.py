@@ -20,6 +20,7 @@ from forkwise.fork.evaluation import keep_ignored, list_ignored
 from forkwise.fork.fault import Fault, find_fault, is_disk_full
 from forkwise.fork.runner import Job
 from forkwise.git.ignore_rules import remember_answers
+from forkwise.git.repository_change import summarize_repositories
 from forkwise.ledger.logs import AttemptLog, compress_log
 from forkwise.ledger.stored_changes import save_changes
 from forkwise.ledger.stored_outcomes import save_outcomes
@@ -371,7 +372,9 @@ def _save_changes(attempt: Attempt) -> int | None:
 
 
 def _note_no_change(attempt: Attempt) -> None:
-    """Note whether an attempt, and those that it builds on, changed nothing; not if the delta cannot be read.
+    """Note whether an attempt, and those that it builds on, changed nothing, and what it did with git.
+
+    If the delta cannot be read, nothing is noted.
 
     On a BranchFS or DaxFS mount this would read the whole tree.
     """
@@ -383,3 +386,4 @@ def _note_no_change(attempt: Attempt) -> None:
         has_changed = bool(len(delta) or delta.repository)
         attempt.no_change = not has_changed and (around is None or around.no_change is True)
         attempt.facts["no_change"] = attempt.no_change or None
+        attempt.facts["git"] = summarize_repositories(delta.repository) or None

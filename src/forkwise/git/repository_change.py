@@ -34,6 +34,7 @@ __all__ = [
     "parse_log",
     "read_index_entries",
     "read_repository_changes",
+    "summarize_repositories",
 ]
 
 _LARGEST = 64 << 20
@@ -135,6 +136,32 @@ class RepositoryChange:
             or self.is_new
             or self.problem
         )
+
+
+def summarize_repositories(changes: Iterable[RepositoryChange]) -> str:
+    """Return what a branch did to all repositories as a few words, for a column; no name that it chose is in them.
+
+    >>> moved = ReferenceChange("refs/heads/main", "a", "b", 2), ReferenceChange("refs/tags/v1", None, "b")
+    >>> summarize_repositories([RepositoryChange(references=moved, index=True)])
+    '2 commits, 1 tag'
+    """
+    found = list(changes)
+    references = [reference for change in found for reference in change.references]
+    quiet = [reference.name for reference in references if not reference.commits]
+    counts = {
+        "commit": sum(reference.commits for reference in references),
+        "branch": sum(name.startswith("refs/heads/") for name in quiet),
+        "tag": sum(name.startswith("refs/tags/") for name in quiet),
+        "stash": sum(change.stashes for change in found),
+        "new repo": sum(change.is_new for change in found),
+        "problem": sum(bool(change.problem) for change in found),
+    }
+    endings = {"branch": "es", "stash": "es"}
+    parts = [f"{n} {word}{'' if n == 1 else endings.get(word, 's')}" for word, n in counts.items() if n]
+    parts += ["configuration"] if any(change.configuration for change in found) else []
+    parts += ["HEAD"] if not parts and any(change.head for change in found) else []
+    parts += ["index"] if not parts and any(change.index for change in found) else []
+    return ", ".join(parts) or ("references" if references else "")
 
 
 Identity = tuple[int, int, int, int] | None

@@ -79,10 +79,11 @@ class AttemptRecord:
     how its process ended, ``reason`` why it counts as failed or was cancelled; of a faulted one, which was not judged,
     ``fault`` names what failed, such as ``sandbox`` or ``disk``. ``wall`` and ``cpu`` are seconds,
     ``memory`` bytes. ``scores`` are the parts of ``score``, to be compared in order. ``no_change`` says that it changed
-    no file, apart from ignored ones; ``needs_ignored`` are ignored paths without which its tests fail. ``tail`` is the
-    end of its output as text; ``read_log`` returns all of it. ``unwanted`` is the reason of a request to end it, which
-    the process that runs it then follows. ``agent`` is the coding agent that it runs, ``variation`` what it does
-    differently from its siblings, ``variant`` the number of its entry in the ``variants`` of the fork's ``spec``.
+    no file, apart from ignored ones; ``git`` sums up what it did in git repositories; ``needs_ignored`` are ignored
+    paths without which its tests fail. ``tail`` is the end of its output as text; ``read_log`` returns all of it.
+    ``unwanted`` is the reason of a request to end it, which the process that runs it then follows. ``agent`` is the
+    coding agent that it runs, ``variation`` what it does differently from its siblings, ``variant`` the number of its
+    entry in the ``variants`` of the fork's ``spec``.
     """
 
     id: str
@@ -111,6 +112,7 @@ class AttemptRecord:
     cost: dict[str, Any] | None = None
     files: int | None = None
     no_change: bool | None = None
+    git: str | None = None
     needs_ignored: list[str] | None = None
     last_line: str | None = None
     output_bytes: int = 0

@@ -40,7 +40,7 @@ __all__ = [
 
 _LAST_LINE = 60
 _ALWAYS = ("", "state", "#", "label", "time")
-_SOMETIMES = ("files", "tests", "score", "cost", "last line")
+_SOMETIMES = ("files", "git", "tests", "score", "cost", "last line")
 
 
 class AttemptTable(DataTable[Text]):
@@ -123,6 +123,7 @@ class AttemptTable(DataTable[Text]):
             "label": truncate(cells["label"], max(20, self.app.size.width // 4)),
             **{name: truncate(cells[name], 12) for name in ("time", "files", "tests", "score")},
             "#": f"{'  ' * row.depth}{number}",
+            "git": truncate(printable(cells["git"]), 20),
             "cost": cells["cost"],
             "last line": truncate(printable(cells[""]), _LAST_LINE),
         }

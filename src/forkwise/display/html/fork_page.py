@@ -273,7 +273,8 @@ def _describe_changes(attempt: AttemptReport) -> str:
     if attempt.record.no_change:
         return "none"
     count = attempt.record.files
-    return "" if count is None else f"{count} file{'' if count == 1 else 's'}"
+    files = "" if count is None else f"{count} file{'' if count == 1 else 's'}"
+    return ", ".join(text for text in (files, attempt.record.git) if text)
 
 
 def _result_text(attempt: AttemptReport) -> str:
