@@ -13,7 +13,9 @@ import pytest
 from click.testing import Result
 
 from forkwise import Workspace
+from forkwise.progress import listen
 from tests.cli.test_commit_to_git import Git, git, sh
+from tests.display.work_recorder import WorkRecorder
 from tests.git.payloads import plant
 
 __all__ = ["git"]
@@ -137,6 +139,17 @@ def test_export_of_a_decided_fork(run: Run, git: Git, project: Path, tmp_path: P
     assert "already exists" in run("export", fork, "--as-branch", "won", code=1).stderr
     assert "say what to make" in run("export", fork, code=2).stderr
     run("export", "zzzzzz", "--as-branch", "x", code=5)
+
+
+def test_an_export_reports_its_progress(run: Run, git: Git, project: Path) -> None:
+    run("speculate", "-q", "--all", "-c", "echo 1 > one.txt", "-c", "echo 2 > two.txt")
+    fork, works = last_fork(run), WorkRecorder()
+    with listen(works):
+        run("export", fork, "--as-branch", "won", "--branches-prefix", "all")
+    assert [(name[:9], done, total) for name, done, total in works.ended if name.startswith("Exporting")] == [
+        ("Exporting", 0, None),
+        ("Exporting", 2, 2),
+    ]
 
 
 def test_content_that_the_ledger_lacks_is_an_error(run: Run, git: Git, project: Path) -> None:

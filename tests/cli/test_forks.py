@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest
 from click.testing import Result
 
 from forkwise import Tests, Workspace
-from forkwise.ledger.sqlite import open_ledger
+from forkwise.ledger.records import AttemptRecord
+from forkwise.ledger.sqlite import SqliteLedger, open_ledger
 from forkwise.linux.mountinfo import mounts
 from forkwise.linux.process_id import ProcessId
+from forkwise.progress import listen
+from tests.display.work_recorder import WorkRecorder
 from tests.fork.kill_at_point import becomes_so
 from tests.leftovers import processes_about
 
@@ -49,10 +53,10 @@ def hold(run: Run, ask: Ask) -> Callable[..., str]:
 def kill(project: Path, ask: Ask, tmp_path: Path) -> Callable[..., str]:
     """Try shell commands in a process that is killed as soon as the named files exist, and return the fork."""
 
-    def kill(*lines: str, once: tuple[str, ...]) -> str:
+    def kill(*lines: str, once: tuple[str, ...], options: tuple[str, ...] = ()) -> str:
         words = [word for line in lines for word in ("-c", line)]
         outside = ("--writable", str(tmp_path))
-        driver = [sys.executable, "-c", MAIN, "speculate", "--all", *outside, *words]
+        driver = [sys.executable, "-c", MAIN, "speculate", "--all", *outside, *options, *words]
         with subprocess.Popen(driver, cwd=project, stdout=subprocess.DEVNULL) as process:
             assert becomes_so(lambda: all((tmp_path / name).exists() for name in once))
             name: str = ask("ls")["forks"][0]["id"]
@@ -378,11 +382,33 @@ def test_resume(run: Run, ask: Ask, kill: Callable[..., str], project: Path, tmp
 def test_resume_in_json(run: Run, kill: Callable[..., str], tmp_path: Path) -> None:
     fork = kill(f"touch {tmp_path}/on; test -e {tmp_path}/go || sleep 1000", once=("on",))
     (tmp_path / "go").touch()
-    *events, last = map(json.loads, run("resume", fork, "--json").stdout.splitlines())
+    works = WorkRecorder()
+    with listen(works):
+        *events, last = map(json.loads, run("resume", fork, "--json").stdout.splitlines())
+    assert "Dropping what the interrupted attempts left" in [name for name, *_ in works.ended]
     assert "adopted" in [line["event"]["kind"] for line in events]
     assert (last["outcome"]["fork"], last["outcome"]["winner"]) == (fork, f"{fork}.1")
     error = json.loads(run("resume", fork, "--json", code=4).stdout)["error"]
     assert (error["type"], error["fork"]) == ("ForkResolvedError", fork)
+
+
+def test_resume_counts_the_time_that_was_used(
+    run: Run, kill: Callable[..., str], tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget is not renewed: what attempts used before the kill is used."""
+    waits = f"echo again >> {tmp_path}/on; test -e {tmp_path}/go || sleep 1000; {TWO}"
+    fork = kill(ONE, waits, once=("on",), options=("--budget", "10m"))
+    (tmp_path / "go").touch()
+    read = SqliteLedger.attempts
+
+    def attempts(self: SqliteLedger, *which: Any, **how: Any) -> list[AttemptRecord]:
+        return [replace(a, wall=700.0) if a.state == "succeeded" else a for a in read(self, *which, **how)]
+
+    monkeypatch.setattr(SqliteLedger, "attempts", attempts)
+    done = run("resume", fork)
+    assert f"Committed {fork}.1 as 1" in done.stdout
+    assert "the budget of 600 s of running time was used up" in done.stderr
+    assert (tmp_path / "on").read_text() == "again\n", "the other attempt was not started again"
 
 
 def test_gc_keeps_an_interrupted_fork(

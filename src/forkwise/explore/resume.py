@@ -16,6 +16,7 @@ from forkwise.fork.evaluators.tests import Tests
 from forkwise.fork.resolve import commit_resolved
 from forkwise.fork.stored_fork import StoredFork
 from forkwise.ledger.sqlite import open_ledger
+from forkwise.progress import report
 from forkwise.testing.report import TestReport
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ async def resume(
         if record.state != "interrupted":
             raise ForkResolvedError(f"fork {record.id} cannot be resumed: it is {record.state}", fork=record.id)
         recipe = Recipe.from_json(record.spec)
-        await run_in_thread(_drop_resolved, stored)
+        with report("Dropping what the interrupted attempts left"):
+            await run_in_thread(_drop_resolved, stored)
         if recipe.frozen:
             workspace = await run_in_thread(
                 partial(Workspace, workspace.path, state=workspace.state.parent, frozen=True)

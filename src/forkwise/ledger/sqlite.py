@@ -34,6 +34,7 @@ from forkwise.ledger.records import (
     Summary,
 )
 from forkwise.linux import fds
+from forkwise.progress import report
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
@@ -174,8 +175,10 @@ class SqliteLedger(Ledger):
         with self._transaction():
             self._database.rows("DELETE FROM forks")
             self._database.rows("DELETE FROM attempts")
-            for event in self.events():
-                self._apply(event)
+            with report("Rebuilding the ledger from its events") as work:
+                for event in self.events():
+                    self._apply(event)
+                    work.done += 1
 
     def close(self) -> None:
         self._database.close()

@@ -12,6 +12,7 @@ import click
 
 from forkwise.cli.app import Verb, json_option, workspace_option
 from forkwise.display.output import Output
+from forkwise.progress import report
 
 if TYPE_CHECKING:
     from forkwise.cli.git_result import GitResult
@@ -82,9 +83,11 @@ def export(
         exporter = GitExport(workspace)
         exporter.check(as_branch, branches_prefix, as_patch)
         if as_branch is not None or as_patch is not None:
-            result, patch = exporter.export(
-                ledger, _find(ledger, name), branch=as_branch, patch=as_patch, message=message, base=base
-            )
+            attempt = _find(ledger, name)
+            with report(f"Exporting {attempt.id}"):
+                result, patch = exporter.export(
+                    ledger, attempt, branch=as_branch, patch=as_patch, message=message, base=base
+                )
             results.append(result)
         if branches_prefix is not None:
             results += _export_all(exporter, ledger, name, branches_prefix, message, base)
@@ -123,14 +126,15 @@ def _export_all(
 
     assert isinstance(exporter, GitExport)
     found: list[GitResult] = []
-    for attempt in ledger.attempts(ledger.fork(name).id):
-        if attempt.no_change:
-            continue
-        branch = f"{prefix.rstrip('/')}/{attempt.id.rpartition('.')[2]}"
-        try:
-            found.append(exporter.export(ledger, attempt, branch=branch, message=message, base=base)[0])
-        except GitError as error:
-            warnings.warn(f"{attempt.id} is not a git branch: {error}", ForkwiseWarning, stacklevel=2)
+    attempts = [attempt for attempt in ledger.attempts(ledger.fork(name).id) if not attempt.no_change]
+    with report("Exporting attempts", len(attempts)) as work:
+        for attempt in attempts:
+            branch = f"{prefix.rstrip('/')}/{attempt.id.rpartition('.')[2]}"
+            try:
+                found.append(exporter.export(ledger, attempt, branch=branch, message=message, base=base)[0])
+            except GitError as error:
+                warnings.warn(f"{attempt.id} is not a git branch: {error}", ForkwiseWarning, stacklevel=2)
+            work.done += 1
     if not found:
         raise click.ClickException(f"no attempt of {name} could be made a git branch")
     return found

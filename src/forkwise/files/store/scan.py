@@ -32,6 +32,7 @@ from forkwise.files.store.overlayfs import (
 from forkwise.files.store.record import RolledBack
 from forkwise.linux.syscalls import file_handle
 from forkwise.linux.trees import join, open_directory, open_root, proc_path
+from forkwise.progress import Work, report
 
 if TYPE_CHECKING:
     from forkwise.files.store.view import Base
@@ -209,6 +210,9 @@ def scan_layer(
             os.close(root)
 
 
+_SEARCH = "Looking for changes in a copied tree"
+
+
 class Reader:
     """The common part of the readers of layers and of whole trees: lists entries moved or deleted as a whole."""
 
@@ -226,6 +230,7 @@ class Reader:
         self.scan = Scan()
         self.marked: set[int] = set()
         self.pending: list[str] = [""]
+        self.work = Work(_SEARCH)
         self.attributes: list[str] = []  # of the directory that ``touch`` added last
 
     def read(self) -> None:
@@ -492,10 +497,11 @@ def scan_tree(
     the tree that the rollback of a commit into it has set. If the clock was ``set_back`` since, files of that time are
     compared with the parent's.
     """
-    with Lower(lowers[:1]) as lower:
+    with Lower(lowers[:1]) as lower, report(_SEARCH) as work:
         root = open_root(tree)
         try:
             reader = _TreeReader(root, lower, base, made, rolled_back, set_back)
+            reader.work = work
             reader.read()
             return reader.scan
         finally:
@@ -523,6 +529,7 @@ class _TreeReader(Reader):
             for item in found:
                 now.add(item.name)
                 self._read_entry(path, item.name, item.stat(follow_symlinks=False), before, appeared, parent)
+        self.work.done += len(now)
         for name in sorted(before - now):
             old = parent.lookup(name)
             if old is not None:
@@ -578,7 +585,7 @@ class _TreeReader(Reader):
     def _is_changed(self, path: str) -> bool:
         """Return whether the branch changed a directory that the parent no longer has, or anything inside it."""
         inside = _TreeReader(self.root, self.lower, self.base, self.made, self.own, self.set_back)
-        inside.pending = [path]
+        inside.pending, inside.work = [path], self.work
         inside.read()
         return inside.is_touched
 
@@ -589,10 +596,11 @@ def compare_trees(tree: str, parent: str, is_ignored: Callable[[str], bool]) -> 
     Files of the same size, mode and mtime count as equal, others are read. ``is_ignored`` is called with names at the
     root. No extended attributes are read, because the filesystem may have none.
     """
-    with Lower([parent]) as lower:
+    with Lower([parent]) as lower, report(_SEARCH) as work:
         root = open_root(tree)
         try:
             reader = _ComparingReader(root, lower, is_ignored)
+            reader.work = work
             reader.read()
             return reader.scan
         finally:
@@ -612,6 +620,7 @@ class _ComparingReader(Reader):
                     continue
                 present.add(item.name)
                 self._read_entry(path, item.name, fd, item.stat(follow_symlinks=False), parent)
+        self.work.done += len(present)
         for name in sorted(parent.names() - present):
             if path or not self.is_ignored(name):
                 self.add(Entry(path, name, None, parent.lookup(name), True, True))

@@ -53,6 +53,7 @@ from forkwise.files.store.state import StateDir, same_mount
 from forkwise.files.store.trash import discard
 from forkwise.linux.lease import Leases
 from forkwise.linux.trees import NOT_THERE, copy_entry, open_directory, open_root, remove_tree
+from forkwise.progress import report
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Conflict
@@ -158,14 +159,16 @@ class Transaction:
             return
         source, side = open_root(layer), open_root(self.side)
         try:
-            for slot, entry in plan.staged.items():
-                fd = open_directory(source, entry.directory, os.O_PATH)
-                try:
-                    copy_entry(fd, entry.name, side, slot, is_left=partial(_is_left, plan.left, entry.path))
-                finally:
-                    os.close(fd)
-                if entry.path in merged:
-                    _rewrite(side, slot, merged[entry.path])
+            with report("Copying changed files to the workspace's filesystem", len(plan.staged)) as work:
+                for slot, entry in plan.staged.items():
+                    fd = open_directory(source, entry.directory, os.O_PATH)
+                    try:
+                        copy_entry(fd, entry.name, side, slot, is_left=partial(_is_left, plan.left, entry.path))
+                    finally:
+                        os.close(fd)
+                    if entry.path in merged:
+                        _rewrite(side, slot, merged[entry.path])
+                    work.done += 1
             for run in plan.runs:
                 for step in run.steps:
                     if step.slot in plan.staged:
@@ -270,9 +273,11 @@ class Transaction:
         source, side = open_root(saved), open_root(self.side)
         try:
             inodes = {}
-            for slot in slots:
-                copy_entry(source, slot, side, slot)
-                inodes[slot] = os.stat(slot, dir_fd=side, follow_symlinks=False).st_ino
+            with report("Copying old content to the workspace's filesystem") as work:
+                for slot in slots:
+                    copy_entry(source, slot, side, slot)
+                    inodes[slot] = os.stat(slot, dir_fd=side, follow_symlinks=False).st_ino
+                    work.done += 1
             return inodes
         finally:
             os.close(source)
@@ -354,8 +359,11 @@ class Transaction:
         """Copy the target's old content from the stage to the record's directory, for undo."""
         source, saved = open_root(self.side), open_root(self.history)
         try:
-            for name in os.listdir(self.side):
-                copy_entry(source, name, saved, name, sync=sync)
+            names = os.listdir(self.side)
+            with report("Saving old content, for undo", len(names)) as work:
+                for name in names:
+                    copy_entry(source, name, saved, name, sync=sync)
+                    work.done += 1
             if sync:
                 sync_directories([self.history])
         finally:
