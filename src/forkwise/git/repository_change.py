@@ -41,9 +41,11 @@ _LARGEST = 64 << 20
 _MOST_LINES = 10_000
 #: Sizes and a flag of the entries of an index.
 _INDEX_STAT_SIZE = 40
-_INDEX_ID_SIZE = 20
+_SHA1_SIZE = 20
+SHA256_SIZE = 32
 _INDEX_EXTENDED = 0x4000
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SHA256 = re.compile(rb"^[ \t]*objectformat[ \t]*=[ \t]*\"?sha256", re.IGNORECASE | re.MULTILINE)
 _NO_OBJECT = re.compile(r"0+\Z")
 _REFERENCE = re.compile(r"refs/(?:[^\x00-\x20\x7f~^:?*\[\\/]+/)*[^\x00-\x20\x7f~^:?*\[\\/]+\Z")
 _LOG_LINE = re.compile(
@@ -279,6 +281,11 @@ class RepositorySide:
         return [path for path, read in self.changed.items() if read is None and not path.startswith("objects")]
 
     @property
+    def id_size(self) -> int:
+        """The bytes of an id."""
+        return SHA256_SIZE if _SHA256.search(_read_file(f"{self.directory}/config") or b"") else _SHA1_SIZE
+
+    @property
     def packed(self) -> dict[str, str]:
         """The packed references."""
         if self._packed is None:
@@ -448,14 +455,14 @@ def _is_directory(entry: Entry) -> bool:
 
 def _is_index_changed(ours: RepositorySide, theirs: RepositorySide) -> bool:
     """Return whether an index lists other content: ``git status`` also writes it, to note the times of files."""
-    before, after = read_index_entries(theirs.read("index") or b""), read_index_entries(ours.read("index") or b"")
+    before, after = (read_index_entries(side.read("index") or b"", theirs.id_size) for side in (theirs, ours))
     return before is None or after is None or before != after
 
 
-def read_index_entries(content: bytes) -> list[bytes] | None:
+def read_index_entries(content: bytes, id_size: int = _SHA1_SIZE) -> list[bytes] | None:
     """Return mode, id, stage and path of each entry as one value; None if the file is of another form than expected.
 
-    That is: version 2 or 3, with SHA-1 ids and not split into two files. An empty file has no entries.
+    That is: version 2 or 3, with ids of ``id_size`` bytes and not split into two files. An empty file has no entries.
 
     >>> read_index_entries(b""), read_index_entries(b"something else")
     ([], None)
@@ -469,7 +476,7 @@ def read_index_entries(content: bytes) -> list[bytes] | None:
         return None
     entries, at = [], 12
     for _ in range(count):
-        fixed = at + _INDEX_STAT_SIZE + _INDEX_ID_SIZE
+        fixed = at + _INDEX_STAT_SIZE + id_size
         flags = int.from_bytes(content[fixed : fixed + 2], "big")
         start = fixed + (4 if version == 3 and flags & _INDEX_EXTENDED else 2)
         end = content.find(b"\0", start)

@@ -25,6 +25,7 @@ from forkwise.git.program import parse_settings, run_git
 from forkwise.git.repository import Repository, find_repository
 from forkwise.git.repository_change import (
     OPERATIONS,
+    SHA256_SIZE,
     LogLine,
     RepositoryMerge,
     RepositorySide,
@@ -103,6 +104,11 @@ class _Place:
         return self.repository.run(
             *words, directory=self.repository.work_tree, stdin=stdin, index=index or f"{os.devnull}-none"
         )
+
+    @property
+    def is_sha256(self) -> bool:
+        """Whether ids have 64 digits."""
+        return RepositorySide(self.repository.git_directory).id_size == SHA256_SIZE
 
     @property
     def who(self) -> str:
@@ -723,9 +729,8 @@ def read_entries(place: _Place, index: str, paths: Iterable[str]) -> dict[str, t
 
 def write_index(place: _Place, index: str, rows: Mapping[str, tuple[str, str] | None]) -> bytes:
     """Return the content of a copy of an index with other entries for some paths; None removes."""
-    text = "".join(
-        f"0 {'0' * 40} 0\t{p}\0" if row is None else f"{row[0]} {row[1]} 0\t{p}\0" for p, row in rows.items()
-    )
+    zero = "0" * (64 if place.is_sha256 else 40)
+    text = "".join(f"0 {zero} 0\t{p}\0" if row is None else f"{row[0]} {row[1]} 0\t{p}\0" for p, row in rows.items())
     skipped = _list_skipped(place, index, rows)
     place.git("update-index", "-z", "--index-info", stdin=os.fsencode(text), index=index)
     if skipped:
