@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forkwise import Workspace
-from forkwise.errors import CommitError
+from forkwise.errors import CommitError, ConflictError
 from tests.counts import rounds
 from tests.files.steps import Steps, in_child
 from tests.git.checkout import Checkout
@@ -428,3 +428,22 @@ def _counted(name: str, function: Callable[..., Any], calls: list[str]) -> Calla
         return function(*args, **kwargs)
 
     return call
+
+
+def test_a_rebase_of_a_branch_of_a_branch_names_conflicts_of_the_repository(checkout: Checkout) -> None:
+    outer = checkout.workspace.branch("outer")
+    first, second = outer.branch("first"), outer.branch("second")
+    checkout.commit(first, "one.txt", "1\n")
+    tip = checkout.commit(second, "two.txt", "2\n")
+    first.commit()
+    assert {".git/index", ".git/refs/heads/main"} <= {conflict.path for conflict in second.rebase().conflicts}
+    with pytest.raises(ConflictError, match=r"\.git/refs/heads/main"):
+        second.commit()
+    second.commit(on_conflict="theirs")
+    assert checkout.git("log", "--format=%s", at=outer.path) == "one.txt\ninitial\n"
+    assert (outer.path / "two.txt").read_text() == "2\n"
+    assert tip in checkout.git("fsck", at=outer.path)  # dangling, but there
+    outer.commit()
+    assert checkout.git("log", "--format=%s") == "one.txt\ninitial\n"
+    assert checkout.git("status", "--porcelain") == "?? two.txt\n"
+    checkout.check()

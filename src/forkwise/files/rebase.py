@@ -166,7 +166,8 @@ def rebase_branch(branch: Branch, *, merge: bool = True) -> Rebase:
             _rebase_tree(branch, info, scan, merged, settled, lock)
         else:
             _rebase_layer(branch, info, scan, merged, settled, lock)
-    ignored |= find_repository_paths(branch.workspace.target, (c.path for c in left))
+    if branch.parent is branch.workspace:  # otherwise repositories are files like others, see ``_merge_repositories``
+        ignored |= find_repository_paths(branch.workspace.target, (c.path for c in left))
     return Rebase(tuple(sorted(set(merged) - ignored)), tuple(c for c in left if c.path not in ignored))
 
 
