@@ -49,7 +49,7 @@ class ReplayFork(Fork):
         number = len(self.attempts)
         patch = self._agent.attempt(number)
         record: Any = SimpleNamespace(id=f"replay.{number}", key=key or str(index), index=index)
-        attempt = Attempt(self, record, candidate, feedback)
+        attempt = Attempt(self, record, candidate, feedback, number=number + 1)
         path = _PATHS[number]
         branch: Any = SimpleNamespace(path=path, diff=lambda: f"attempt {number}")
         attempt.branch = branch

@@ -52,7 +52,7 @@ def test_the_verbs_there_are() -> None:
         "playoff",
     )
     forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort", "report", "export")
-    plain = ("doctor", "log", "undo", "gc", "du", "trust", "judges", "walk", "chat", *exploring, *forks)
+    plain = ("doctor", "log", "undo", "gc", "du", "trust", "completion", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")
     groups = {"branch": branch, "model": models, "worktree": worktrees}

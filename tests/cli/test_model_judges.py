@@ -96,12 +96,12 @@ def test_a_command_judges_best_of(run: Run, ask: Ask, project: Path) -> None:
     run("best-of", "3", "--judge", "grep -q 3 $2/n.txt && echo 1 || echo 0; true", *WRITE)
     judges = ask("judges")["judges"]
     assert len(judges) == 1
-    assert (project / "n.txt").read_text() == "number 2\n"
-    line = "grep -q 1 $2/n.txt && echo 1 || echo 0; true"
+    assert (project / "n.txt").read_text() == "number 3\n"
+    line = "grep -q 2 $2/n.txt && echo 1 || echo 0; true"
     run("tournament", "2", "--judge", line, *WRITE)
     assert {found["judge"] for found in ask("judges")["judges"]} >= {line}
     run("tournament", "2", "--judge", "echo 1; true", *WRITE)
-    assert (project / "n.txt").read_text() == "number 0\n", "it contradicts itself: the first of equals wins"
+    assert (project / "n.txt").read_text() == "number 1\n", "it contradicts itself: the first of equals wins"
     assert "echo 1; true" not in {found["judge"] for found in ask("judges")["judges"]}
 
 

@@ -87,7 +87,7 @@ def test_killed_while_it_was_left_for_a_pick(scene: Scene) -> None:
 
 def test_a_finished_attempt_whose_branch_is_gone_is_run_again(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(GOOD, BEST), "ended")
-    scene.workspace.open(f"{fork}-1").abort()
+    scene.workspace.open(f"{fork}-2").abort()
     assert resumed(scene).committed
     assert scene.ran == [0, 1, 1]
     assert [(a.key, a.round) for a in scene.attempts] == [("0", 0), ("1", 0), ("1", 1)]
@@ -119,7 +119,7 @@ def test_a_search_killed_when_the_inside_was_decided(scene: Scene) -> None:
 
 def test_the_workspace_of_a_decision_may_be_deleted(scene: Scene) -> None:
     fork = scene.drive(scene.recipe(BEST), "resolved")
-    scene.workspace.open(f"{fork}-0").abort()
+    scene.workspace.open(f"{fork}-1").abort()
     with pytest.raises(BranchNotFoundError, match="no longer exists"):
         resumed(scene)
     assert clean_up(scene.workspace).unfinished == ()

@@ -217,7 +217,8 @@ def test_ctrl_c_ends_a_plain_call_and_its_branches(workspace: Workspace) -> None
 def test_background_tasks_end_with_the_program() -> None:
     code = "from forkwise.concurrency import run_sync as run\nimport asyncio\nprint(run(asyncio.sleep(0, 3)))"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr, done.returncode) == ("3\n", "", 0)
+    warned = [line for line in done.stderr.splitlines() if "Executing <Handle" not in line]  # on a busy machine
+    assert (done.stdout, warned, done.returncode) == ("3\n", [], 0)
 
 
 def test_the_loop_runs_in_a_thread_of_its_own() -> None:

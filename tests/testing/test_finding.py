@@ -79,7 +79,7 @@ def test_found(tmp_path: Path, files: dict[str, str], text: str, framework: str 
         {},
         {"README.md": "run pytest"},
         {"pyproject.toml": "[project]\n", "src/it.py": ""},
-        {"tests/test_it.py": ""},
+        {"tests/helper.py": ""},
         {"tox.ini": "[tox]\n"},
         {"package.json": package('echo "Error: no test specified" && exit 1')},
         {"package.json": package(" ")},

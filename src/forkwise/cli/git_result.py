@@ -92,24 +92,25 @@ class GitExport:
         change, or if the ledger does not have all content.
         """
         started = ledger.fork(attempt.fork).started
-        parent = self._repository.find_base(started, base)
-        changes = self._read(ledger, attempt, parent)
         text = message or " ".join(redact(word) for word in (attempt.label or "").split()) or f"Attempt {attempt.id}"
-        whole = build_message(text, () if message else changes.own, trailers_of(attempt))
         content = b""
-        with self._repository.commit(
-            parent, changes.changed, changes.deleted, changes.write, whole, is_kept=branch is not None
-        ) as commit:
-            if commit is None:
-                raise GitError(f"attempt {attempt.id} changed nothing that git sees; there is nothing to export")
-            if patch is not None:
-                content = self._repository.format_patch(commit)
-            if branch is not None:
-                self._repository.create_branch(branch, commit)
-        file = None if patch is None or patch == "-" else patch or f"{attempt.id}.patch"
-        if file is not None:
-            Path(file).write_bytes(content)
-        return GitResult(attempt.id, commit if branch is not None else None, branch, file), content
+        for parent in self._repository.find_bases(started, base):
+            changes = self._read(ledger, attempt, parent)
+            whole = build_message(text, () if message else changes.own, trailers_of(attempt))
+            with self._repository.commit(
+                parent, changes.changed, changes.deleted, changes.write, whole, is_kept=branch is not None
+            ) as commit:
+                if commit is None:
+                    continue
+                if patch is not None:
+                    content = self._repository.format_patch(commit)
+                if branch is not None:
+                    self._repository.create_branch(branch, commit)
+            file = None if patch is None or patch == "-" else patch or f"{attempt.id}.patch"
+            if file is not None:
+                Path(file).write_bytes(content)
+            return GitResult(attempt.id, commit if branch is not None else None, branch, file), content
+        raise GitError(f"attempt {attempt.id} changed nothing that git sees; there is nothing to export")
 
     def _read(self, ledger: Ledger, attempt: AttemptRecord, base: str | None) -> _Changes:
         from forkwise.fork.stored_fork import StoredFork

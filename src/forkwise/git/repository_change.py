@@ -201,13 +201,29 @@ def identify(path: str) -> Identity:
 
 
 def find_repository_paths(workspace: str, paths: Iterable[str]) -> set[str]:
-    """Return those of some paths, relative to a workspace, that are part of a repository."""
+    """Return those of some paths, relative to a workspace, that are part of a repository.
+
+    A directory that the workspace has under the name .git, and that git would not take for a repository, is none.
+    """
     own = _find_named(workspace)
-    return {
-        path
-        for path in paths
-        if (".git" in path and ".git" in path.split("/")) or (own and f"{path}/".startswith(f"{own}/"))
-    }
+    is_plain: dict[str, bool] = {}
+    found = set()
+    for path in paths:
+        names = path.split("/") if ".git" in path else []
+        if ".git" in names:
+            directory = "/".join(names[: names.index(".git") + 1])
+            if directory not in is_plain:
+                is_plain[directory] = _is_plain_directory(f"{workspace}/{directory}")
+            if not is_plain[directory]:
+                found.add(path)
+        elif own and f"{path}/".startswith(f"{own}/"):
+            found.add(path)
+    return found
+
+
+def _is_plain_directory(path: str) -> bool:
+    """Return whether a directory lacks what makes it a repository to git."""
+    return os.path.isdir(path) and not all(os.path.lexists(f"{path}/{name}") for name in ("HEAD", "objects", "refs"))
 
 
 def _find_named(workspace: str) -> str | None:

@@ -49,16 +49,27 @@ class ResultRepository:
                 f"the git branch {name!r} already exists; give another name, or delete it with git branch -D"
             )
 
-    def find_base(self, started: float, revision: str | None = None) -> str | None:
-        """Return the commit that ``HEAD`` was at a time, or ``revision``; None if there was none."""
-        asked = [revision] if revision is not None else [f"HEAD@{{{int(started)} +0000}}", "HEAD"]
-        for one in asked:
+    def find_bases(self, started: float, revision: str | None = None) -> list[str | None]:
+        """Return the commits that ``HEAD`` may have been at a time, the likeliest first, or ``revision``.
+
+        Logs of git count in seconds, so that a commit in the same second may have been made before or after. None is
+        the state before the first commit.
+        """
+        second = int(started)
+        asked = [revision] if revision is not None else [f"HEAD@{{{at} +0000}}" for at in (second, second - 1)]
+        found = self._resolve(asked)
+        if not found and revision is not None:
+            raise GitError(f"{revision!r} names no commit; list them with git log --all")
+        found = found or self._resolve(["HEAD"])
+        return [*found] if found else [None]
+
+    def _resolve(self, revisions: Sequence[str]) -> list[str]:
+        found = []
+        for one in revisions:
             done = self._run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{one}^{{commit}}")
             if done.returncode == 0:
-                return done.stdout.decode("ascii").strip()
-        if revision is not None:
-            raise GitError(f"{revision!r} names no commit; list them with git log --all")
-        return None
+                found.append(done.stdout.decode("ascii").strip())
+        return list(dict.fromkeys(found))
 
     @contextmanager
     def commit(

@@ -29,7 +29,7 @@ def test_a_function_counts_from_0(workspace: Workspace) -> None:
 
 def test_an_attempt_that_is_run_again_keeps_its_number(scene: Scene) -> None:
     body = 'echo "$FORKWISE_ATTEMPT $FORKWISE_BRANCH" > n; echo $FORKWISE_ATTEMPT > "$FORKWISE_SCORE"'
-    scene.drive(scene.recipe(body, kind="best-of", n=2), "started")
+    scene.drive(scene.recipe(body, kind="best-of", n=2), "running")
     fork = scene.fork.id
     assert scene.fork.state == "interrupted"
     asyncio.run(resume(scene.workspace, fork))
