@@ -18,6 +18,7 @@ from click.testing import Result
 
 from forkwise import Workspace, __version__
 from forkwise.cli.completion import build_script, find_candidates
+from tests.acceptance import write_accepted
 from tests.need import need
 
 Run = Callable[..., Result]
@@ -69,6 +70,30 @@ def test_names_of_the_workspace(run: Run, fork: str) -> None:
     assert values("run", "--test", "") == ["auto", "test -e n"]
     assert values("run", "--agent", "cl") == ["claude"]
     assert "model:local" in values("best-of", "2", "--judge", "model:lo")
+
+
+def test_nested_branches_are_offered_by_their_paths(run: Run, fork: str, project: Path) -> None:
+    run("branch", "create", "variant", "--from", "try-1")
+    run("branch", "create", "deep", "--from", "/main/try-1/variant")
+    assert values("branch", "commit", "") == ["try-1", "/main/try-1/variant", "/main/try-1/variant/deep"]
+    assert values("branch", "commit", "/main/try-1/variant/") == ["/main/try-1/variant/deep"]
+    planted = Workspace(project).state / "branches/try-1/branches/$(id)"
+    planted.mkdir()
+    assert len(values("branch", "commit", "")) == 3
+    planted.rmdir()
+
+
+def test_agents_of_the_workspace_are_offered_once_they_are_accepted(run: Run, fork: str, project: Path) -> None:
+    path = project / ".forkwise/agents.toml"
+    table = '[{}]\ncommand = ["true", "{{prompt}}"]\n'
+    path.parent.mkdir()
+    path.write_text(table.format("ours"))
+    assert values("run", "--agent", "ou") == []
+    write_accepted(path, table.format("ours") + table.format('"$(id)"'))
+    assert values("run", "--agent", "ou") == ["ours"]
+    assert "$(id)" not in values("run", "--agent", "")
+    path.write_text(table.format("ours-2"))
+    assert values("run", "--agent", "ou") == [], "another content is not accepted"
 
 
 def test_the_workspace_that_is_meant(run: Run, fork: str, project: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ def test_tests_and_judges_start_there_too(run: Run, ask: Ask, below: Path) -> No
     (below / "judge.sh").write_text('test -e c.txt && if grep -q 2 "$2/sub/n"; then echo 1; else echo 0; fi\n')
     run("tournament", "2", "--judge", "sh judge.sh", *sh("echo $FORKWISE_ATTEMPT > n"))
     assert (below / "n").read_text() == "2\n"
+
+
+def test_detected_tests_run_in_the_environment_above(run: Run, below: Path, project: Path, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (below / "test_a.py").write_text("import os\n\ndef test_a():\n    assert os.path.exists('made')\n")
+    (project / ".venv/lib/python3/site-packages/pytest").mkdir(parents=True)
+    (project / ".venv/bin").mkdir()
+    python = project / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\ntouch {room}/used\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    run("run", "-q", "--writable", str(room), "--test", "auto", *sh("echo x > made"))
+    assert (room / "used").exists()
 
 
 def test_detected_tests_run_where_they_are_found(run: Run, below: Path, project: Path) -> None:

@@ -122,6 +122,25 @@ def test_the_projects_own_environment_runs_pytest_if_it_has_it(tmp_path: Path) -
     assert without.text == PYTEST
     assert having
     assert having.text == ".venv/bin/python -m pytest -q"
+    assert having.framework == "pytest"
+
+
+def test_an_environment_above_the_subdirectory_runs_pytest(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    venv = {"bin/python": "", "lib/python3.11/site-packages/pytest/__init__.py": ""}
+    fill(top, {"apps/web/pytest.ini": "", **{f".venv/{name}": text for name, text in venv.items()}})
+    fill(tmp_path, {f"venv/{name}": text for name, text in venv.items()})
+    below = find_test_command(top / "apps/web", environ=NOWHERE, top=top)
+    assert below
+    assert (below.text, below.framework) == ("../../.venv/bin/python -m pytest -q", "pytest")
+    for highest in (None, top / "apps", tmp_path / "elsewhere"):
+        found = find_test_command(top / "apps/web", environ=NOWHERE, top=highest)
+        assert found
+        assert found.text == PYTEST, "an environment outside the workspace is not used"
+    fill(top / "apps", {f"venv/{name}": text for name, text in venv.items()})
+    nearest = find_test_command(top / "apps/web", environ=NOWHERE, top=top)
+    assert nearest
+    assert nearest.text == "../venv/bin/python -m pytest -q"
 
 
 @pytest.mark.parametrize(

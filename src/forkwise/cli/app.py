@@ -262,7 +262,7 @@ def workspace_option(function: F) -> F:
         type=_DIRECTORY,
         callback=_choose_workspace,
         show_default="found from the current directory",
-        help="Workspace to work on.",
+        help="Workspace to work on, exactly this directory.",
     )(function)
 
 

@@ -191,6 +191,7 @@ class _Sources:
     def __init__(self, directory: str | None, grammar: dict[str, Any]) -> None:
         self._directory = directory
         self._grammar = grammar
+        self._workspace = ""
         self._state: str | None = None
         self._is_found = False
 
@@ -223,6 +224,7 @@ class _Sources:
             given = self._directory or os.environ.get("FORKWISE_WORKSPACE")
             with suppress(OSError):
                 path = os.path.realpath(os.path.expanduser(given)) if given else find_workspace(os.path.realpath("."))
+                self._workspace = path
                 self._state = find_state(path)
         return self._state
 
@@ -263,8 +265,16 @@ class _Sources:
         yield from ((name, "commit") for name in sorted(numbers, key=int, reverse=True))
 
     def _list_branches(self) -> Iterator[Candidate]:
-        for name in sorted(self._list_directory("branches")):
-            yield from _as_safe(name, "branch")
+        """Yield branches by name, then nested ones by their full paths, level by level."""
+        level = [(name, f"branches/{name}") for name in sorted(self._list_directory("branches"))]
+        prefix, listed = "", 0
+        while level and listed < _MOST:
+            inner = []
+            for name, directory in level[: _MOST - listed]:
+                yield from _as_safe(f"{prefix}{name}", "branch")
+                below = f"{directory}/branches"
+                inner += [(f"{name}/{one}", f"{below}/{one}") for one in sorted(self._list_directory(below))]
+            prefix, listed, level = "/main/", listed + len(level), inner
 
     def _list_directory(self, name: str) -> list[str]:
         state = self._find_state()
@@ -280,6 +290,23 @@ class _Sources:
             with suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
                 for name, facts in tomllib.load(file).items():
                     yield from _as_safe(name, "agent" if isinstance(facts, dict) else "")
+        for name in self._list_trusted_agents():
+            yield from _as_safe(name, "agent of the workspace")
+
+    def _list_trusted_agents(self) -> list[str]:
+        """List the agents of the workspace's own file, if the user has accepted its content."""
+        state = self._find_state()
+        if state is None or not os.path.isfile(f"{self._workspace}/.forkwise/agents.toml"):
+            return []
+        from pathlib import Path
+
+        from forkwise.config.config_file import AGENTS, read_workspace_config
+        from forkwise.errors import BranchingError
+
+        with suppress(OSError, ValueError, BranchingError):
+            found = read_workspace_config(Path(self._workspace), AGENTS)
+            return list(found.tables) if found is not None and found.is_trusted else []
+        return []
 
     def _list_models(self) -> Iterator[Candidate]:
         for name in self._grammar.get("models", ()):

@@ -39,7 +39,7 @@ __all__ = ["forkwise_command"]
     "directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Workspace to work on; also after the command.",
+    help="Workspace to work on, exactly this directory; also after the command.",
 )
 def forkwise_command(directory: Path | None) -> None:
     """Fork a directory into copy-on-write branches, try something in each, and commit one.

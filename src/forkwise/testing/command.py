@@ -231,20 +231,23 @@ def find_test_command(
     junit: str | None = None,
     environ: Mapping[str, str] | None = None,
     injection: Injection | None = None,
+    top: str | os.PathLike[str] | None = None,
 ) -> TestCommand | None:
     """Detect the command that runs the tests of the project in ``directory``; None if its files do not show one.
 
     Reads files and runs nothing. The command must be run in ``directory``; its ``how_found`` says why it was chosen.
+    A virtual environment is found in ``directory`` and in those above it up to ``top``, which is by default the same.
     ``junit``, ``environ`` and ``injection`` are those of ``for_command``.
     """
     root = Path(directory)
+    highest = root if top is None else Path(top)
     found = (
-        _detect_pytest(root, environ)
+        _detect_pytest(root, environ, highest)
         or _detect_package_json(root)
         or _detect_cargo(root)
         or _detect_go(root)
         or _detect_make(root)
-        or _detect_test_files(root, environ)
+        or _detect_test_files(root, environ, highest)
     )
     if found is None:
         return None
@@ -273,9 +276,9 @@ def read_recipe(command: TestCommand, directory: str | os.PathLike[str]) -> str:
     return "" if found is None else found.script
 
 
-def _detect_pytest(root: Path, environ: Mapping[str, str] | None) -> _DetectedCommand | None:
+def _detect_pytest(root: Path, environ: Mapping[str, str] | None, top: Path) -> _DetectedCommand | None:
     reason = _find_pytest_reason(root)
-    return None if reason is None else _DetectedCommand(f"{_find_pytest_program(root, environ)} -q", reason)
+    return None if reason is None else _DetectedCommand(f"{_find_pytest_program(root, environ, top)} -q", reason)
 
 
 def _find_pytest_reason(root: Path) -> str | None:
@@ -297,11 +300,14 @@ def _find_pytest_reason(root: Path) -> str | None:
     return None
 
 
-def _find_pytest_program(root: Path, environ: Mapping[str, str] | None) -> str:
-    """Return the pytest of the project's virtual environment, or else the one on the path."""
-    for venv in _VENVS:
-        if (root / venv / "bin/python").exists() and any(root.glob(f"{venv}/lib/python*/site-packages/pytest")):
-            return f"{venv}/bin/python -m pytest"
+def _find_pytest_program(root: Path, environ: Mapping[str, str] | None, top: Path) -> str:
+    """Return the pytest of the nearest virtual environment of the project, or else the one on the path."""
+    depth = len(root.relative_to(top).parts) if root.is_relative_to(top) else 0
+    for up in (PurePosixPath(*[".."] * level) for level in range(depth + 1)):
+        for venv in _VENVS:
+            found = root / up / venv
+            if (found / "bin/python").exists() and any(found.glob("lib/python*/site-packages/pytest")):
+                return f"{up / venv}/bin/python -m pytest"
     path = None if environ is None else environ.get("PATH")
     pytest, python = shutil.which("pytest", path=path), shutil.which("python3", path=path)
     # A pytest in another directory than python3 belongs to another Python.
@@ -344,10 +350,11 @@ def _detect_make(root: Path) -> _DetectedCommand | None:
     return _DetectedCommand("make test", f"{name} has a target test")
 
 
-def _detect_test_files(root: Path, environ: Mapping[str, str] | None) -> _DetectedCommand | None:
+def _detect_test_files(root: Path, environ: Mapping[str, str] | None, top: Path) -> _DetectedCommand | None:
     for pattern in _TEST_FILES:
         if test := next(root.glob(pattern), None):
-            return _DetectedCommand(f"{_find_pytest_program(root, environ)} -q", f"there is {test.relative_to(root)}")
+            program = _find_pytest_program(root, environ, top)
+            return _DetectedCommand(f"{program} -q", f"there is {test.relative_to(root)}")
     return None
 
 

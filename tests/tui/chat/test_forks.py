@@ -210,6 +210,12 @@ def test_accept_a_verdict(project: Path) -> None:
         assert scene.chat.prompt.text == "wait"
         scene.chat.prompt.text = ""
         await scene.comes_to(AcceptanceScreen)
+        await scene.press("H", "i")  # typed for the prompt, just after the screen opened
+        await scene.comes_to(ChatScreen)
+        await scene.shows("judged: send or clear the prompt")
+        assert scene.chat.prompt.text == "Hi"
+        scene.chat.prompt.text = ""
+        await scene.comes_to(AcceptanceScreen)
         await scene.press("o")
         await scene.comes_to(MergePicker)
         await scene.shows("the judge (", "b is shorter", "2 b  ✓ done ← judge's choice", "+from b")

@@ -205,7 +205,7 @@ class Tests(Evaluator):
         """Return the test command for the project in ``directory``; None if none is given or detected."""
         below = os.path.join(directory, self.find_start(directory))
         if self.command is None:
-            return find_test_command(below, junit=junit, environ=os.environ, injection=injection)
+            return find_test_command(below, junit=junit, environ=os.environ, injection=injection, top=directory)
         command = for_command(self.command, junit=junit, environ=os.environ, injection=injection)
         return resolve_script(command, below, injection)
 

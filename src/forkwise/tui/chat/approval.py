@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Button, Label
 
@@ -20,6 +21,7 @@ from forkwise.tui.tool_call import shorten
 from forkwise.tui.widgets import TextLine
 
 __all__ = [
+    "TYPED",
     "AcceptanceScreen",
     "ApprovalLine",
     "ApprovalScreen",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 
+TYPED = "typed:"
 _KEYS = "ctrl+y yes · ctrl+n no · ctrl+o details"
 
 
@@ -111,7 +114,10 @@ class ApprovalScreen(ModalScreen[bool | None]):
 
 
 class AcceptanceScreen(ModalScreen[str | None]):
-    """A judge's verdict. Returns ``accept``, ``diff``, ``override``, or None to decide later."""
+    """A judge's verdict. Returns ``accept``, ``diff``, ``override``, or None to decide later.
+
+    It opens by itself. A character without a meaning here was meant for the prompt, and is returned after ``typed:``.
+    """
 
     DEFAULT_CSS = """
     AcceptanceScreen { align: center middle; }
@@ -145,6 +151,13 @@ class AcceptanceScreen(ModalScreen[str | None]):
                 yield Button("\\[d] diff", id="diff", compact=True)
                 yield Button("\\[o] override", id="override", compact=True)
                 yield Button("\\[esc] cancel", id="cancel", compact=True)
+
+    def on_key(self, event: Key) -> None:
+        """Return a character that is typed."""
+        is_bound = event.key in self._bindings.key_to_bindings
+        if event.is_printable and event.character is not None and not event.character.isspace() and not is_bound:
+            event.stop()
+            self.dismiss(f"{TYPED}{event.character}")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Answer with the button that was pressed."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forkwise.chat.events import error_text
 from forkwise.concurrency import run_in_thread
 from forkwise.errors import ExecutableConfigError
-from forkwise.tui.chat.approval import AcceptanceScreen
+from forkwise.tui.chat.approval import TYPED, AcceptanceScreen
 from forkwise.tui.chat.pickers import NWAY, DiffPicker, ForkPicker, MergePicker, MergeRow
 from forkwise.tui.decide import PreviewScreen, ask_about_executables
 from forkwise.tui.diff_view import DiffScreen, NwayScreen
@@ -111,12 +111,15 @@ async def merge(chat: ChatScreen) -> None:
     if verdict is None or not verdict.is_sure or verdict.winner is None:
         await override(chat, verdict)
         return
-    while chat.prompt.text:  # the next enter is meant for the prompt, and would accept the verdict
-        chat.status.show_state("judged: send or clear the prompt to continue")
-        await asyncio.sleep(_POLL_S)
-    chat.status.show_state("")
     while True:
+        while chat.prompt.text:  # the next enter is meant for the prompt, and would accept the verdict
+            chat.status.show_state("judged: send or clear the prompt to continue")
+            await asyncio.sleep(_POLL_S)
+        chat.status.show_state("")
         answer = await chat.app.push_screen_wait(AcceptanceScreen(verdict))
+        if answer is not None and answer.startswith(TYPED):
+            chat.prompt.insert(answer.removeprefix(TYPED))
+            continue
         if answer == "diff":
             text = await run_in_thread(read_branch_diff, session, verdict.winner)
             await chat.app.push_screen_wait(DiffScreen(f"{verdict.winner}: changes", text))
