@@ -122,7 +122,7 @@ def _find_code(answer: str) -> str:
 
 @dataclass(slots=True)
 class _ModelJudge(Judge):
-    """Asks the model which of two programs is right, once for each pair."""
+    """Asks the model which of two programs is right, in both orders for each pair."""
 
     ask: Callable[[str], object] | None = None
     bug: Bug | None = None
