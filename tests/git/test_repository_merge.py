@@ -447,3 +447,23 @@ def test_a_rebase_of_a_branch_of_a_branch_names_conflicts_of_the_repository(chec
     assert checkout.git("log", "--format=%s") == "one.txt\ninitial\n"
     assert checkout.git("status", "--porcelain") == "?? two.txt\n"
     checkout.check()
+
+
+@pytest.mark.parametrize(("does_user_commit", "most"), [(False, 15), (True, 16)])
+def test_git_processes_of_a_commit(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, does_user_commit: bool, most: int
+) -> None:
+    branch = checkout.workspace.branch("try")
+    for name in ("one.txt", "two.txt", "three.txt"):
+        checkout.commit(branch, name, "1\n")
+    if does_user_commit:
+        checkout.commit(None, "mine.txt", "m\n")
+    run, ran = subprocess.run, []
+
+    def count(words: Any, **options: Any) -> Any:
+        ran.append(words)
+        return run(words, **options)
+
+    monkeypatch.setattr(subprocess, "run", count)
+    branch.commit()
+    assert len(ran) <= most

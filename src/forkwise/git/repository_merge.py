@@ -425,16 +425,20 @@ class _Merger:
             self._set(name, None, new, lines)
             self.place.tell(f"{_describe(name)} created")
             return new
-        is_forward = self._is_ancestor(old, new)
+        behind, ahead = self._compare(old, new)
+        is_forward = behind == 0
         if blocked is not None:
             self._keep(name, new, f"{blocked} is in progress in the workspace")
             return old
         if is_forward or (is_only_ours and name.startswith("refs/heads/")):
             self._set(name, old, new, lines)
-            count = self._count(old, new)
-            self.place.tell(f"{count} on {_short(name)}" if is_forward else f"{_describe(name)} moved to {new[:10]}")
+            self.place.tell(
+                f"{_format_commits(ahead)} on {_short(name)}"
+                if is_forward
+                else f"{_describe(name)} moved to {new[:10]}"
+            )
             return new
-        if self._is_ancestor(new, old):
+        if ahead == 0:
             self._keep_unreachable(lines)
             return old
         if not name.startswith("refs/heads/"):
@@ -445,7 +449,7 @@ class _Merger:
             self._keep(name, new, "both were changed and cannot be merged without conflicts")
             return old
         self._set(name, old, merged, lines, f"forkwise: merge {self.place.label}")
-        self.place.tell(f"{self._count(old, new)} merged into {_short(name)}, which was moved meanwhile")
+        self.place.tell(f"{_format_commits(ahead)} merged into {_short(name)}, which was moved meanwhile")
         return merged
 
     def _move_detached(self, old: str, new: str, log: tuple[list[LogLine], bool], blocked: str | None) -> str:
@@ -557,9 +561,11 @@ class _Merger:
     def _is_ancestor(self, one: str, other: str) -> bool:
         return self.place.run("merge-base", "--is-ancestor", one, other).returncode == 0
 
-    def _count(self, old: str, new: str) -> str:
-        count = int(self.place.git("rev-list", "--count", f"{old}..{new}"))
-        return f"{count} commit{'' if count == 1 else 's'}"
+    def _compare(self, old: str, new: str) -> tuple[int, int]:
+        """Return how many commits only the old and only the new one has; -1 if one of them is none."""
+        done = self.place.run("rev-list", "--left-right", "--count", f"{old}...{new}")
+        found = done.stdout.split()
+        return (int(found[0]), int(found[1])) if done.returncode == 0 and len(found) == 2 else (-1, -1)
 
     def _find_clash(self, name: str) -> str | None:
         """Return a reference of the workspace that makes the name impossible: one is below the other."""
@@ -769,6 +775,10 @@ def _parse_raw(output: bytes) -> list[tuple[str, str, str]]:
         if len(words) == 5 and words[4] != "U":
             found.append((words[1], words[3], path))
     return found
+
+
+def _format_commits(count: int) -> str:
+    return f"{count} commit{'' if count == 1 else 's'}"
 
 
 def _short(name: str) -> str:
