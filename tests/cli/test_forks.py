@@ -460,15 +460,22 @@ def test_listing_loads_nothing_that_explores(project: Path) -> None:
         ledger.begin_fork("run", workspace=str(project), spec={})
     code = f"""
 import json, sys
-from forkwise.cli import forkwise_command
+from forkwise.cli import main
+sys.argv = ["forkwise", "-C", {str(project)!r}, "ls"]
 try:
-    forkwise_command.main(["ls", "-C", {str(project)!r}], prog_name="forkwise")
+    main()
 except SystemExit:
     print(json.dumps(sorted(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout.splitlines()[-1])
-    floors = ("forkwise.explore", "forkwise.fork", "forkwise.sandbox", "forkwise.testing.formats")
+    floors = (
+        "forkwise.explore",
+        "forkwise.fork",
+        "forkwise.sandbox",
+        "forkwise.testing.formats",
+        "forkwise.cli.options",
+    )
     assert "forkwise.display.board" in loaded
     assert not [name for name in loaded if name in ("asyncio", "opentelemetry", "rich") or name.startswith(floors)]
 

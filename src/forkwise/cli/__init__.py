@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["forkwise_command", "main"]
 
+_LOOKS = ("ls", "show", "diff")  # the other verbs and their options are not loaded for these
+
 
 def __getattr__(name: str) -> object:
     if name != "forkwise_command":
@@ -38,6 +40,12 @@ def main() -> None:
 
         print_candidates(words[1:])
         return
-    from forkwise.cli.verbs import forkwise_command
+    verb = words[2] if words[:1] == ["-C"] and words[2:] else next(iter(words), "")
+    if verb in _LOOKS:
+        from forkwise.cli.commands import forks
+        from forkwise.cli.root_command import forkwise_command
 
+        forkwise_command.add_command(getattr(forks, verb))
+    else:
+        from forkwise.cli.verbs import forkwise_command
     forkwise_command.main(prog_name="forkwise")
