@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 from bench.quality.agent import Agent
 from bench.quality.verdict import Verdict
-from forkwise.explore import recursive_tournament
 from forkwise.explore.judges import contest
 from forkwise.explore.pattern import Pattern, Search
 from forkwise.fork.attempt import Attempt
@@ -85,5 +84,5 @@ def start_no_threads() -> Iterator[None]:
     async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    with patch.object(contest, "run_in_thread", call), patch.object(recursive_tournament, "run_in_thread", call):
+    with patch.object(contest, "run_in_thread", call):
         yield
