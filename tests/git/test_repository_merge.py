@@ -384,6 +384,8 @@ def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool) -> None:
         taken += is_done
         checkout.check()
         assert checkout.git("status", "--porcelain") == ""
+        for left in checkout.workspace.branches():
+            left.abort()
         number += stride if number else 1
     assert taken
 
