@@ -355,7 +355,8 @@ def test_a_running_git_command_is_waited_for_or_reported(checkout: Checkout, mon
 
 @pytest.mark.crash
 @pytest.mark.parametrize("undoes", [False, True])
-def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool) -> None:
+def test_a_kill_at_any_step_is_recovered(tmp_path: Path, undoes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # for what killed processes leave
     steps = Steps()
     number, taken = 0, 0
     stride = rounds(19, 1)

@@ -346,7 +346,10 @@ def run_and_kill(action: object, number: int) -> bool:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("view", ["overlay", "copy"])
-def test_a_kill_leaves_nothing_half_done(checkout: Path, view: str) -> None:
+def test_a_kill_leaves_nothing_half_done(
+    checkout: Path, view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # for what killed processes leave
     made = add(checkout, view=view)  # loads what the children need
     remove_worktree(checkout, made)
     step = rounds(13, 1)
