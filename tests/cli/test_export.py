@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,14 @@ def test_every_attempt_as_a_branch(run: Run, git: Git, project: Path) -> None:
     assert (project / "a.txt").read_text() == "one\n"
 
 
-def test_export_of_a_decided_fork(run: Run, git: Git, project: Path, tmp_path: Path) -> None:
+def test_export_of_a_decided_fork(
+    run: Run, git: Git, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run("speculate", "--all", "-c", "echo uno > a.txt; rm b.txt", "-c", "echo due > a.txt; ln -s a.txt l; exit 1")
     fork = last_fork(run)
+    monkeypatch.setenv("GIT_COMMITTER_DATE", f"{int(time.time()) + 60} +0000")  # logs of git count in seconds
     git("commit", "--quiet", "-am", "later")
+    monkeypatch.delenv("GIT_COMMITTER_DATE")
     before = snapshot(project)
     run("export", fork, "--as-branch", "won")
     assert git("log", "-1", "--format=%s", "won^") == "first\n", "it is on what HEAD was then"
