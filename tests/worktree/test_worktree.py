@@ -28,6 +28,7 @@ from forkwise.worktree.worktree import (
 )
 from tests.counts import rounds
 from tests.files.images import loop_image
+from tests.fork.kill_at_point import becomes_so
 from tests.need import need
 from tests.worktree.conftest import Git, make_checkout, run_git
 
@@ -344,6 +345,18 @@ def run_and_kill(action: object, number: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+def list_settled(checkout: Path) -> list[Worktree]:
+    """List the worktrees as soon as copying programs of a killed process have ended, and what they left is gone."""
+    found: list[Worktree] = []
+
+    def is_settled() -> bool:
+        found[:] = list_worktrees(checkout)
+        return run_git(checkout, "worktree", "list").count("\n") == len(found) + 1
+
+    assert becomes_so(is_settled)
+    return found
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("view", ["overlay", "copy"])
 def test_a_kill_leaves_nothing_half_done(
@@ -355,7 +368,7 @@ def test_a_kill_leaves_nothing_half_done(
     step = rounds(13, 1)
     number = 1
     while run_and_kill(lambda: add(checkout, view=view), number):
-        left = list_worktrees(checkout)
+        left = list_settled(checkout)
         if left:
             assert run_git(Path(left[0].path), "status", "--short") == ""
             remove_worktree(checkout, left[0])
@@ -363,8 +376,9 @@ def test_a_kill_leaves_nothing_half_done(
         number += step
     number = 1
     while True:
-        [made] = list_worktrees(checkout) or [add(checkout, view=view)]
+        [made] = list_settled(checkout) or [add(checkout, view=view)]
         if not run_and_kill(lambda one=made: remove_worktree(checkout, one), number):
             break
         number += step
+    assert list_settled(checkout) == []
     check_nothing_is_left(checkout)
