@@ -1,54 +1,24 @@
-"""btrfs snapshots, on an image in a file, so that the directory of the run need not be a btrfs."""
+"""btrfs snapshots, the counterpart of branches."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from bench.peers.image import is_supported, run_program
 
-from forkwise.linux.syscalls import MNT_DETACH, umount2
-
-__all__ = ["is_installed", "mounted_image", "snapshot", "subvolume"]
-
-_SIZE = 4 << 30  # sparse
+__all__ = ["is_installed", "snapshot", "subvolume"]
 
 
 def is_installed() -> bool:
     """Return whether its tools are installed and the kernel supports it."""
-    if shutil.which("btrfs") is None or shutil.which("mkfs.btrfs") is None or not os.path.exists("/dev/loop-control"):
-        return False
-    with open("/proc/filesystems") as file:
-        return any(line.split()[-1] == "btrfs" for line in file)
-
-
-@contextmanager
-def mounted_image(image: str, mount: str) -> Iterator[str]:
-    """Create a btrfs and mount it for the block; its loop device is detached with the mount."""
-    with open(image, "wb") as file:
-        file.truncate(_SIZE)
-    _run("mkfs.btrfs", "-q", image)
-    os.mkdir(mount)
-    _run("mount", "-t", "btrfs", "-o", "loop", image, mount)
-    try:
-        yield mount
-    finally:
-        umount2(mount, MNT_DETACH)
-        os.unlink(image)
+    return is_supported("btrfs", "btrfs")
 
 
 def subvolume(path: str, source: str) -> None:
     """Create a subvolume with a copy of the tree ``source``."""
-    _run("btrfs", "subvolume", "create", path)
-    _run("cp", "-a", f"{source}/.", path)
-    _run("btrfs", "filesystem", "sync", path)
+    run_program("btrfs", "subvolume", "create", path)
+    run_program("cp", "-a", f"{source}/.", path)
+    run_program("btrfs", "filesystem", "sync", path)
 
 
 def snapshot(source: str, path: str) -> None:
     """Take a snapshot, the counterpart of a branch."""
-    _run("btrfs", "subvolume", "snapshot", source, path)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    run_program("btrfs", "subvolume", "snapshot", source, path)

@@ -12,6 +12,7 @@ from bench import bare, tree
 from bench.figure import Figure
 from bench.line import Goal, Line
 from bench.peers import branchfs, btrfs, fuse, git
+from bench.peers.image import mounted_image
 from bench.rounds import Contender, play, timed
 from bench.scratch import Scratch
 from forkwise.files.store import trash
@@ -94,7 +95,7 @@ def _peers(scratch: Scratch) -> dict[str, Figure | None]:
             contenders["fuse-overlayfs"] = lambda: _serve(scratch, root)
         if btrfs.is_installed():
             scratch.report(f"creating a btrfs with {scratch.many:,} files")
-            mount = cleanup.enter_context(btrfs.mounted_image(scratch.new_path("image"), scratch.new_path("btrfs")))
+            mount = cleanup.enter_context(mounted_image("btrfs", scratch.new_path("image"), scratch.new_path("btrfs")))
             btrfs.subvolume(f"{mount}/tree", root)
             numbers = count()
             contenders["btrfs snapshot"] = lambda: _snapshot(mount, next(numbers))

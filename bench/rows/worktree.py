@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from itertools import count
 
 from bench.line import Goal, Line
-from bench.peers import fuse, git, xfs
+from bench.peers import fuse, git
+from bench.peers.image import is_supported, mounted_image, run_program
 from bench.rounds import Contender, play, timed
 from bench.scratch import Scratch
 from forkwise.worktree.worktree import Worktree, add_worktree, remove_worktree
@@ -27,8 +28,8 @@ def measure_worktree(scratch: Scratch) -> list[Line]:
     scratch.report(f"creating a git repository of {scratch.many:,} files")
     repository = git.Repository(scratch.new_path("checkout"), scratch.many, 512, checkout=True)
     lines = _measure_mounts(scratch, repository)
-    if xfs.is_installed():
-        with xfs.mounted_image(scratch.new_path("image"), scratch.new_path("xfs")) as mount:
+    if is_supported("xfs"):
+        with mounted_image("xfs", scratch.new_path("image"), scratch.new_path("xfs")) as mount:
             scratch.report("copying the repository to XFS")
             root = f"{mount}/checkout"
             shutil.copytree(repository.path, root, symlinks=True)
@@ -67,7 +68,7 @@ def _measure_clones(scratch: Scratch, root: str) -> Line:
 
     def clone() -> float:
         path = f"{above}/cp-{next(numbers)}"
-        taken = timed(lambda: xfs.clone(root, path))
+        taken = timed(lambda: run_program("cp", "-r", "--reflink=always", root, path))
         subprocess.run(["rm", "-rf", path], check=True)
         return taken
 

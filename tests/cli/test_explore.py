@@ -349,6 +349,10 @@ def test_a_conflict_is_refused_and_nothing_is_lost(run: Run, project: Path, tmp_
     assert f"forkwise branch commit {kept.name} --on-conflict" in said
     run("branch", "commit", kept.name, "--on-conflict", "ours")
     assert (project / "a.txt").read_text() == "branch\n"
+    with open_ledger(Workspace(project)) as ledger:
+        [fork] = ledger.forks()
+        assert (fork.state, fork.commit) == ("resolved", 1)
+    assert "decided but not committed" not in run("ls").stdout
 
 
 def test_quiet_says_only_what_came_of_it(run: Run, lines: Lines) -> None:

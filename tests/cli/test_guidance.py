@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from forkwise import BestOfN, CommitNotFoundError, Tests, Workspace, open_ledger
+from forkwise import BestOfN, CommitNotFoundError, Tests, Workspace
 from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.limits import Limits, choose_enforcement
-from tests.cli.test_explore import sh, start, wait_until
+from tests.cli.test_explore import sh
 from tests.need import need
 
 Run = Callable[..., Result]
@@ -100,25 +100,6 @@ def test_feedback_ends_with_a_newline(run: Run, project: Path) -> None:
     told = (project / "told").read_text()
     assert told.endswith("no end\n")
     assert not told.endswith("\n\n")
-
-
-def test_the_ledger_knows_of_a_branch_that_is_committed_by_name(
-    run: Run, ask: Ask, project: Path, tmp_path: Path
-) -> None:
-    room = tmp_path / "room"
-    room.mkdir()
-    work = f"echo branch > a.txt; touch {room}/begun; while [ ! -e {room}/go ]; do :; done"
-    with start(project, "run", "--writable", str(room), *sh(work)) as process:
-        wait_until((room / "begun").exists, process)
-        (project / "a.txt").write_text("changed elsewhere\n")
-        (room / "go").touch()
-        process.communicate()
-    [kept] = Workspace(project).branches()
-    run("branch", "commit", kept.name, "--on-conflict", "ours")
-    with open_ledger(Workspace(project)) as ledger:
-        [fork] = ledger.forks()
-        assert (fork.state, fork.commit) == ("resolved", 1)
-    assert "decided but not committed" not in run("ls").stdout
 
 
 def test_a_branch_that_is_nobody_s_attempt_makes_no_ledger(run: Run, project: Path) -> None:

@@ -90,14 +90,18 @@ def test_a_branch_that_fetches_the_rest_of_a_shallow_clone(checkout: Checkout, t
     clone.check()
 
 
-def test_a_repository_with_sha256(tmp_path: Path) -> None:
-    path = tmp_path / "w"
+def create_with_sha256(path: Path) -> Checkout:
     path.mkdir()
     checkout = Checkout(path, Workspace(path, durable=False))
     need(checkout.run("init", "-q", "-b", "main", "--object-format=sha256").returncode == 0, "git with SHA-256")
     checkout.git("config", "user.name", "User")
     checkout.git("config", "user.email", "user@example.org")
     checkout.commit(None, "a.txt", "a\n")
+    return checkout
+
+
+def test_a_repository_with_sha256(tmp_path: Path) -> None:
+    checkout = create_with_sha256(tmp_path / "w")
     before = checkout.git("rev-parse", "HEAD")
     branch = checkout.workspace.branch("try")
     os.utime(branch.path / "a.txt", (1, 1))
@@ -121,13 +125,7 @@ def test_a_repository_with_sha256(tmp_path: Path) -> None:
 
 
 def test_commits_of_both_sides_with_sha256_are_merged(tmp_path: Path) -> None:
-    path = tmp_path / "w"
-    path.mkdir()
-    checkout = Checkout(path, Workspace(path, durable=False))
-    need(checkout.run("init", "-q", "-b", "main", "--object-format=sha256").returncode == 0, "git with SHA-256")
-    checkout.git("config", "user.name", "User")
-    checkout.git("config", "user.email", "user@example.org")
-    checkout.commit(None, "a.txt", "a\n")
+    checkout = create_with_sha256(tmp_path / "w")
     branch = checkout.workspace.branch("try")
     tip = checkout.commit(branch, "one.txt", "1\n")
     mine = checkout.commit(None, "mine.txt", "m\n")

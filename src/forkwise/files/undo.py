@@ -148,7 +148,7 @@ class _RepositoryMovedError(Exception):
 def _revert_repositories(workspace: Workspace, undone: Record) -> RepositoryMerge:
     if not undone.repository:
         return RepositoryMerge()
-    from forkwise.git.repository_merge import revert_repositories  # noqa: PLC0415 - loaded on use
+    from forkwise.git.repository_revert import revert_repositories  # noqa: PLC0415 - loaded on use
 
     with scratch_directory("git") as scratch:
         return revert_repositories(workspace.target, undone.repository, _KINDS[undone.kind], scratch)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -164,11 +164,6 @@ def _render_verdict(report: ForkReport) -> Markup:
         "cost": "" if report.usd is None else _format_usd(report.usd),
         "tests": "" if tests is None or not tests.ran else f"{tests.passed}/{tests.ran}",
     }
-    facts = [
-        build_element("div", build_element("dt", name), build_element("dd", value))
-        for name, value in tiles.items()
-        if value
-    ]
     words = build_element(
         "div",
         build_element("h2", report.headline),
@@ -177,10 +172,16 @@ def _render_verdict(report: ForkReport) -> Markup:
     return build_element(
         "section",
         words,
-        build_element("dl", facts, class_="tiles"),
+        _render_facts(tiles, "tiles"),
         class_=f"card verdict {tone}",
         aria_label="Decision",
     )
+
+
+def _render_facts(facts: Mapping[str, str], name: str) -> Markup:
+    """Render those facts that are known."""
+    rows = [build_element("div", build_element("dt", k), build_element("dd", v)) for k, v in facts.items() if v]
+    return build_element("dl", rows, class_=name)
 
 
 def _render_warnings(report: ForkReport) -> Iterator[Markup]:
@@ -435,14 +436,9 @@ def _render_attempt(attempt: AttemptReport, number: int, *, is_open: bool, rows:
         "tests": "" if attempt.tests is None else attempt.tests.summary,
         "output": size_text(record.output_bytes) if record.output_bytes else "",
     }
-    listed = [
-        build_element("div", build_element("dt", name), build_element("dd", value))
-        for name, value in facts.items()
-        if value
-    ]
     body = build_element(
         "div",
-        build_element("dl", listed, class_="facts"),
+        _render_facts(facts, "facts"),
         _render_trouble(attempt),
         build_element("h3", "Changes"),
         diffs,
