@@ -5,7 +5,6 @@ Columns that matter are never shortened: less important ones are left out first,
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,13 +39,9 @@ def measure_cell(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(_measure_character(character) for character in text)
+    from rich.cells import cell_len
 
-
-def _measure_character(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return cell_len(text)
 
 
 def cut_cell(text: str, width: int) -> str:
@@ -57,13 +52,9 @@ def cut_cell(text: str, width: int) -> str:
     """
     if measure_cell(text) <= width:
         return text
-    kept, used = [], 0
-    for character in text:
-        used += _measure_character(character)
-        if used > width - 1:
-            break
-        kept.append(character)
-    return "".join(kept) + "…"
+    from rich.cells import chop_cells
+
+    return f"{chop_cells(text, width - 1)[0] if width > 1 else ''}…"
 
 
 def fit_columns(

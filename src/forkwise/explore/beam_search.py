@@ -10,7 +10,7 @@ from forkwise.explore.pattern import Options, Pattern, Search, build_candidates,
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.candidate import Candidate, Command, Task
+    from forkwise.fork.candidate import Subject
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["BeamSearch"]
@@ -27,7 +27,7 @@ class BeamSearch(Pattern):
 
     def __init__(
         self,
-        strategies: Sequence[Task | Command | Candidate],
+        strategies: Sequence[Subject],
         *,
         expand: Callable[[Path, int], Any],
         evaluate: Evaluate | None = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 from forkwise.explore.evidence.summary import Summaries
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
-from forkwise.fork.candidate import Candidate, Command, Task
+from forkwise.fork.candidate import Candidate, Subject
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluate
@@ -30,7 +30,7 @@ class Cascaded(Pattern):
 
     def __init__(
         self,
-        task: Task | Command | Candidate,
+        task: Subject,
         *,
         fan_out: Sequence[int] = (1, 2, 4),
         summaries: Summaries | None = None,

@@ -22,7 +22,7 @@ from forkwise.explore.stop_rule import StopRule, StopWhen, build_stop_rules
 from forkwise.files.branch import Branch
 from forkwise.files.workspace import Workspace
 from forkwise.fork.attempt import Attempt, span
-from forkwise.fork.candidate import Candidate, Command, Task, describe_error
+from forkwise.fork.candidate import Candidate, Subject, describe_error
 from forkwise.fork.evaluation import DEFAULT_CRITERION, Evaluate, Evaluator, evaluator
 from forkwise.fork.fork import Fork, ForkSettings, parent_of
 from forkwise.fork.runner import InProcessRunner, Runner, SandboxRunner
@@ -409,7 +409,7 @@ async def expand_attempt(expand: Callable[[Path, int], Any], attempt: Attempt, d
 WorkspaceLike = Workspace | Branch | str | os.PathLike[str]
 
 #: One candidate to run several times, or several candidates.
-Subjects = Task | Command | Candidate | Sequence[Task | Command | Candidate]
+Subjects = Subject | Sequence[Subject]
 
 
 class Options(TypedDict, total=False):
@@ -436,19 +436,25 @@ class Options(TypedDict, total=False):
 class Pattern(ABC):
     """A way to explore: constructed with candidates, called with a workspace.
 
-    ``pattern(workspace)`` blocks; ``await pattern.run(workspace)`` does not. Options of all patterns: ``timeout`` in
-    seconds for each candidate; ``max_parallel``; ``runner``, or ``isolate_processes`` to run functions in sandboxes;
-    ``evaluate`` (a function of the directory, ``Tests(...)``, or a list of them); ``commit=False`` to get only the
-    results; ``keep`` to keep all branches; ``on_conflict`` as in ``Branch.commit``; ``retest=False`` to commit a winner
-    without testing it again if the workspace was changed since the fork. With ``commit=False`` and ``keep`` the fork
-    stays open until the user picks a winner. ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"``
-    (US dollars), or several in a list: then no further attempts are made. ``time_budget`` is the running time in
-    seconds of all candidates together, without their tests: when it is used up, those that run are ended.
-    ``ignore`` leaves changed paths out of
-    scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default nothing is left out. An attempt that
-    changed nothing else ranks below the others; if ``has_prompt`` says that something was to be done, it fails.
-    ``allow_empty`` turns that off. ``spec`` is stored for resuming the fork
-    after a kill; ``kind`` overrides the pattern's name in the ledger.
+    ``pattern(workspace)`` blocks; ``await pattern.run(workspace)`` does not.
+
+    Options of all patterns: ``timeout`` in seconds for each candidate; ``max_parallel``; ``runner``, or
+    ``isolate_processes`` to run functions in sandboxes; ``evaluate`` (a function of the directory, ``Tests(...)``, or a
+    list of them); ``commit=False`` to get only the results; ``keep`` to keep all branches; ``on_conflict`` as in
+    ``Branch.commit``; ``retest=False`` to commit a winner without testing it again if the workspace was changed since
+    the fork.
+
+    With ``commit=False`` and ``keep`` the fork stays open until the user picks a winner.
+
+    ``stop_when`` is ``"all-green"``, ``"no-gain:3"`` or ``"cost:2.50"`` (US dollars), or several in a list: then no
+    further attempts are made. ``time_budget`` is the running time in seconds of all candidates together, without their
+    tests: when it is used up, those that run are ended.
+
+    ``ignore`` leaves changed paths out of scores, conflicts and the commit, as ``Branch.set_ignore`` does; by default
+    nothing is left out. An attempt that changed nothing else ranks below the others; if ``has_prompt`` says that
+    something was to be done, it fails. ``allow_empty`` turns that off.
+
+    ``spec`` is stored for resuming the fork after a kill; ``kind`` overrides the pattern's name in the ledger.
     """
 
     kind: ClassVar[str]

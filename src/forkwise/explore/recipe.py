@@ -189,20 +189,23 @@ class _RunnerByCommand(Runner):
 class Recipe:
     """The candidates of a pattern and how it decides between them.
 
-    ``commands`` are the candidates; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n``
-    times. ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
-    ``baseline`` are those of ``Tests``. ``expand`` are the commands to run on top of a result in ``tree`` and
-    ``beam``. ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs,
-    and ``goal`` is the task as it sees it. ``summary_model`` is the model that summarises attempts for later ones.
-    ``refine`` makes ``n`` attempts in each of ``rounds``. ``memory`` and ``cpus`` limit each attempt and each test run.
-    ``stop_when`` are rules such as ``no-gain:3``.
-    ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty`` are those of Pattern.
-    Without ``retest``, a winner is not tested again if the workspace was changed meanwhile. ``frozen`` is that of
-    the workspace, for resuming. With ``cross_tests``, attempts are also scored by the tests that others added.
-    ``allowance`` is that of all commands, except those that have their own in ``own_allowances``. Candidates, tests and
-    the judge start in ``subdirectory`` of the workspace. With
-    ``variants``, these are the candidates instead of ``commands``: kinds with one candidate take them in turn.
-    ``prompts`` are what they refer to.
+    Candidates: ``commands``; all kinds except ``speculate``, ``tree`` and ``beam`` have one, run ``n`` times. With
+    ``variants``, these are the candidates instead, and kinds with one candidate take them in turn; ``prompts`` are what
+    variants refer to. ``expand`` are the commands to run on top of a result in ``tree`` and ``beam``. ``refine`` makes
+    ``n`` attempts in each of ``rounds``.
+
+    How they run: ``allowance`` is that of all commands, except those that have their own in ``own_allowances``.
+    ``memory`` and ``cpus`` limit each attempt and each test run. Candidates, tests and the judge start in
+    ``subdirectory`` of the workspace. ``frozen`` is that of the workspace, for resuming.
+
+    How they are judged: ``tests`` is a test command, or ``auto`` to detect it; ``sealed``, ``seal``, ``held_out`` and
+    ``baseline`` are those of ``Tests``. With ``cross_tests``, attempts are also scored by the tests that others added.
+    ``judge`` is a command that compares two directories, ``judge_model`` a model that compares two diffs, and ``goal``
+    is the task as it sees it. ``summary_model`` is the model that summarises attempts for later ones. ``stop_when`` are
+    rules such as ``no-gain:3``.
+
+    How the winner is committed: ``include_ignored`` commits ignored files as well; ``has_prompt`` and ``allow_empty``
+    are those of Pattern. Without ``retest``, a winner is not tested again if the workspace was changed meanwhile.
     """
 
     kind: Kind

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from forkwise.explore.evidence.summary import Summaries, format_summaries
 from forkwise.explore.pattern import Options, Pattern, Search
-from forkwise.fork.candidate import Candidate, Command, Task
+from forkwise.fork.candidate import Candidate, Subject
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
@@ -31,7 +31,7 @@ class Refine(Pattern):
 
     def __init__(
         self,
-        task: Task | Command | Candidate,
+        task: Subject,
         n: int = 3,
         *,
         rounds: int = 2,

@@ -10,7 +10,7 @@ from forkwise.concurrency import run_in_thread, try_call
 from forkwise.explore.evidence.summary import Summaries
 from forkwise.explore.pattern import Options, Pattern, Search
 from forkwise.fork.attempt import Attempt, feedback_of
-from forkwise.fork.candidate import Candidate, Command, Task, describe_error
+from forkwise.fork.candidate import Candidate, Subject, describe_error
 
 if TYPE_CHECKING:
     from forkwise.fork.evaluation import Evaluate
@@ -31,7 +31,7 @@ class Reflexion(Pattern):
 
     def __init__(
         self,
-        task: Task | Command | Candidate,
+        task: Subject,
         max_retries: int = 3,
         *,
         critique: Callable[[Path], Any] | None = None,

@@ -11,7 +11,7 @@ from forkwise.explore.pattern import Options, Pattern, Search, build_candidates
 if TYPE_CHECKING:
     from forkwise.explore.judges.contest import JudgeLike
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.candidate import Candidate, Command, Task
+    from forkwise.fork.candidate import Subject
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["Speculate"]
@@ -37,7 +37,7 @@ class Speculate(Pattern):
 
     def __init__(
         self,
-        candidates: Sequence[Task | Command | Candidate],
+        candidates: Sequence[Subject],
         *,
         first_wins: bool = True,
         judge: JudgeLike | None = None,

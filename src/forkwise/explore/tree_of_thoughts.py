@@ -10,7 +10,7 @@ from forkwise.explore.pattern import Options, Pattern, Search, build_candidates,
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.candidate import Candidate, Command, Task
+    from forkwise.fork.candidate import Subject
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = ["OnDeadEnd", "TreeOfThoughts"]
@@ -32,7 +32,7 @@ class TreeOfThoughts(Pattern):
 
     def __init__(
         self,
-        strategies: Sequence[Task | Command | Candidate],
+        strategies: Sequence[Subject],
         *,
         evaluate: Evaluate | None = None,
         expand: Callable[[Path, int], Any] | None = None,

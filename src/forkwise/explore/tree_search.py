@@ -15,7 +15,7 @@ from forkwise.fork.fork import default_parallel
 
 if TYPE_CHECKING:
     from forkwise.fork.attempt import Attempt
-    from forkwise.fork.candidate import Candidate, Command, Task
+    from forkwise.fork.candidate import Subject
     from forkwise.fork.evaluation import Evaluate
 
 __all__ = [
@@ -261,7 +261,7 @@ class TreeSearch(Pattern):
 
     def __init__(
         self,
-        strategies: Sequence[Task | Command | Candidate],
+        strategies: Sequence[Subject],
         *,
         budget: int = 16,
         evaluate: Evaluate | None = None,

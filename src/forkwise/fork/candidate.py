@@ -31,6 +31,7 @@ __all__ = [
     "Candidate",
     "Command",
     "Judgement",
+    "Subject",
     "Task",
     "abandon_reason",
     "describe_error",
@@ -174,7 +175,7 @@ class Candidate:
         return self.variants[index % len(self.variants)] if self.variants else self
 
     @classmethod
-    def of(cls, task: Task | Command | Candidate, *arguments: Any, label: str | None = None) -> Candidate:
+    def of(cls, task: Subject, *arguments: Any, label: str | None = None) -> Candidate:
         """Build a candidate; a function is called with the directory, then ``arguments``.
 
         >>> Candidate.of(["make", "test"]).label
@@ -207,6 +208,10 @@ def _command_label(argv: tuple[str, ...]) -> str:
         case ("sh", "-c", _, name, *_):
             return name
     return " ".join(argv)
+
+
+#: What a pattern can run.
+Subject = Task | Command | Candidate
 
 
 def _bind(function: Task, arguments: tuple[Any, ...]) -> Function:
