@@ -119,7 +119,8 @@ class _Progress:
         self._wants_changes = options.patch is not None or options.git is not None
         self.paths: tuple[str, ...] = ()
         self.own_messages: list[str] = []
-        self._base = None if options.git is None else _find_head(options.directory)
+        repository = None if options.git is None else find_repository(options.directory)
+        self._base = None if repository is None else repository.find_commit()
         self._stack = ExitStack()
 
     def __enter__(self) -> _Progress:
@@ -194,15 +195,6 @@ class _Report:
     def _close(self) -> None:
         if self._directory is not None:
             self._directory.close()
-
-
-def _find_head(directory: Path) -> str | None:
-    """Return the commit that is checked out before the attempts start; None if there is none."""
-    repository = find_repository(directory)
-    if repository is None:
-        return None
-    done = repository.run("rev-parse", "--verify", "--quiet", "HEAD")
-    return done.stdout.decode("ascii").strip() if done.returncode == 0 else None
 
 
 def _describe_rest(progress: _Progress, directory: Path) -> str:

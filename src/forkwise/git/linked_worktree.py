@@ -59,13 +59,10 @@ def check_branch_name(name: str) -> None:
 
 def resolve_commit(repository: Repository, revision: str | None) -> str | None:
     """Return the id of a commit, by default that of ``HEAD``; None if there is no commit yet."""
-    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision or 'HEAD'}^{{commit}}")
-    done = repository.run(*words)
-    if done.returncode == 0:
-        return done.stdout.decode("ascii").strip()
-    if revision is not None:
+    found = repository.find_commit(revision or "HEAD")
+    if found is None and revision is not None:
         raise GitError(f"{revision!r} names no commit of {repository.work_tree}; list them with git log --all")
-    return None
+    return found
 
 
 def create_branch(repository: Repository, name: str, commit: str, worktree: str) -> None:

@@ -102,6 +102,11 @@ class Repository:
             raise GitError(f"{self.git_directory}/HEAD names neither a branch nor a commit")
         return found["ref"]
 
+    def find_commit(self, revision: str = "HEAD") -> str | None:
+        """Return the id of a commit; None if there is none."""
+        done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        return done.stdout.decode("ascii").strip() if done.returncode == 0 else None
+
     @contextmanager
     def _shadow(self) -> Iterator[str]:
         with scratch_directory("git") as shadow:

@@ -57,19 +57,10 @@ class ResultRepository:
         """
         second = int(started)
         asked = [revision] if revision is not None else [f"HEAD@{{{at} +0000}}" for at in (second, second - 1)]
-        found = self._resolve(asked)
+        found = dict.fromkeys(filter(None, map(self._repository.find_commit, asked)))
         if not found and revision is not None:
             raise GitError(f"{revision!r} names no commit; list them with git log --all")
-        found = found or self._resolve(["HEAD"])
-        return [*found] if found else [None]
-
-    def _resolve(self, revisions: Sequence[str]) -> list[str]:
-        found = []
-        for one in revisions:
-            done = self._run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{one}^{{commit}}")
-            if done.returncode == 0:
-                found.append(done.stdout.decode("ascii").strip())
-        return list(dict.fromkeys(found))
+        return [*found] or [self._repository.find_commit()]
 
     @contextmanager
     def commit(
