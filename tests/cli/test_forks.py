@@ -77,6 +77,15 @@ def test_nothing_yet(run: Run, ask: Ask, project: Path) -> None:
     assert "no fork is running" in run("watch", code=1).stderr
 
 
+def test_a_list_recovers_an_unfinished_commit(run: Run, ask: Ask, project: Path) -> None:
+    state = Workspace(project).state
+    (state / "head").mkdir(exist_ok=True)
+    (state / "head/0+").mkdir()
+    (state / "head/0").rmdir()
+    assert ask("ls") == {"workspace": str(project), "forks": []}
+    assert os.listdir(state / "head") == ["0"]
+
+
 def test_ls(run: Run, ask: Ask, hold: Callable[..., str]) -> None:
     run("run", "--quiet", "--", "sh", "-c", "echo 1 > one.txt")
     run("undo")
@@ -473,10 +482,18 @@ except SystemExit:
         "forkwise.explore",
         "forkwise.fork",
         "forkwise.sandbox",
-        "forkwise.testing.formats",
+        "forkwise.testing",
         "forkwise.cli.options",
+        "forkwise.display.board",
+        "forkwise.files.branch",
+        "forkwise.files.workspace",
+        "forkwise.git",
+        "forkwise.ledger.stored_changes",
+        "rich",
+        "secrets",
+        "socket",
     )
-    assert "forkwise.display.board" in loaded
+    assert "forkwise.display.subject" in loaded
     assert not [name for name in loaded if name in ("asyncio", "opentelemetry", "rich") or name.startswith(floors)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,32 @@ def test_a_list_costs_one_statement_however_long(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(Database, "rows", counted)
         assert len(ledger.summaries()) == 5
         assert len(asked) == 1
+
+
+def test_a_list_reads_each_attempt_once_and_sorts_nothing(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        for _ in range(5):
+            fork = fork_in(ledger)
+            for key in "abcd":
+                attempt_in(ledger, fork.id, key)
+        asked: list[str] = []
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Database, "rows", lambda _, sql, values: asked.append(sql) or [])
+                ledger.summaries(3)
+            steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}", (False, 3))]
+    assert not [step for step in steps if "TEMP B-TREE" in step], steps
+    assert [step for step in steps if "attempts USING COVERING INDEX" in step], steps
+    assert len([step for step in steps if step.startswith(("SCAN forks", "SEARCH"))]) == 3, steps
+
+
+def test_a_list_is_newest_first_and_stops_at_its_limit(ledger: Ledger) -> None:
+    forks = [fork_in(ledger) for _ in range(4)]
+    for fork in reversed(forks):
+        attempt_in(ledger, fork.id, fork.id)
+    listed = ledger.summaries(3)
+    assert [summary.fork.id for summary in listed] == [fork.id for fork in reversed(forks[1:])]
+    assert [summary.label for summary in listed] == [f"label of {fork.id}" for fork in reversed(forks[1:])]
 
 
 def test_a_closed_ledger_says_so(ledger: Ledger) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from forkwise.display.board import Row, rows_of, spec_record
+from forkwise.display.board import Row, rows_of
+from forkwise.display.subject import spec_record
 from forkwise.errors import LedgerError
 from forkwise.ledger.logs import read_log
 from forkwise.ledger.stored_changes import StoredChanges, load_changes

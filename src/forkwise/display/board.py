@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from forkwise.display.columns import Fit, cut_cell, fit_columns
 from forkwise.display.output import Output, grid, printable
 from forkwise.display.progress_line import WorkList
+from forkwise.display.subject import build_redactor
 from forkwise.ledger.logs import follow_log
 from forkwise.progress import listen
 from forkwise.testing.report import Comparison
 from forkwise.text.clean import TerminalCleaner, truncate_line
-from forkwise.text.redaction import Redactor, process_redactor
+from forkwise.text.redaction import process_redactor
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -37,11 +38,7 @@ __all__ = [
     "Row",
     "attempt_record",
     "event_record",
-    "find_agents",
-    "find_prompts",
-    "format_subject",
     "rows_of",
-    "spec_record",
     "tests_text",
     "time_text",
     "usage_text",
@@ -51,7 +48,6 @@ __all__ = [
 _FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "git", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
-_LONGEST_SUBJECT = 500
 _COMMIT_GRACE = 10.0  # seconds to wait for a decided fork to be committed
 
 PACE = 0.1
@@ -385,59 +381,8 @@ def _short_label(label: str) -> str:
 
 def event_record(event: Event) -> dict[str, Any]:
     """Return an event of the ledger as a JSON value, without known secrets."""
-    record: dict[str, Any] = _redactor_for(event.data.get("spec")).redact_data(asdict(event))
+    record: dict[str, Any] = build_redactor(event.data.get("spec")).redact_data(asdict(event))
     return record
-
-
-def spec_record(fork: ForkRecord) -> dict[str, Any]:
-    """Return the spec of a fork as a JSON value, without known secrets and those among its variables."""
-    record: dict[str, Any] = _redactor_for(fork.spec).redact_data(fork.spec)
-    return record
-
-
-def find_agents(fork: ForkRecord) -> list[str]:
-    """Return the coding agents that the attempts of a fork run, each once."""
-    names = (variant.get("agent") for variant in _variants_of(fork))
-    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
-
-
-def find_prompts(fork: ForkRecord, attempt: AttemptRecord | None = None) -> list[str]:
-    """Return the prompts of a fork, or the one of an attempt, without known secrets."""
-    prompts = fork.spec.get("prompts")
-    texts = [text for text in prompts if isinstance(text, str)] if isinstance(prompts, list | tuple) else []
-    if attempt is not None:
-        variants = _variants_of(fork)
-        is_known = attempt.variant is not None and 0 <= attempt.variant < len(variants)
-        number = variants[attempt.variant or 0].get("prompt") if is_known else None
-        texts = texts[number : number + 1] if isinstance(number, int) and number >= 0 else []
-    redactor = _redactor_for(fork.spec)
-    return [redactor.redact(text) for text in texts]
-
-
-def format_subject(fork: ForkRecord, label: str | None) -> str:
-    """Return what a fork is about, for a list: the agents and the first prompt, or else the label of an attempt."""
-    prompts = fork.spec.get("prompts")
-    agents = ", ".join(find_agents(fork))
-    if not agents or not isinstance(prompts, list | tuple) or not prompts or not isinstance(prompts[0], str):
-        return label or ""
-    more = f" (and {len(prompts) - 1} more prompts)" if len(prompts) > 1 else ""
-    return f"{agents}: {prompts[0][:_LONGEST_SUBJECT]}{more}"
-
-
-def _variants_of(fork: ForkRecord) -> list[dict[str, Any]]:
-    variants = fork.spec.get("variants")
-    return [v for v in variants if isinstance(v, dict)] if isinstance(variants, list | tuple) else []
-
-
-def _redactor_for(spec: object) -> Redactor:
-    given: list[Any] = []
-    if isinstance(spec, dict):
-        variants = spec.get("variants")
-        for table in (spec, *(variants if isinstance(variants, list | tuple) else ())):
-            found = table.get("environment") if isinstance(table, dict) else None
-            given += found if isinstance(found, list | tuple) else ()
-    pairs = [pair for pair in given if isinstance(pair, list | tuple) and len(pair) == 2]
-    return process_redactor(*({str(name): str(value)} for name, value in pairs))
 
 
 _TEST_FIELDS = ("passed", "failed", "errors", "skipped", "doubt", "is_tampered", "comparison", "touched")

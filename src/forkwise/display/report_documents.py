@@ -19,9 +19,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from forkwise.display.attempt_report import AttemptReport, ForkReport, read_report
-from forkwise.display.board import attempt_record, spec_record
+from forkwise.display.board import attempt_record
 from forkwise.display.html.fork_page import duration_text, render_report
 from forkwise.display.output import change_record, printable
+from forkwise.display.subject import spec_record
 from forkwise.ledger.ledger import Ledger
 from forkwise.text.clean import truncate, truncate_line, truncate_middle
 from forkwise.text.diff import unified_file

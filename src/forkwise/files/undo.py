@@ -502,7 +502,7 @@ def _undo_to(workspace: Workspace, head: int) -> list[Commit]:
 
 
 def _intent(workspace: Workspace) -> str:
-    return f"{workspace.state_dir.state}/rewind"
+    return workspace.state_dir.rewind
 
 
 def _write_intent(workspace: Workspace, head: int, before: int) -> None:

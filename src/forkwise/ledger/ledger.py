@@ -12,14 +12,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forkwise.errors import ForkNotFoundError, LedgerError
-from forkwise.ledger.logs import remove_log
-from forkwise.ledger.stored_changes import remove_changes
-from forkwise.ledger.stored_outcomes import remove_outcomes
 from forkwise.linux.process_id import ProcessId
 from forkwise.text.redaction import process_redactor
 
@@ -96,6 +92,8 @@ class Ledger(ABC):
             near = sorted(name for name in ids if fork and name.startswith(fork))
             record = self._find_fork(near[0]) if len(near) == 1 else None
             if record is None:
+                from difflib import get_close_matches  # noqa: PLC0415 - only an error needs it
+
                 near = near or get_close_matches(fork, ids, n=3, cutoff=0.5)
                 raise ForkNotFoundError(_format_unknown("fork", fork, near), subject=fork, near=near)
         return record
@@ -506,6 +504,10 @@ class Ledger(ABC):
         pruned = [fork_id for fork_id, outermost in root.items() if outermost not in kept]
         if dry_run:
             return pruned
+        from forkwise.ledger.logs import remove_log  # noqa: PLC0415 - a list of forks needs none of these
+        from forkwise.ledger.stored_changes import remove_changes  # noqa: PLC0415
+        from forkwise.ledger.stored_outcomes import remove_outcomes  # noqa: PLC0415
+
         for name in pruned:
             for attempt in self.attempts(name):
                 remove_log(self.directory, attempt.id)

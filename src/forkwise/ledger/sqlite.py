@@ -99,14 +99,16 @@ _ATTEMPTS = """
     FROM attempts LEFT JOIN progress ON progress.attempt = attempts.id
 """
 _SUMMARIES = f"""
-    SELECT newest.id, newest.data,
-        {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)},
-        max(CASE attempts.state WHEN 'succeeded' THEN attempts.score END),
-        (SELECT iif(json_valid(data), json_extract(data, '$.label'), NULL) FROM attempts
-            WHERE attempts.fork = newest.id ORDER BY seq LIMIT 1)
-    FROM (SELECT seq, id, data FROM forks WHERE parent IS NULL OR NOT ? ORDER BY seq DESC LIMIT ?) AS newest
-    LEFT JOIN attempts ON attempts.fork = newest.id
-    GROUP BY newest.seq ORDER BY newest.seq DESC
+    SELECT listed.*, iif(json_valid(first.data), json_extract(first.data, '$.label'), NULL)
+    FROM (
+        SELECT min(attempts.seq) AS first, forks.seq, forks.id, forks.data,
+            max(CASE attempts.state WHEN 'succeeded' THEN attempts.score END),
+            {", ".join(f"sum(attempts.state = '{state}')" for state in _STATES)}
+        FROM forks LEFT JOIN attempts ON attempts.fork = forks.id
+        WHERE forks.parent IS NULL OR NOT ?
+        GROUP BY forks.seq ORDER BY forks.seq DESC LIMIT ?
+    ) AS listed
+    LEFT JOIN attempts AS first ON first.seq = listed.first
 """
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -164,7 +166,9 @@ class SqliteLedger(Ledger):
 
     def summaries(self, limit: int | None = None, *, outermost: bool = False) -> list[Summary]:
         found = []
-        for name, data, *counts, best, label in self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit))):
+        rows = self._database.rows(_SUMMARIES, (outermost, _to_sql_limit(limit)))
+        rows.sort(key=lambda row: row[1], reverse=True)  # SQLite promises no order of the outer rows of a join
+        for _, _, name, data, best, *counts, label in rows:
             with _damage_left_out(f"fork {name}"):
                 fork = _load_fork(data)
                 attempts = {state: count for state, count in zip(_STATES, counts, strict=True) if count}

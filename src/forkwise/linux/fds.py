@@ -8,7 +8,6 @@ lock, which the code that forks holds too.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +45,8 @@ def pipe() -> tuple[int, int]:
 
 def socketpair() -> tuple[int, int]:
     """Create two connected sockets, register them, and return their descriptors."""
+    import socket  # noqa: PLC0415 - only who starts sandboxes needs it
+
     with _lock:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         both = one.detach(), other.detach()

@@ -7,7 +7,6 @@ that a reboot ended from one on another machine that shares a state directory or
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,7 +35,7 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId:
         """Return the identity of another running process."""
-        return cls(pid, _start_time(pid) or 0, boot_id(), _space(), machine_id(), socket.gethostname())
+        return cls(pid, _start_time(pid) or 0, boot_id(), _space(), machine_id(), os.uname().nodename)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -95,7 +94,7 @@ def machine_id() -> str:
         with suppress(OSError), open(path) as file:
             if found := file.read().strip():
                 return found
-    return socket.gethostname()
+    return os.uname().nodename
 
 
 def _space() -> str:

@@ -20,8 +20,9 @@ from textual.widgets.data_table import RowKey
 from textual.widgets.option_list import Option
 
 from forkwise.concurrency import run_in_thread
-from forkwise.display.board import Row, find_prompts, format_subject, time_text
+from forkwise.display.board import Row, time_text
 from forkwise.display.output import printable
+from forkwise.display.subject import find_prompts, format_subject
 from forkwise.ledger.records import Summary
 from forkwise.text.clean import truncate, truncate_line
 from forkwise.tui.decide import DecisionScreen

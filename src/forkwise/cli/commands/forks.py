@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from dataclasses import replace
@@ -72,11 +73,11 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
     A fork is one run of an explore command: its attempts, and the decision between them. Its state is running,
     interrupted (its process was killed), open (waiting for a pick), resolved, or aborted.
     """
-    workspace, ledger = open_workspace(directory)
+    path, ledger = _open_ledger(directory)
     with ledger:
         found = ledger.summaries(None if everything else limit, outermost=not everything)
     if output.as_json:
-        from forkwise.display.board import find_agents, find_prompts
+        from forkwise.display.subject import find_agents, find_prompts
 
         forks = [
             {
@@ -89,7 +90,7 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
             }
             for s in found
         ]
-        output.document({"workspace": str(workspace.path), "forks": forks})
+        output.document({"workspace": path, "forks": forks})
     elif not found:
         output.line("No forks yet. Start one with: forkwise run, best-of, speculate …")
     else:
@@ -107,7 +108,7 @@ def ls(limit: int, everything: bool, directory: Path, output: Output) -> None:
 
 
 def _fork_row(summary: Summary, redactor: Redactor) -> tuple[str, ...]:
-    from forkwise.display.board import format_subject
+    from forkwise.display.subject import format_subject
 
     fork = summary.fork
     names = {"running": "interrupted"} if fork.state == "interrupted" else {}
@@ -163,7 +164,8 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
 
 def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output, *, table: bool = True) -> None:
     """Print the details of a fork, and with ``table`` its attempts."""
-    from forkwise.display.board import Board, attempt_record, find_agents, find_prompts, spec_record
+    from forkwise.display.board import Board, attempt_record
+    from forkwise.display.subject import find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
 
@@ -222,7 +224,8 @@ def _resolution_text(fork: ForkRecord) -> str:
 def _show_attempt(
     ledger: Ledger, workspace: Workspace, attempt: AttemptRecord, output: Output, *, whole: bool, stderr: bool
 ) -> None:
-    from forkwise.display.board import Row, attempt_record, find_prompts
+    from forkwise.display.board import Row, attempt_record
+    from forkwise.display.subject import find_prompts
     from forkwise.fork.stored_fork import StoredFork
     from forkwise.ledger.stored_changes import load_changes
 
@@ -270,7 +273,7 @@ def _show_attempt(
 
 
 def _attempt_facts(attempt: AttemptRecord, fork: ForkRecord, branch: Branch | None) -> dict[str, str]:
-    from forkwise.display.board import find_prompts
+    from forkwise.display.subject import find_prompts
 
     usage = [
         "" if attempt.cpu is None else f"{attempt.cpu:.1f} s of CPU",
@@ -376,6 +379,22 @@ def open_workspace(directory: Path) -> tuple[Workspace, Ledger]:
 
     workspace = Workspace(directory)
     return workspace, open_ledger(workspace)
+
+
+def _open_ledger(directory: Path) -> tuple[str, Ledger]:
+    """Open the ledger of a workspace, and return the workspace's path too.
+
+    If nothing has to be recovered, the code of branches and commits is not loaded, which takes longer than the list.
+    """
+    from forkwise.files.store.state import StateDir, is_ordinary, locate
+    from forkwise.ledger.sqlite import SqliteLedger
+
+    if os.path.isdir(directory) and is_ordinary(directory):
+        site = locate(directory)
+        if StateDir(site.state, site.state).is_settled:
+            return site.workspace, SqliteLedger(f"{site.state}/ledger")
+    workspace, ledger = open_workspace(directory)
+    return str(workspace.path), ledger
 
 
 def _print_facts(output: Output, facts: dict[str, str]) -> None:

@@ -22,7 +22,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import threading
 import time
 import warnings
@@ -236,7 +235,7 @@ class StateDir:
         """Move a damaged file or directory out of use, keep it, and warn the caller. Return where it is now."""
         aside = f"{self.state}/{DAMAGED}"
         os.makedirs(aside, mode=0o700, exist_ok=True)
-        kept = f"{aside}/{os.path.basename(path)}-{secrets.token_hex(4)}"
+        kept = f"{aside}/{os.path.basename(path)}-{os.urandom(4).hex()}"
         os.rename(path, kept)
         if not warns:
             return kept
@@ -253,6 +252,16 @@ class StateDir:
             return sorted(n for n in os.listdir(f"{self.path}/branches") if not n.startswith("."))
         except FileNotFoundError:
             return []
+
+    @property
+    def rewind(self) -> str:
+        """The symlink that names the goal of a rewind over several commits, while one is in progress."""
+        return f"{self.state}/rewind"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether neither a commit nor a rewind was started and not finished."""
+        return not self.is_interrupted and not os.path.lexists(self.rewind)
 
     @property
     def is_interrupted(self) -> bool:
