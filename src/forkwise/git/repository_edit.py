@@ -195,6 +195,7 @@ def shorten_reference(name: str) -> str:
 
 
 def describe_reference(name: str) -> str:
+    """Return a reference as a message names it: ``branch main``, ``tag v1``, or its full name."""
     if name.startswith("refs/heads/"):
         return f"branch {shorten_reference(name)}"
     return f"tag {shorten_reference(name)}" if name.startswith("refs/tags/") else name
