@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_loading_an_older_dump_without_a_machine() -> None:
 
 def test_a_machine_without_an_id_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "_MACHINE_IDS", ("/nonexistent", os.devnull))
-    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="here"))
     machine_id.cache_clear()
     try:
         assert machine_id() == "here"

@@ -106,6 +106,7 @@ class RepositoryEdit:
 
 
 def open_repository(directory: str) -> Repository:
+    """Open the repository in a directory. Raises GitError if forkwise cannot work on its files."""
     if os.path.islink(directory) or not os.path.isdir(directory):
         raise GitError(f"{directory} is not a directory")
     top = os.path.dirname(directory)
@@ -191,6 +192,7 @@ def drop_packed(content: bytes, name: str) -> bytes:
 
 
 def shorten_reference(name: str) -> str:
+    """Return a reference without ``refs/heads/`` or ``refs/tags/``."""
     return name.removeprefix("refs/heads/").removeprefix("refs/tags/")
 
 
