@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from forkwise import Branch, Confinement, Finished, Limits, ProcessBranchError, Workspace
-from forkwise.sandbox import network
 from forkwise.sandbox.confinement import Network
+from forkwise.sandbox.network import uplink
 from tests.need import need
 from tests.sandbox.conftest import processes_about
 
@@ -165,7 +165,7 @@ for host in {hosts!r}:
 @pytest.mark.parametrize("program", ["pasta", "slirp4netns"])
 def test_a_private_network_has_a_way_out(branch: Branch, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     need(shutil.which(program) is not None, f"{program} is not installed")
-    monkeypatch.setattr(network, "find_uplink_program", lambda: program)
+    monkeypatch.setattr(uplink, "find_uplink_program", lambda: program)
     show = "import socket; print([name for _, name in socket.if_nameindex() if name != 'lo'])"
     done = branch.run([sys.executable, "-c", show], confinement=Confinement.standard(network="private"), text=True)
     assert done.stdout.strip() not in ("", "[]"), done

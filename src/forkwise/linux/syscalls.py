@@ -34,6 +34,7 @@ __all__ = [
     "move_mount",
     "openat2",
     "renameat2",
+    "setns",
     "syncfs",
     "umount2",
     "unshare",
@@ -76,6 +77,8 @@ _renameat2 = _libc.renameat2
 _renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 _unshare = _libc.unshare
 _unshare.argtypes = [ctypes.c_int]
+_setns = _libc.setns
+_setns.argtypes = [ctypes.c_int, ctypes.c_int]
 _syncfs = _libc.syncfs
 _syncfs.argtypes = [ctypes.c_int]
 _syscall = _libc.syscall
@@ -223,6 +226,12 @@ def filesystem_magic(path: str) -> int:
     if _statfs(os.fsencode(path), buffer):
         raise _failure(path)
     return int(buffer[0])
+
+
+def setns(fd: int, kind: int) -> None:
+    """Call setns(2): enter the namespace behind a descriptor, which must be of this kind."""
+    if _setns(fd, kind):
+        raise _failure()
 
 
 def unshare(flags: int) -> None:

@@ -34,7 +34,7 @@ from forkwise.sandbox.confinement import Confinement
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import start_sandbox
 from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network import Uplink
+from forkwise.sandbox.network.uplink import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal, signal_name
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class BranchContext:
                 raise
             supervision.group.add(child.pid)
             if self._confinement.network == "private":
-                self._process.uplink = Uplink(pid)
+                self._process.on_close.append(Uplink(pid).close)
             self._process.start_command(start_writer_fd)
         finally:
             fds.close(init_socket, function_socket, status_writer_fd, start_fd, start_writer_fd)

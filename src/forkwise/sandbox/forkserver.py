@@ -2,12 +2,16 @@
 
 A program with threads cannot safely run Python between fork and exec; the forkserver has none. It receives requests
 over a socket, and ends with everything it made when that socket is closed or its client dies.
+
+Besides sandboxes it starts, as forks of itself, forkservers in another network namespace: what these make is in that
+namespace too. It also opens sockets, which belong to its network namespace wherever they are used.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import json
 import os
 import select
@@ -22,13 +26,15 @@ from typing import Any, NamedTuple, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # started by path with -S: no site-packages
 
-from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, unshare
+from forkwise.linux.syscalls import CLONE_NEWNS, CLONE_NEWUSER, setns, unshare
 from forkwise.sandbox.init import describe_failure, kill_descendants, report, supervise
 from forkwise.sandbox.jail import (
+    CLONE_NEWNET,
     CLONE_NEWPID,
     Jail,
     adopt_orphans,
     apply_restrictions,
+    bring_up_loopback,
     clone,
     confine,
     die_with_parent,
@@ -56,44 +62,152 @@ def main(client_fd: int, parent: int) -> None:
     The client process is watched by its pidfd. PR_SET_PDEATHSIG would watch only the thread that started us, and the
     socket alone is not enough: a fork of the client holds a copy of it.
     """
-    client_pidfd, server_pidfd = os.pidfd_open(parent), os.pidfd_open(os.getpid())
+    client_pidfd = os.pidfd_open(parent)
     if os.getppid() != parent:
         return
     gc.disable()  # there are no cycles, and a collection would make every child copy pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children; the client has a pidfd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which then closes the socket
-    client_socket = socket.socket(fileno=client_fd)
-    poll = select.poll()
-    poll.register(client_socket, select.POLLIN)
-    poll.register(client_pidfd, select.POLLIN)
-    prepared: _InitProcess | None = None
-    last_used: _Namespaces | None = None
-    while client_pidfd not in (ready := dict(poll.poll(_IDLE_MS if last_used is not None else None))):
-        if not ready and last_used is not None:
-            with suppress(OSError):  # reported when a client requests one
-                prepared = _InitProcess(last_used, server_pidfd, (client_fd, client_pidfd))
-            last_used = None
-            continue
-        message, fds, _, _ = socket.recv_fds(client_socket, _MAX_MESSAGE, _MAX_FDS)
-        if not message:
-            return
-        wanted = json.loads(message)
-        init, last_used = prepared, _Namespaces(*wanted["space"])
-        prepared = None
-        try:
-            if init is None or not init.is_usable_for(last_used):
-                init = _InitProcess(last_used, server_pidfd, (client_fd, client_pidfd))
-            init.start(fds)
-            answer = json.dumps({"serial": wanted["serial"], "pid": init.pid})
-            socket.send_fds(client_socket, [answer.encode()], [init.pidfd])
+    _Server(client_fd, client_pidfd).serve()
+
+
+class _Server:
+    """The loop that answers one client."""
+
+    def __init__(self, client_fd: int, client_pidfd: int) -> None:
+        self._socket = socket.socket(fileno=client_fd)
+        self._client_pidfd = client_pidfd
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._prepared: _InitProcess | None = None
+        self._last_used: _Namespaces | None = None
+
+    def serve(self) -> None:
+        """Answer requests until the client is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._client_pidfd, select.POLLIN)
+        while self._client_pidfd not in (ready := dict(poll.poll(_IDLE_MS if self._last_used is not None else None))):
+            if not ready and self._last_used is not None:
+                with suppress(OSError):  # reported when a client requests one
+                    self._prepared = self._make_init(self._last_used)
+                self._last_used = None
+                continue
+            message, fds, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, _MAX_FDS)
+            if not message:
+                return
+            wanted = json.loads(message)
+            try:
+                self._answer(wanted, fds)
+            except OSError as error:
+                answer = {"serial": wanted["serial"], "errno": error.errno, "at": error.filename}
+                self._socket.send(json.dumps(answer).encode())
+                self._last_used = None
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _answer(self, wanted: dict[str, Any], fds: list[int]) -> None:
+        """Carry out one request and send the answer. Raises OSError if that fails."""
+        answer, kind = {"serial": wanted["serial"]}, wanted["kind"]
+        if kind == "sandbox":
+            init = self._start_init(_Namespaces(*wanted["namespaces"]), fds)
+            socket.send_fds(self._socket, [json.dumps({**answer, "pid": init.pid}).encode()], [init.pidfd])
             init.close()
-        except OSError as error:
-            answer = json.dumps({"serial": wanted["serial"], "errno": error.errno, "at": error.filename})
-            client_socket.send(answer.encode())
-            last_used = None
+        elif kind == "socket":
+            with socket.socket(*wanted["socket"]) as opened:
+                socket.send_fds(self._socket, [json.dumps(answer).encode()], [opened.fileno()])
+        else:
+            pid = self._start_program(wanted["module"], fds) if kind == "program" else self._start_server(wanted, fds)
+            pidfd = os.pidfd_open(pid)
+            try:
+                socket.send_fds(self._socket, [json.dumps({**answer, "pid": pid}).encode()], [pidfd])
+            finally:
+                os.close(pidfd)
+
+    def _start_init(self, namespaces: _Namespaces, fds: list[int]) -> _InitProcess:
+        """Start a sandbox by its init process, the prepared one if it has these namespaces."""
+        init, self._prepared, self._last_used = self._prepared, None, namespaces
+        if init is None or not init.is_usable_for(namespaces):
+            init = self._make_init(namespaces)
+        init.start(fds)
+        return init
+
+    def _make_init(self, namespaces: _Namespaces) -> _InitProcess:
+        return _InitProcess(namespaces, self._pidfd, (self._socket.fileno(), self._client_pidfd))
+
+    def _start_server(self, wanted: dict[str, Any], fds: list[int]) -> int:
+        """Start a forkserver in a network namespace: a new one, or the one behind ``fds[2]`` of the users ``fds[1]``.
+
+        ``fds[0]`` is the socket on which it serves. Raises OSError unless it is set up.
+        """
+        client_fd, *entered_fds = fds
+        flags = 0 if entered_fds else CLONE_NEWUSER | CLONE_NEWNET
+        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with parent_socket:
+            with child_socket:
+                pid = clone(flags)
+                if pid == 0:
+                    parent_socket.close()
+                    self._become_server(client_fd, entered_fds, child_socket)
+            try:
+                if flags:
+                    write_maps(pid, *wanted["maps"])
+                parent_socket.send(b"1")
+                problem = int(parent_socket.recv(32) or errno.ESRCH)
+            except OSError as error:  # the child reads end-of-file and exits
+                raise OSError(error.errno, error.strerror, f"/proc/{pid}/uid_map") from None
+        if problem:
+            raise OSError(problem, os.strerror(problem))
+        return pid
+
+    def _become_server(self, client_fd: int, entered_fds: list[int], parent_socket: socket.socket) -> NoReturn:
+        """Run the child of ``_start_server``: enter the namespace, report that to the parent, serve."""
+        try:
+            self._detach()
+            if parent_socket.recv(1) == b"1":
+                parent_socket.send(str(_enter_network(entered_fds)).encode())
+                parent_socket.close()
+                for fd in entered_fds:
+                    os.close(fd)
+                # Gaining capabilities in a user namespace cleared both.
+                set_dumpable(True)  # another process of this user enters through /proc
+                die_with_parent()
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    _Server(client_fd, self._client_pidfd).serve()
         finally:
-            for fd in fds:
-                os.close(fd)
+            os._exit(0)
+
+    def _start_program(self, module: str, fds: list[int]) -> int:
+        """Start a module of forkwise as a program: call its ``main`` with the descriptors ``fds`` in a fork."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._detach()
+                die_with_parent()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                importlib.import_module(module).main([self._client_pidfd, *fds])
+            finally:
+                os._exit(0)
+        return pid
+
+    def _detach(self) -> None:
+        """Close, in a fork of this process, what belongs to the server and its client."""
+        self._socket.close()
+        os.close(self._pidfd)
+        if self._prepared is not None:
+            self._prepared.close()
+
+
+def _enter_network(entered_fds: list[int]) -> int:
+    """Enter the user and network namespaces behind descriptors, or set up new ones. Return 0 or an error's number."""
+    try:
+        for fd, kind in zip(entered_fds, (CLONE_NEWUSER, CLONE_NEWNET), strict=False):
+            setns(fd, kind)
+        if not entered_fds:
+            bring_up_loopback()
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
 
 
 class _Namespaces(NamedTuple):

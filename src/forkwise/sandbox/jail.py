@@ -33,6 +33,7 @@ __all__ = [
     "adopt_orphans",
     "apply_restrictions",
     "apply_rlimits",
+    "bring_up_loopback",
     "clone",
     "confine",
     "die_with_parent",
@@ -199,7 +200,7 @@ def join_groups(jail: Jail) -> None:
 def enter_root(jail: Jail) -> None:
     """Set up the new namespaces: the loopback and the mounts."""
     if jail.flags & CLONE_NEWNET:
-        _bring_up_loopback()
+        bring_up_loopback()
     if jail.flags & CLONE_NEWNS:
         mount("none", "/", None, MS_REC | MS_PRIVATE)
         make_mounts(jail.mounts, read_only=jail.read_only)
@@ -303,7 +304,8 @@ def _set_capabilities(kept: set[int]) -> None:
     _check(_libc.capset(ctypes.byref(header), capabilities), "capset")
 
 
-def _bring_up_loopback() -> None:
+def bring_up_loopback() -> None:
+    """Bring up the loopback of this process's network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_RUNNING))
 

@@ -44,6 +44,7 @@ __all__ = [
     "explain_private_temporary",
     "is_private",
     "list_layers",
+    "map_ids",
     "plan_jail",
     "plan_landlock",
     "reserved",
@@ -70,26 +71,37 @@ def plan_jail(
     branch: Parent | None,
     confinement: Confinement,
     environment: Mapping[str, str],
+    *,
+    joins_network: bool = False,
 ) -> Jail:
     """Plan a jail in which ``workspace_path`` is the branch.
 
-    ``view_path`` is the host's path of the branch, or None if the branch is mounted inside only.
+    ``view_path`` is the host's path of the branch, or None if the branch is mounted inside only. ``joins_network`` says
+    that it is started inside a network namespace, and gets none of its own.
     """
     flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-    if confinement.network != "host":
+    if confinement.network != "host" and not joins_network:
         flags |= CLONE_NEWNET
     is_root = os.geteuid() == 0
+    uid_map, gid_map = map_ids()
     return Jail(
         flags=flags,
         mounts=_mounts(workspace_path, view_path, branch, confinement, environment),
         read_only=confinement.read_only,
         cwd=workspace_path,
-        uid_map=_ALL_IDS if is_root else f"{os.geteuid()} {os.geteuid()} 1",
-        gid_map=_ALL_IDS if is_root else f"{os.getegid()} {os.getegid()} 1",
+        uid_map=uid_map,
+        gid_map=gid_map,
         keeps_caps=_FILE_CAPS if is_root else [],
         seccomp=_filter(confinement.name, confinement.network != "host"),
         landlock=_landlock_paths(workspace_path, confinement) if confinement.read_only else None,
     )
+
+
+def map_ids() -> tuple[str, str]:
+    """Return the maps of users and groups of a sandbox: for root everyone, for others themselves."""
+    if os.geteuid() == 0:
+        return _ALL_IDS, _ALL_IDS
+    return f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1"
 
 
 def _landlock_paths(workspace_path: str, confinement: Confinement) -> list[str] | None:

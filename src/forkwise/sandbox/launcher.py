@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forkwise.errors import NamespaceError
 from forkwise.linux import fds
@@ -21,7 +21,9 @@ from forkwise.sandbox.process import LANDLOCK_HINT
 if TYPE_CHECKING:
     from forkwise.sandbox.jail import Jail
 
-__all__ = ["ForkserverClient", "start_sandbox"]
+__all__ = ["ForkserverClient", "ForkserverConnection", "start_sandbox", "use_forkserver"]
+
+_T = TypeVar("_T")
 
 # Only what the interpreter needs: the init process of a sandbox has the forkserver's environment in its memory.
 _PASSED_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
@@ -30,42 +32,131 @@ _client: ForkserverClient | None = None
 
 
 def start_sandbox(
-    jail: Jail, request: dict[str, Any], passed_fds: Sequence[int], client: ForkserverClient | None = None
+    jail: Jail, request: dict[str, Any], passed_fds: Sequence[int], client: ForkserverConnection | None = None
 ) -> tuple[int, int]:
     """Start a sandbox, by this process's forkserver or by that of ``client``. Return its process number and a pidfd.
 
     ``passed_fds`` are a command's stdin, stdout and stderr, or a socket to a function's process; then the pipe for the
     outcome, and the pipe from which the go-ahead is read.
     """
-    global _client
     if client is not None:
         return client.start_sandbox(jail, request, passed_fds)
+    return use_forkserver(lambda own: own.start_sandbox(jail, request, passed_fds))
+
+
+def use_forkserver(call: Callable[[ForkserverConnection], _T]) -> _T:
+    """Call a function with this process's forkserver, and once more with a new one if that was killed."""
+    global _client
     with _lock:
         if _client is None or not _client.is_own:
             _client = ForkserverClient()
         try:
-            return _client.start_sandbox(jail, request, passed_fds)
+            return call(_client)
         except (ConnectionError, EOFError):
             _client.close()  # it was killed, and its sandboxes with it: use a new one
             _client = ForkserverClient()
             try:
-                return _client.start_sandbox(jail, request, passed_fds)
+                return call(_client)
             except (ConnectionError, EOFError) as error:
                 raise NamespaceError("a sandbox could not be started: its forkserver ended twice") from error
 
 
-class ForkserverClient:
-    """One forkserver.
+class ForkserverConnection:
+    """The connection to a forkserver, on the descriptor ``fd`` of a socket. Any thread may use it."""
+
+    def __init__(self, fd: int) -> None:
+        self.owner = fds.process_token()
+        self.serial = 0
+        self.socket = socket.socket(fileno=fd)
+        self._request_lock = threading.Lock()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened it, and not the one this process was forked from."""
+        return self.owner is fds.process_token()
+
+    def start_sandbox(self, jail: Jail, request: dict[str, Any], passed_fds: Sequence[int]) -> tuple[int, int]:
+        """Start a sandbox. Return the number of its init process and a pidfd."""
+        request_fd = fds.track(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
+        try:
+            os.write(request_fd, json.dumps({**request, "jail": jail.dump()}).encode())
+            namespaces = [jail.flags, jail.uid_map, jail.gid_map]
+            wanted = {"kind": "sandbox", "namespaces": namespaces}
+            answer, pidfd = self._ask(wanted, (request_fd, *passed_fds), _build_error)
+        finally:
+            fds.close(request_fd)
+        return int(answer["pid"]), pidfd
+
+    def start_server(self, maps: tuple[str, str], passed_fds: Sequence[int]) -> tuple[int, int]:
+        """Start a forkserver in a network namespace, and return its process number and a pidfd.
+
+        ``passed_fds`` are a socket to it and, to enter an existing namespace, descriptors of the user namespace that
+        owns it and of the network namespace. Otherwise both are new, and ``maps`` are those of the users and groups.
+        """
+        answer, pidfd = self._ask({"kind": "server", "maps": maps}, passed_fds, _build_network_error)
+        return int(answer["pid"]), pidfd
+
+    def start_program(self, module: str, passed_fds: Sequence[int]) -> tuple[int, int]:
+        """Call ``main`` of a module of forkwise in a fork of the forkserver. Return its process number and a pidfd."""
+        answer, pidfd = self._ask({"kind": "program", "module": module}, passed_fds, _build_program_error)
+        return int(answer["pid"]), pidfd
+
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> int:
+        """Open a socket in the forkserver's network namespace, and return its descriptor."""
+        return self._ask({"kind": "socket", "socket": [family, kind, protocol]}, (), _build_socket_error)[1]
+
+    def _ask(
+        self,
+        wanted: dict[str, Any],
+        passed_fds: Sequence[int],
+        build_error: Callable[[dict[str, Any]], Exception],
+    ) -> tuple[dict[str, Any], int]:
+        """Send a request and return its answer with the descriptor that came along."""
+        with self._request_lock:
+            self.serial += 1
+            serial = self.serial
+            socket.send_fds(self.socket, [json.dumps({**wanted, "serial": serial}).encode()], passed_fds)
+            while True:
+                answer, received_fd = self._receive()
+                if answer["serial"] == serial and "errno" not in answer:
+                    return answer, received_fd
+                fds.close(received_fd)  # an answer to a call that was interrupted while it waited
+                if answer["serial"] == serial:
+                    raise build_error(answer)
+
+    def _receive(self) -> tuple[dict[str, Any], int]:
+        """Return the next answer and the descriptor that comes with it, or -1."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        poll.poll()
+        message = b""
+
+        def receive() -> int:
+            nonlocal message
+            message, received, _, _ = socket.recv_fds(self.socket, 4096, 1)
+            return received[0] if received else -1
+
+        received_fd = fds.track(receive)
+        if not message:
+            raise EOFError
+        return json.loads(message), received_fd
+
+    def close(self) -> None:
+        """Close the connection: the forkserver ends, and with it every sandbox it made."""
+        if self.is_own:
+            fds.close(self.socket.detach())
+
+
+class ForkserverClient(ForkserverConnection):
+    """One forkserver that this process starts.
 
     With ``own_session`` False it stays in this process's session, so that its sandboxes can use this process's
     terminal.
     """
 
     def __init__(self, *, own_session: bool = True) -> None:
-        self.owner = fds.process_token()
-        self.serial = 0
         client_fd, server_fd = fds.socketpair()
-        self.socket = socket.socket(fileno=client_fd)
+        super().__init__(client_fd)
         program = os.path.abspath(forkserver.__file__)
         root = os.path.dirname(os.path.dirname(os.path.dirname(program)))
         try:
@@ -82,50 +173,10 @@ class ForkserverClient:
             fds.close(server_fd)
         atexit.register(self.close)
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this process started it, and not the one this process was forked from."""
-        return self.owner is fds.process_token()
-
-    def start_sandbox(self, jail: Jail, request: dict[str, Any], passed_fds: Sequence[int]) -> tuple[int, int]:
-        """Start a sandbox. Only one thread may call this at a time."""
-        self.serial += 1
-        request_fd = fds.track(lambda: os.memfd_create("forkwise-request", os.MFD_CLOEXEC))
-        try:
-            os.write(request_fd, json.dumps({**request, "jail": jail.dump()}).encode())
-            wanted = {"serial": self.serial, "space": [jail.flags, jail.uid_map, jail.gid_map]}
-            socket.send_fds(self.socket, [json.dumps(wanted).encode()], [request_fd, *passed_fds])
-        finally:
-            fds.close(request_fd)
-        while True:
-            answer, pidfd = self._receive()
-            if answer["serial"] == self.serial and "errno" not in answer:
-                return int(answer["pid"]), pidfd
-            fds.close(pidfd)  # an answer to a call that was interrupted while it waited
-            if answer["serial"] == self.serial:
-                raise _build_error(answer)
-
-    def _receive(self) -> tuple[dict[str, Any], int]:
-        """Return the next answer and the descriptor that comes with it, or -1."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        poll.poll()
-        message = b""
-
-        def receive() -> int:
-            nonlocal message
-            message, received, _, _ = socket.recv_fds(self.socket, 4096, 1)
-            return received[0] if received else -1
-
-        pidfd = fds.track(receive)
-        if not message:
-            raise EOFError
-        return json.loads(message), pidfd
-
     def close(self) -> None:
         """Stop the forkserver, and with it every sandbox it made."""
         if self.is_own:
-            fds.close(self.socket.detach())
+            super().close()
             self.process.wait()
 
 
@@ -150,6 +201,24 @@ def _build_error(answer: dict[str, Any]) -> NamespaceError:
         f"the namespaces of a sandbox could not be created: {reason} ({_find_cause()}). {LANDLOCK_HINT}",
         errno=answer["errno"],
     )
+
+
+def _build_network_error(answer: dict[str, Any]) -> NamespaceError:
+    reason = os.strerror(answer["errno"])
+    return NamespaceError(
+        f"a network namespace could not be created or entered: {reason} ({_find_cause()}). Allow that, or use the "
+        "network 'host', on the command line --network host",
+        errno=answer["errno"],
+    )
+
+
+def _build_program_error(answer: dict[str, Any]) -> NamespaceError:
+    reason = os.strerror(answer["errno"])
+    return NamespaceError(f"a helper of the sandbox could not be forked: {reason}", errno=answer["errno"])
+
+
+def _build_socket_error(answer: dict[str, Any]) -> OSError:
+    return OSError(answer["errno"], os.strerror(answer["errno"]))
 
 
 def _find_cause() -> str:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,6 @@ from forkwise.linux import fds
 if TYPE_CHECKING:
     from forkwise.sandbox.child import ForkedChild
     from forkwise.sandbox.limits import Supervision
-    from forkwise.sandbox.network import Uplink
 
 __all__ = ["LANDLOCK_HINT", "Ending", "Finished", "SandboxProcess", "is_refusal", "signal_name"]
 
@@ -86,7 +85,7 @@ class SandboxProcess:
         self.status_fd = status_fd
         self.supervision = supervision
         self.child = child
-        self.uplink: Uplink | None = None
+        self.on_close: list[Callable[[], None]] = []  # closes what belongs to the sandbox, such as its network
         self.start_directory: str | None = None  # of the command, if it is not the workspace's own path
         self._pidfd = pidfd
         self._kill_signal = kill_signal
@@ -123,8 +122,8 @@ class SandboxProcess:
                 fds.close(self._pidfd, self.status_fd)
                 self._pidfd = self.status_fd = -1
             self.supervision.close()
-            if self.uplink is not None:
-                self.uplink.close()
+            for close in reversed(self.on_close):
+                close()
 
     def read_status(self) -> bool:
         """Read what the sandbox reported. Return False at the end."""

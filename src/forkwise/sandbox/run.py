@@ -9,7 +9,7 @@ import selectors
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forkwise.concurrency import run_in_thread
@@ -21,11 +21,12 @@ from forkwise.sandbox.jail import CLONE_NEWPID, Jail
 from forkwise.sandbox.jail_plan import PrivateMount, list_layers, plan_jail, plan_landlock, reserved
 from forkwise.sandbox.launcher import ForkserverClient, start_sandbox
 from forkwise.sandbox.limits import Supervision
-from forkwise.sandbox.network import Uplink
+from forkwise.sandbox.network.uplink import Uplink
 from forkwise.sandbox.process import Finished, SandboxProcess, is_refusal
 
 if TYPE_CHECKING:
     from forkwise.files.workspace import Workspace
+    from forkwise.sandbox.network.space import NetworkSpace
 
 __all__ = ["RunOptions", "arun_in_branch", "run_in_branch", "shell_in_branch", "spawn"]
 
@@ -40,7 +41,8 @@ class RunOptions:
     ``timeout`` in seconds kills it, which the result reports and does not raise. ``input`` is written to its stdin.
     ``capture`` keeps its output, ``text`` decodes it. ``on_output`` is called with ``"stdout"`` or ``"stderr"`` and
     each piece as it arrives. ``cwd`` is the directory to start in, from the workspace's path. ``env`` replaces this
-    process's environment. ``check`` raises if the command fails.
+    process's environment. ``check`` raises if the command fails. ``space`` is the network that it shares with other
+    sandboxes, instead of the confinement's.
     """
 
     confinement: str | Confinement = "standard"
@@ -52,6 +54,7 @@ class RunOptions:
     env: Mapping[str, str] | None = None
     on_output: Callable[[str, bytes], None] | None = None
     check: bool = False
+    space: NetworkSpace | None = None
 
 
 def run_in_branch(branch: Branch | Workspace, argv: Sequence[str], **options: Any) -> Finished:
@@ -99,23 +102,28 @@ def spawn(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
     client: ForkserverClient | None = None,
+    space: NetworkSpace | None = None,
 ) -> SandboxProcess:
     """Start a command in a branch on given descriptors, and return at once.
 
     With a ``client`` whose forkserver is in the caller's session, the command can use the caller's terminal; otherwise
-    it gets a session of its own.
+    it gets a session of its own. With a ``space`` the command is in that network, whatever the confinement says, and
+    ends with it at the latest; ``client`` then is the one that the space was made with.
     """
     if not argv:
         raise ValueError("there is no command to run: argv is empty")
     wanted = Confinement.preset(confinement)
     workspace_path = os.fspath(branch.workspace.path)
     environment = wanted.environment(os.environ if env is None else env)
-    options = _StartOptions(branch, wanted, timeout, cwd, client)
+    if space is not None:
+        wanted = replace(wanted, network="none")  # that is, not the host's; the space has its own connections
+    options = _StartOptions(branch, wanted, timeout, cwd, client, space)
     if wanted.read_only and isinstance(branch, Branch):
         branch.mark_confined()
     try:
         with reserved(branch) as mount:
-            jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment)
+            joins = space is not None
+            jail = plan_jail(workspace_path, mount.view_path, branch, wanted, environment, joins_network=joins)
             mount.add_views(jail)
             return _start(jail, argv, environment, stdio, options, mount)
     except NamespaceError as error:
@@ -136,6 +144,7 @@ class _StartOptions:
     timeout: float | None
     cwd: str | None
     client: ForkserverClient | None
+    space: NetworkSpace | None
 
 
 def _start(
@@ -159,7 +168,7 @@ def _start(
         if wanted.confinement.landlock_instead:
             process.wait_until_ready()  # mounts may be refused although the namespaces are allowed
         if wanted.confinement.network == "private":
-            process.uplink = Uplink(process.pid)
+            process.on_close.append(Uplink(process.pid).close)
         process.start_command(start_writer_fd)
     except BaseException:
         process.close()
@@ -195,7 +204,8 @@ def _start_sandbox(
     try:
         status_fd, status_writer_fd = fds.pipe()
         start_fd, start_writer_fd = fds.pipe()
-        pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), wanted.client)
+        client = wanted.client if wanted.space is None else wanted.space.client
+        pid, pidfd = start_sandbox(jail, request, (*stdio, status_writer_fd, start_fd), client)
         kill_signal = signal.SIGKILL if jail.flags & CLONE_NEWPID else signal.SIGTERM
         process = SandboxProcess(pid, pidfd, status_fd, supervision, kill_signal)
         process.start_directory = jail.cwd if wanted.cwd else None
@@ -256,6 +266,7 @@ class _CommandRun:
                 timeout=options.timeout,
                 cwd=options.cwd,
                 env=options.env,
+                space=options.space,
             )
         except BaseException:
             self._disconnect()

@@ -1,0 +1,1 @@
+"""The network of a sandbox: namespaces that several sandboxes share, and what connects them."""
