@@ -18,6 +18,6 @@ def rounds(usual: int, full: int) -> int:
     return full if IS_FULL else usual
 
 
-def examples(usual: int) -> int:
-    """Return the number of examples of a property test: ``usual``, or twenty times as many with ``FORKWISE_FUZZ=1``."""
-    return 20 * usual if IS_FUZZ else usual
+def examples(usual: int, times: int = 20) -> int:
+    """Return the number of examples of a property test: ``usual``, or ``times`` as many with ``FORKWISE_FUZZ=1``."""
+    return times * usual if IS_FUZZ else usual
