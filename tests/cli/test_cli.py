@@ -51,7 +51,7 @@ def test_the_verbs_there_are() -> None:
         "refine",
         "playoff",
     )
-    forks = ("ls", "show", "watch", "diff", "pick", "combine", "resume", "abort", "report", "export")
+    forks = ("ls", "show", "watch", "wait", "diff", "pick", "combine", "resume", "abort", "report", "export")
     plain = ("doctor", "log", "undo", "gc", "du", "trust", "completion", "judges", "walk", "chat", *exploring, *forks)
     models = ("fetch", "path", "rm", "ask")
     worktrees = ("add", "hook", "list", "mount", "remove")

@@ -55,3 +55,12 @@ def test_a_fork_is_shown_combined_picked_resumed_and_cleared(
     assert python(place, KILLED, "run", "-q", "--", "sh", "-c", "echo lost > lost.txt").returncode == -9
     assert f"aborted {newest()}" in run_unprivileged("gc", "--force")[1]
     assert run_unprivileged("branch", "ls")[1] == "No branches.\n"
+
+
+def test_a_fork_runs_in_the_background(run_unprivileged: Callable[..., tuple[int, str, str]], place: Path) -> None:
+    need(python(place, NAMESPACES).returncode == 0, "no user namespaces for unprivileged users")
+    code, fork, err = run_unprivileged("best-of", "1", "--detach", "-q", "-c", "echo uno > one.txt")
+    assert code == 0, (fork, err)
+    code, out, err = run_unprivileged("wait", fork.strip())
+    assert (code, "Committed" in out) == (0, True), (out, err)
+    assert (place / "project/one.txt").read_text() == "uno\n"

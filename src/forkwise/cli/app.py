@@ -72,6 +72,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 6
     NO_WINNER = 7
     UNDECIDED = 8
+    TIMEOUT = 124
     HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
@@ -80,7 +81,7 @@ class Exit(IntEnum):
 EXIT_CODES = (
     "0 ok, 1 error, 2 usage, 3 conflict, 4 stale branch or decided fork, 5 not found, "
     "6 view or mount unavailable, 7 no attempt succeeded, 8 a judge failed and the fork waits for a pick, "
-    "130 interrupted, 143 terminated"
+    "124 wait timed out, 130 interrupted, 143 terminated"
 )
 
 

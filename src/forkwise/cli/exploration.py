@@ -12,17 +12,18 @@ import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forkwise.cli.app import Exit, StoppedBySignalError
 from forkwise.cli.git_result import GitExport, GitResult, trailers_of
-from forkwise.cli.options import ExploreOptions
+from forkwise.cli.options import ExploreOptions, find_notice_delay
 from forkwise.cli.private_mounts import enter_to_create
 from forkwise.display.board import PACE, Board, attempt_record, usage_text
+from forkwise.display.notice import TerminalNotice
 from forkwise.display.output import Output, command_line, commit_record, size_text, totals
 from forkwise.errors import BranchingError, ForkResolvedError, ForkwiseWarning, GitError
 from forkwise.explore.pattern import Observer, SpeculationOutcome
@@ -38,6 +39,9 @@ from forkwise.linux.scratch_directory import scratch_directory
 from forkwise.sandbox.limits import choose_enforcement
 from forkwise.testing.report import TestReport
 from forkwise.text.redaction import redact
+
+if TYPE_CHECKING:
+    from forkwise.cli.detachment import Detachment
 
 __all__ = [
     "Exploration",
@@ -72,8 +76,42 @@ def explore(recipe: Recipe, options: ExploreOptions) -> int:
 def run_and_report(
     exploration: Exploration, workspace: Workspace, options: ExploreOptions, repository: GitRepository | None = None
 ) -> int:
-    """Run an exploration, show its progress, print the result, and return the exit code."""
-    with open_ledger(workspace) as ledger, _Progress(ledger, options) as progress, _Report(options, progress) as report:
+    """Run an exploration, show its progress, print the result, and return the exit code.
+
+    With ``options.detach``, another process does that, and this one returns as soon as the fork has an id.
+    """
+    if not options.detach:
+        notice = TerminalNotice(find_notice_delay(options.directory, options.notify))
+        try:
+            code, record = _run_and_report(exploration, workspace, options, repository)
+        except (BranchingError, click.ClickException):
+            notice.send("the exploration failed")
+            raise
+        notice.send(f"fork {record['fork']} {'has a winner' if code == Exit.OK else 'has no winner'}")
+        return code
+    from forkwise.cli.detachment import detach
+
+    own_options = replace(options, output=Output(as_json=False, is_plain=True), quiet=False)
+    return detach(
+        lambda detachment: _run_and_report(exploration, workspace, own_options, repository, detachment),
+        workspace,
+        options,
+    )
+
+
+def _run_and_report(
+    exploration: Exploration,
+    workspace: Workspace,
+    options: ExploreOptions,
+    repository: GitRepository | None,
+    detachment: Detachment | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Run an exploration, show its progress, print the result, and return the exit code and the result."""
+    with (
+        open_ledger(workspace) as ledger,
+        _Progress(ledger, options, detachment) as progress,
+        _Report(options, progress) as report,
+    ):
         outcome = _run(exploration, progress, options.directory)
         failure: click.ClickException | GitError | OSError | None = None
         git: GitCommit | None = None
@@ -87,13 +125,14 @@ def run_and_report(
             report.write()
         except (click.ClickException, GitError, OSError) as error:
             failure = error
-        _print_outcome(outcome, options, progress, git, exported)
+        record = _outcome_record(outcome, options, progress, git, exported)
+        _print_outcome(outcome, options, progress, git, exported, record)
     _collect_garbage(workspace, options)
     if failure is not None:  # raised after the report, because the commit to the workspace stays
         raise failure
     if outcome.undecided:
-        return Exit.UNDECIDED
-    return Exit.NO_WINNER if outcome.winner is None and outcome.commit is None else Exit.OK
+        return Exit.UNDECIDED, record
+    return Exit.NO_WINNER if outcome.winner is None and outcome.commit is None else Exit.OK, record
 
 
 def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> None:
@@ -109,8 +148,9 @@ def _check(recipe: Recipe, options: ExploreOptions, workspace: Workspace) -> Non
 class _Progress:
     """Shows an exploration while it runs, and keeps the winner's diff, which only its branch has."""
 
-    def __init__(self, ledger: Ledger, options: ExploreOptions) -> None:
+    def __init__(self, ledger: Ledger, options: ExploreOptions, detachment: Detachment | None = None) -> None:
         self.ledger = ledger
+        self._detachment = detachment
         self.board: Board | None = None
         self.fork: str | None = None
         self.diff = ""
@@ -132,6 +172,8 @@ class _Progress:
     def fork_started(self, fork: str) -> None:
         """Start to show a fork."""
         self.fork = fork
+        if self._detachment is not None:
+            self._detachment.start(fork)
         self.board = Board(self.ledger, fork, self.output, quiet=self._quiet)
         self._stack.enter_context(self.board)
 
@@ -158,6 +200,8 @@ class _Progress:
             return
         self.board.refresh()
         self._stack.close()
+        if self._detachment is not None:
+            self._detachment.begin_report()
         if summary and not self._quiet and not self.output.as_json and self.ledger.attempts(self.fork or ""):
             self.board.summary()
 
@@ -337,10 +381,11 @@ def _print_outcome(
     progress: _Progress,
     git: GitCommit | None,
     exported: Sequence[GitResult],
+    record: dict[str, Any],
 ) -> None:
     """Print the outcome: as one JSON line, or as text with the diff and the next steps."""
     if options.output.as_json:
-        options.output.stream({"outcome": _outcome_record(outcome, options, progress, git, exported)})
+        options.output.stream({"outcome": record})
         return
     if progress.diff and not options.quiet:
         options.output.line()

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -34,13 +35,16 @@ __all__ = [
     "ExploreVerb",
     "confinement_option",
     "conflict_option",
+    "detach_option",
     "explore_options",
     "find_judge",
+    "find_notice_delay",
     "frozen_option",
     "ignored_option",
     "judge_option",
     "landlock_option",
     "network_option",
+    "notify_option",
     "retest_option",
     "shell_command",
     "summary_option",
@@ -117,6 +121,8 @@ class ExploreOptions:
     as_patch: str | None = None
     branches_prefix: str | None = None
     message: str | None = None
+    detach: bool = False
+    notify: float | None = None
     quiet: bool = False
     directory: Path
     subdirectory: str = ""
@@ -535,6 +541,30 @@ ignored_option = click.option(
 )
 """The option ``--include-ignored``."""
 
+detach_option = click.option(
+    "--detach", is_flag=True, help="Run in the background: print the fork's id at once, for forkwise wait."
+)
+"""The option ``--detach``."""
+
+notify_option = click.option(
+    "--notify",
+    type=Duration(allows_zero=True),
+    metavar="DURATION",
+    show_default="[notify] in your config.toml",
+    help="Notify you by the terminal, with its bell and OSC 9, of a result that took at least this long.",
+)
+"""The option ``--notify``."""
+
+
+def find_notice_delay(directory: Path, given: float | None) -> float | None:
+    """Return after how many seconds the end of a fork is worth a notice: as given, or as the user has set."""
+    if given is not None or not sys.stdout.isatty():
+        return given
+    from forkwise.config.notice_delay import read_notice_delay
+
+    return read_notice_delay(directory)
+
+
 _OPTIONS = (
     click.option(
         "-c",
@@ -720,6 +750,8 @@ _OPTIONS = (
         show_default="the prompt or the command",
         help="Message of the git commit.",
     ),
+    detach_option,
+    notify_option,
     click.option("-q", "--quiet", is_flag=True, help="Print only the result."),
 )
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forkwise.ledger.records import AttemptRecord, Event, ForkRecord
 
 __all__ = [
+    "COMMIT_GRACE",
     "PACE",
     "Board",
     "LogFollower",
@@ -48,7 +49,9 @@ __all__ = [
 _FIT = Fit(wrapped=("",), shortened=("label",), optional=("score", "git", "files", "cost", "time", "label"))
 _WHOLE_LOG = 1 << 30  # bytes; logs are capped well below
 _WIDEST_LABEL = 32
-_COMMIT_GRACE = 10.0  # seconds to wait for a decided fork to be committed
+
+COMMIT_GRACE = 10.0
+"""Seconds to wait for a decided fork to be committed."""
 
 PACE = 0.1
 """Seconds between two reads of the ledger."""
@@ -140,7 +143,7 @@ class Board:
 
     def follow(self) -> ForkRecord:
         """Show the fork until it no longer runs and its winner is committed; return its last state."""
-        grace = _COMMIT_GRACE
+        grace = COMMIT_GRACE
         while True:
             fork = self.refresh()
             is_being_committed = fork.stored == "resolved" and fork.commit is None and fork.owner.alive and grace > 0

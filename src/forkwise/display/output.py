@@ -57,15 +57,18 @@ _LISTED = 20
 
 
 class Output:
-    """Prints the result of a command, as JSON or as text."""
+    """Prints the result of a command, as JSON or as text; with ``is_plain`` never in colour."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, is_plain: bool = False) -> None:
         self.as_json = as_json
+        self._is_plain = is_plain
         self._console: Console | None = None
 
     @property
     def console(self) -> Console | None:
         """The terminal, or None if stdout is not one: then text is written without colours or wrapping."""
+        if self._is_plain:
+            return None
         if self._console is None and (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
             from rich.console import Console
 

@@ -95,7 +95,7 @@ def _find_kind(parts: list[str]) -> str:
     if top == "branches":
         return "caches" if below.startswith(".") else "branches"
     if top == "ledger":
-        return {"output": "logs", "changes": "changes"}.get(below, "ledger")
+        return {"output": "logs", "detached": "logs", "changes": "changes"}.get(below, "ledger")
     if top.startswith(".probe-"):
         return "trash"
     return {"history": "undo", "mirrors": "caches", "trash": "trash"}.get(top, "other")

@@ -504,11 +504,13 @@ class Ledger(ABC):
         pruned = [fork_id for fork_id, outermost in root.items() if outermost not in kept]
         if dry_run:
             return pruned
-        from forkwise.ledger.logs import remove_log  # noqa: PLC0415 - a list of forks needs none of these
+        from forkwise.ledger.detached_run import remove_detached_run  # noqa: PLC0415 - a list of forks needs none of these
+        from forkwise.ledger.logs import remove_log  # noqa: PLC0415
         from forkwise.ledger.stored_changes import remove_changes  # noqa: PLC0415
         from forkwise.ledger.stored_outcomes import remove_outcomes  # noqa: PLC0415
 
         for name in pruned:
+            remove_detached_run(self.directory, name)
             for attempt in self.attempts(name):
                 remove_log(self.directory, attempt.id)
                 remove_changes(self.directory, attempt.id)

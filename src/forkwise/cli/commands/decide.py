@@ -1,21 +1,43 @@
-"""``forkwise pick``, ``combine``, ``resume`` and ``abort``: decide a fork by hand."""
+"""``forkwise pick``, ``combine``, ``resume`` and ``abort``: decide a fork by hand; ``wait``: wait for its end."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from forkwise.cli.app import Exit, Verb, json_option, stream_option, workspace_option
-from forkwise.cli.options import ExploreOptions, allow_option, conflict_option, ignored_option, retest_option
-from forkwise.display.output import Output, command_line, commit_record, repository_records, totals
+from forkwise.cli.app import (
+    Exit,
+    StoppedBySignalError,
+    Verb,
+    json_option,
+    print_note,
+    stream_option,
+    workspace_option,
+)
+from forkwise.cli.options import (
+    ExploreOptions,
+    allow_option,
+    conflict_option,
+    detach_option,
+    find_notice_delay,
+    ignored_option,
+    notify_option,
+    retest_option,
+)
+from forkwise.cli.quantity import Duration
+from forkwise.display.output import Output, command_line, commit_record, printable, repository_records, totals
 
 if TYPE_CHECKING:
     from forkwise.files.store.changes import Commit, OnConflict
     from forkwise.fork.combine import Combined
+    from forkwise.ledger.detached_run import DetachedRun
+    from forkwise.ledger.ledger import Ledger
+    from forkwise.ledger.records import ForkRecord
 
-__all__ = ["abort", "combine", "pick", "resume"]
+__all__ = ["abort", "combine", "pick", "resume", "wait"]
 
 _ON_CONFLICT = conflict_option(
     "Action if the workspace changed meanwhile: refuse to commit, take ours (the attempt's), keep theirs, or merge."
@@ -220,6 +242,8 @@ def _print_combination(result: Combined, directory: Path, output: Output) -> Non
     show_default="as the fork was started",
     help="Action if the workspace changed meanwhile.",
 )
+@detach_option
+@notify_option
 @click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 @allow_option
 @workspace_option
@@ -227,6 +251,8 @@ def _print_combination(result: Combined, directory: Path, output: Output) -> Non
 def resume(
     name: str,
     on_conflict: OnConflict | None,
+    detach: bool,
+    notify: float | None,
     quiet: bool,
     allow_executable_config: bool,
     directory: Path,
@@ -250,6 +276,8 @@ def resume(
     options = ExploreOptions(
         directory=directory,
         output=output,
+        detach=detach,
+        notify=notify,
         quiet=quiet,
         no_commit=not spec.get("commit", True),
         keep=bool(spec.get("keep", False)),
@@ -290,3 +318,76 @@ def abort(name: str, lost: bool, directory: Path, output: Output) -> None:
         output.line(f"Stopped {found}; the other attempts keep running.", "bold")
     else:
         output.line(f"Aborted {found}; its branches were dropped.", "bold")
+
+
+@click.command("wait", cls=Verb, example=("forkwise wait k3f9ab", "forkwise wait k3f9ab --timeout 30m --json"))
+@click.argument("name", metavar="FORK")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(allows_zero=True),
+    metavar="DURATION",
+    show_default="no limit",
+    help="Time to wait, such as 30m; 0 only asks.",
+)
+@notify_option
+@workspace_option
+@json_option
+def wait(name: str, timeout_s: float | None, notify: float | None, directory: Path, output: Output) -> int:
+    """Wait for a fork in the background, and print its result.
+
+    The exit code is the one that the command would have had without --detach: 0 if there is a winner, 7 if no attempt
+    succeeded. If someone else decided the fork, it is 0 or 7 likewise. It is 124 if the fork still runs after
+    --timeout. A fork that runs in another terminal can be waited for as well. Leaving does not affect the fork.
+    """
+    from forkwise.cli.commands.forks import open_workspace
+    from forkwise.cli.detachment import wait_for_end
+    from forkwise.display.notice import TerminalNotice
+
+    notice = TerminalNotice(find_notice_delay(directory, notify))
+    _, ledger = open_workspace(directory)
+    with ledger:
+        fork = ledger.fork(name).id
+        try:
+            found = wait_for_end(ledger, fork, timeout_s)
+        except KeyboardInterrupt:
+            raise StoppedBySignalError(signal.SIGINT, f"fork {fork} is not affected") from None
+        if found is None:
+            return _print_unfinished(ledger.fork(fork), directory, output)
+        code = _print_end(ledger, *found, directory, output)
+        notice.send(f"fork {fork} {'has a winner' if code == Exit.OK else 'has no winner'}")
+        return code
+
+
+def _print_unfinished(fork: ForkRecord, directory: Path, output: Output) -> int:
+    from forkwise.cli.commands.forks import fork_record
+
+    if output.as_json:
+        output.document({"fork": fork_record(fork), "exit_code": int(Exit.TIMEOUT)})
+    else:
+        output.line(f"Fork {fork.id} still runs. Go on: {command_line(directory, 'wait', fork.id)}", "yellow")
+    return Exit.TIMEOUT
+
+
+def _print_end(ledger: Ledger, fork: ForkRecord, run: DetachedRun | None, directory: Path, output: Output) -> int:
+    """Print how a fork ended: what its process in the background would have printed, or what the ledger has of it."""
+    from forkwise.cli.commands.forks import fork_record, print_output, show_fork
+    from forkwise.cli.detachment import find_exit_code
+
+    if run is None or run.exit_code is None or not run.is_current(fork):
+        code = int(find_exit_code(fork))
+        if not output.as_json:
+            show_fork(ledger, fork, directory, output)
+            return code
+        output.document({"fork": fork_record(fork), "exit_code": code, "outcome": None, "error": None})
+        return code
+    if output.as_json:
+        document = {"exit_code": run.exit_code, "outcome": run.outcome, "error": run.failure}
+        output.document({"fork": fork_record(fork), **document})
+        return run.exit_code
+    print_output(run.read_report(), output)
+    if run.message:
+        print_note("error", printable(run.message))
+    if run.hint:
+        print_note("hint", printable(run.hint))
+    return run.exit_code

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forkwise.files.branch import Branch
     from forkwise.files.store.changes import Delta
     from forkwise.files.workspace import Workspace
+    from forkwise.ledger.detached_run import DetachedRun
     from forkwise.ledger.ledger import Ledger
     from forkwise.ledger.records import AttemptRecord, ForkRecord, Summary
 
@@ -38,6 +39,7 @@ __all__ = [
     "fork_record",
     "ls",
     "open_workspace",
+    "print_output",
     "remedy",
     "show",
     "show_fork",
@@ -153,7 +155,7 @@ def show(name: str, printed: bool, stderr: bool, directory: Path, output: Output
         if "." in name:
             attempt = ledger.attempt(name)
             if (printed or stderr) and not output.as_json:
-                _print_output(_output_of(ledger, attempt, stderr), output)
+                print_output(_output_of(ledger, attempt, stderr), output)
             else:
                 _show_attempt(ledger, workspace, attempt, output, whole=printed or stderr, stderr=stderr)
         elif printed or stderr:
@@ -168,18 +170,22 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
     from forkwise.display.subject import find_agents, find_prompts, spec_record
     from forkwise.files.store.state import is_ordinary
     from forkwise.files.workspace import Workspace
+    from forkwise.ledger.detached_run import load_detached_run
 
     board = Board(ledger, fork.id, output)
+    run = load_detached_run(ledger.directory, fork.id)
     if output.as_json:
         attempts = [attempt_record(row) for row in board.rows()]
-        output.document({"fork": {**fork_record(fork), "spec": spec_record(fork), "attempts": attempts}})
+        more = {"spec": spec_record(fork), "attempts": attempts, "detached": None if run is None else _run_record(run)}
+        output.document({"fork": {**fork_record(fork), **more}})
         return
     output.line(f"{fork.id}: {fork.kind}, {fork.state}", "bold")
     _print_facts(
         output,
         {
             "started": f"{_time_text(fork.started)}{_duration_text(fork.started, fork.ended)}",
-            "process": fork.owner.label if fork.state == "running" else "",
+            "process": _process_text(fork, run),
+            "error": _error_text(fork, run),
             "nested in": fork.parent or "",
             "branch": "" if fork.origin == "/main" else fork.origin,
             "agent": ", ".join(find_agents(fork)),
@@ -200,6 +206,30 @@ def show_fork(ledger: Ledger, fork: ForkRecord, directory: Path, output: Output,
     elif fork.commit is not None and fork.undone is None and fork.origin == "/main":
         limits = "" if is_ordinary(directory) else Workspace(directory).child_view().limits
         output.line(f"{limits}." if limits else f"Undo with: {command_line(directory, 'undo', str(fork.commit))}")
+
+
+def _process_text(fork: ForkRecord, run: DetachedRun | None) -> str:
+    if run is not None and run.is_running:
+        return f"{run.process.label}, in the background; it prints to {run.log}"
+    return fork.owner.label if fork.state == "running" else ""
+
+
+def _error_text(fork: ForkRecord, run: DetachedRun | None) -> str:
+    """Return why a process in the background failed, unless the fork was decided after that."""
+    if run is not None and run.exit_code is None and not run.is_running and fork.state == "interrupted":
+        return f"process {run.process.label}, which ran it in the background, was killed"
+    return run.message if run is not None and run.is_current(fork) else ""
+
+
+def _run_record(run: DetachedRun) -> dict[str, Any]:
+    return {
+        "process": run.process.pid,
+        "running": run.is_running,
+        "exit_code": run.exit_code,
+        "ended": _iso(run.ended),
+        "error": run.failure,
+        "log": str(run.log),
+    }
 
 
 def _verdict_text(verdict: dict[str, Any]) -> str:
@@ -343,7 +373,7 @@ def _output_of(ledger: Ledger, attempt: AttemptRecord, stderr: bool) -> bytes:
     return read_log(ledger.directory, attempt.id, stream="stderr" if stderr else None)
 
 
-def _print_output(content: bytes, output: Output) -> None:
+def print_output(content: bytes, output: Output) -> None:
     """Print the output of an attempt: escaped on a terminal, byte for byte elsewhere."""
     if output.console is None:
         sys.stdout.flush()
